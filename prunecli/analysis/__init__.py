@@ -1,0 +1,1 @@
+"""What statistics show: similarity of selections, clusters of languages, plots."""

@@ -1,0 +1,104 @@
+"""Which languages use the same experts: clustering by their importance vectors (2212.09811, 6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Union
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.cluster import hierarchy
+
+LinkageMethod = Literal["ward", "average", "complete", "single"]
+
+Node = Union["Cluster", str]
+"""A cluster, or the language that a leaf stands for."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Two groups of languages that join at `distance`, the nearer relatives first."""
+
+    distance: float
+    members: tuple[Node, Node]
+
+    def to_json(self) -> dict[str, Any]:
+        """{"distance", "members": [language or cluster, …]}."""
+        return {
+            "distance": self.distance,
+            "members": [member if isinstance(member, str) else member.to_json() for member in self.members],
+        }
+
+
+@dataclass(frozen=True)
+class Dendrogram:
+    """The hierarchical clustering of languages.
+
+    Attributes:
+        languages: the leaves in the order in which they were given.
+        linkage: scipy's linkage matrix [len(languages) - 1, 4]: two clusters, their distance, leaves below.
+        root: the same as a tree.
+        order: the leaves in the order in which the tree lists them: relatives side by side.
+    """
+
+    languages: tuple[str, ...]
+    linkage: NDArray[np.float64]
+    root: Cluster
+    order: tuple[str, ...]
+
+
+def feature_vector(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Metric values of all sparse layers of a side, each normalised to sum 1, end to end: [layers * experts].
+
+    A layer without any token stays zero.
+    """
+    parts = [np.asarray(layer, dtype=np.float64) for layer in values]
+    return np.concatenate([layer / total if (total := layer.sum()) > 0 else layer for layer in parts])
+
+
+def cluster(vectors: Mapping[str, NDArray[np.float64]], method: LinkageMethod = "ward") -> Dendrogram | None:
+    """Hierarchical clustering by Euclidean distance; None for fewer than two languages.
+
+    Args:
+        vectors: language -> feature vector [layers * experts], all of one length (`feature_vector`).
+        method: how the distance of two clusters follows from that of their members.
+    """
+    if len(vectors) < 2:
+        return None
+    languages = tuple(vectors)
+    linkage: NDArray[np.float64] = hierarchy.linkage(np.stack(list(vectors.values())), method=method)
+    nodes: list[Node] = list(languages)
+    for first, second, distance, _ in linkage:
+        nodes.append(Cluster(float(distance), _nearer_first(nodes[int(first)], nodes[int(second)])))
+    root = nodes[-1]
+    assert isinstance(root, Cluster)
+    return Dendrogram(languages, linkage, root, tuple(leaves(root)))
+
+
+def leaves(node: Node) -> list[str]:
+    """The languages below a node, in the tree's order."""
+    return [node] if isinstance(node, str) else [leaf for member in node.members for leaf in leaves(member)]
+
+
+def text_tree(root: Node) -> list[str]:
+    """The tree in lines of text; a number is the distance at which the branches below it join."""
+    lines = [_label(root)]
+    if isinstance(root, Cluster):
+        for member, (branch, below) in zip(root.members, (("├─ ", "│  "), ("└─ ", "   ")), strict=True):
+            first, *rest = text_tree(member)
+            lines += [branch + first, *(below + line for line in rest)]
+    return lines
+
+
+def _label(node: Node) -> str:
+    return node if isinstance(node, str) else f"{node.distance:.3f}"
+
+
+def _nearer_first(first: Node, second: Node) -> tuple[Node, Node]:
+    # The tighter cluster on top, single languages last.
+    return (first, second) if _tightness(first) <= _tightness(second) else (second, first)
+
+
+def _tightness(node: Node) -> float:
+    return float("inf") if isinstance(node, str) else node.distance

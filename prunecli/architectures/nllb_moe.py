@@ -1,0 +1,95 @@
+"""NLLB-200 54.5B and its kin: encoder and decoder, every n-th FFN a mixture of experts (2207.04672)."""
+
+from __future__ import annotations
+
+from prunecli.architectures.records import Architecture, Attention, FeedForward, Stack, TensorSpec, linear, norm
+
+
+def _attention(name: str, kind: str, heads: str) -> Attention:
+    return Attention(
+        name,
+        "cross" if kind == "cross" else "self",
+        heads,
+        tuple(
+            spec
+            for projection in ("q_proj", "k_proj", "v_proj", "out_proj")
+            for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention")
+        ),
+    )
+
+
+def _ffn(width: str, sparse_step: str) -> FeedForward:
+    return FeedForward(
+        name="ffn",
+        width=width,
+        tensors=(*linear("fc1", "d_model", width, "ffn"), *linear("fc2", width, "d_model", "ffn")),
+        router=(
+            TensorSpec("router.classifier.weight", ("expert_count", "d_model"), "router"),
+            TensorSpec("router.classifier.bias", ("expert_count",), "router", optional="router_bias"),
+        ),
+        expert="experts.expert_{expert}",
+        sparse_step=sparse_step,
+    )
+
+
+NLLB_MOE = Architecture(
+    model_type="nllb-moe",
+    model_class="NllbMoeForConditionalGeneration",
+    auto_class="AutoModelForSeq2SeqLM",
+    stacks=(
+        Stack(
+            side="encoder",
+            layers="model.encoder.layers.{layer}",
+            depth="encoder_layers",
+            attentions=(_attention("self_attn", "self", "encoder_attention_heads"),),
+            ffn=_ffn("encoder_ffn_dim", "encoder_sparse_step"),
+            norms=(*norm("self_attn_layer_norm", "d_model"), *norm("ff_layer_norm", "d_model")),
+        ),
+        Stack(
+            side="decoder",
+            layers="model.decoder.layers.{layer}",
+            depth="decoder_layers",
+            attentions=(
+                _attention("self_attn", "self", "decoder_attention_heads"),
+                _attention("cross_attention", "cross", "decoder_attention_heads"),
+            ),
+            ffn=_ffn("decoder_ffn_dim", "decoder_sparse_step"),
+            norms=(
+                *norm("self_attn_layer_norm", "d_model"),
+                *norm("cross_attention_layer_norm", "d_model"),
+                *norm("ff_layer_norm", "d_model"),
+            ),
+        ),
+    ),
+    tensors=(
+        TensorSpec("model.shared.weight", ("vocab_size", "d_model"), "embeddings"),
+        *norm("model.encoder.layer_norm", "d_model"),
+        *norm("model.decoder.layer_norm", "d_model"),
+    ),
+    tied={
+        "lm_head.weight": "model.shared.weight",
+        "model.encoder.embed_tokens.weight": "model.shared.weight",
+        "model.decoder.embed_tokens.weight": "model.shared.weight",
+    },
+    buffers=("embed_positions.weights",),
+    top_k=2,
+    expert_count=("num_experts",),
+    token_dropout="moe_token_dropout",
+    attributes={
+        "d_model": 1024,
+        "vocab_size": 128112,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "encoder_sparse_step": 4,
+        "decoder_sparse_step": 4,
+        "num_experts": 128,
+        "router_bias": False,
+        "moe_token_dropout": 0.2,
+        "activation_function": "relu",
+        "max_position_embeddings": 1024,
+    },
+)

@@ -1,0 +1,146 @@
+"""The files of a checkpoint directory: config, weight files with their index, and what travels along."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prunecli.checkpoint.safetensors_files import read_header, unique_keys
+from prunecli.checkpoint.tensors import WeightFile
+from prunecli.errors import CheckpointError
+
+WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""
+
+_NOT_ALONG = {"config.json", "README.md"}
+_WEIGHT_ENDINGS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".ckpt",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".gguf",
+    ".index.json",
+)
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json.
+
+    Raises:
+        CheckpointError: no such directory, or no readable config.json in it.
+    """
+    if not directory.exists():
+        raise CheckpointError(
+            f"{directory}: no such directory",
+            "Give the path of a checkpoint directory; download models first, with `hf download`.",
+        )
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"{directory}: a file, not a directory", "Give the directory that holds config.json."
+        )
+    path = directory / "config.json"
+    if not path.is_file():
+        raise CheckpointError(
+            f"{directory}: not a checkpoint (it holds no config.json)",
+            "Give the directory that holds config.json.",
+        )
+    return _read_object(path)
+
+
+def find_weights(directory: Path) -> tuple[WeightFile, ...]:
+    """The described weight files, in the order of their names in the index.
+
+    Raises:
+        CheckpointError: there are none, one is missing or damaged, or the index names what is not there.
+    """
+    for name in WEIGHT_NAMES:
+        if (directory / name).exists():
+            return (_describe(directory / name),)
+        index = directory / f"{name}.index.json"
+        if index.exists():
+            return _sharded(directory, index)
+    raise CheckpointError(
+        f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
+        "Download or copy the weight files into it.",
+    )
+
+
+def side_files(directory: Path) -> tuple[Path, ...]:
+    """Files that travel along when the tensors are rewritten: tokenizer, generation config, chat templates, code.
+
+    Left out: weights of any format and their indices, config.json (it is patched), README.md (it is written anew),
+    hidden files, and folders but those of one level that transformers reads (`additional_chat_templates`).
+    """
+    found = [path for path in directory.iterdir() if path.is_file()]
+    found += [path for path in (directory / "additional_chat_templates").glob("*") if path.is_file()]
+    return tuple(
+        sorted(
+            path
+            for path in found
+            if path.name not in _NOT_ALONG
+            and not path.name.startswith(".")
+            and not path.name.endswith(_WEIGHT_ENDINGS)
+        )
+    )
+
+
+def _describe(path: Path) -> WeightFile:
+    if path.suffix == ".safetensors":
+        return read_header(path)
+    from prunecli.checkpoint.pickled import read_pickled
+
+    return read_pickled(path)
+
+
+def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
+    weight_map = _read_object(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(f, str) for f in weight_map.values())
+    ):
+        raise CheckpointError(f"{index}: holds no weight_map from tensors to files", "Download it again.")
+    shards = {shard: directory / shard for shard in sorted(set(weight_map.values()))}
+    for shard, path in shards.items():
+        parts = PurePosixPath(shard.replace("\\", "/"))
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise CheckpointError(
+                f'{index}: names a file outside of its directory: "{shard}"', "Download it again."
+            )
+        if path.suffix not in (".safetensors", ".bin"):
+            raise CheckpointError(f'{index}: "{shard}" is no weight file', "Download it again.")
+    missing = [shard for shard, path in shards.items() if not path.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{directory / missing[0]}: missing ({len(missing)} of the {len(shards)} files that {index.name} names)",
+            "Download or copy the missing files.",
+        )
+    files = {shard: _describe(path) for shard, path in shards.items()}
+    absent = [name for name, shard in weight_map.items() if name not in files[shard].tensors]
+    if absent:
+        raise CheckpointError(
+            f"{index}: {absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such tensors)",
+            "Index and shards are not of one download; download them again.",
+        )
+    return tuple(_chosen(file, shard, weight_map) for shard, file in files.items())
+
+
+def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightFile:
+    """The file without tensors that the index assigns to another one."""
+    kept = {name: stored for name, stored in file.tensors.items() if weight_map.get(name, shard) == shard}
+    return WeightFile(file.path, kept, file.spool)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON ({error})", "Download or copy the file again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object", "Download or copy the file again.")
+    return value

@@ -1,0 +1,115 @@
+"""The `prunecli` command: its subcommands, and the one table that turns failures into plain lines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from functools import wraps
+from importlib import import_module
+from typing import Annotated, Any
+
+import typer
+
+from prunecli import __version__
+from prunecli.errors import PruneError
+
+COMMANDS = {
+    "Look": ("inspect",),
+    "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
+    "Measure": ("evaluate", "bench-latency"),
+    "Repeat": ("run",),
+}
+"""Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
+
+app = typer.Typer(
+    name="prunecli",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out.",
+    epilog="Every command works with no arguments: in an empty folder, type "
+    "[bold]prunecli collect-gates[/bold], [bold]prunecli prune-experts --ratio 0.8[/bold], "
+    "[bold]prunecli bench-latency --beam 5[/bold].",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"prunecli {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def prunecli(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out."""
+    if debug:
+        os.environ["PRUNECLI_DEBUG"] = "1"
+
+
+def _register() -> None:
+    for panel, names in COMMANDS.items():
+        for name in names:
+            function_name = name.replace("-", "_")
+            module = import_module(f"prunecli.commands.{function_name}")
+            app.command(name, rich_help_panel=panel)(_interruptible(getattr(module, function_name)))
+
+
+def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, which says one line on Ctrl-C; typer ends it with status 130 but says nothing."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt:
+            typer.echo("Interrupted: nothing half-written was left behind.", err=True)
+            raise
+
+    return run
+
+
+def describe(error: BaseException) -> tuple[str, int]:
+    """The plain lines for a failure and the exit status; re-raises what is a bug."""
+    if isinstance(error, PruneError):
+        return f"Error: {error}", error.exit_status
+    if isinstance(error, MemoryError):
+        return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
+    if isinstance(error, BrokenPipeError):
+        return "", 1
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"Error: no space left on the disk{_of(error)}.\nFree some space or choose another output.", 1
+    if isinstance(error, PermissionError):
+        return f"Error: no permission{_of(error)}.", 1
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch
+        return "Error: out of device memory.\nTry a smaller --batch-tokens or --batch-size, or --device cpu.", 1
+    raise error
+
+
+def _of(error: OSError) -> str:
+    return f" ({error.filename})" if error.filename else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line; exits with 0, 1 for what the user can mend, 2 for bad usage, 130 for Ctrl-C."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments or bool(os.environ.get("PRUNECLI_DEBUG"))
+    # A polite kill unwinds like Ctrl-C, so that nothing half-written stays behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        _register()
+        app(args=arguments, prog_name="prunecli", standalone_mode=True)
+    except BaseException as error:
+        if isinstance(error, SystemExit) or debug:
+            raise
+        text, status = describe(error)
+        if text:
+            typer.echo(text, err=True)
+        sys.exit(status)

@@ -1,0 +1,61 @@
+"""Option types that several commands share, so that one thing has one name, one help text, one default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+CheckpointArgument = Annotated[
+    Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+    typer.Argument(metavar="[CHECKPOINT]", help="Checkpoint directory; default: the bundled demo model.", show_default=False),
+]
+CheckpointsArgument = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Argument(metavar="[CHECKPOINT]...", help="Checkpoint directories, the baseline first.", show_default=False),
+]
+DataOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--data",
+        help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT; "
+        "default: the demo's text.",
+        show_default=False,
+    ),
+]
+SourceFileOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--source-file", help="Source sentences of one pair, one a line; with --target-file and --pairs."),
+]
+TargetFileOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option("--target-file", help="Target sentences of one pair, one a line."),
+]
+LangsOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--langs", help="Languages, comma-separated: all pairs between them.", metavar="A,B,C"),
+]
+PairsOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--pairs", help="Language pairs, comma-separated.", metavar="A-B,C-D"),
+]
+BatchTokensOption = Annotated[
+    int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
+]
+MaxSentencesOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--max-sentences", min=1, help="Use only the first N sentences.", metavar="N"),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")
+]
+ComputeDtypeOption = Annotated[
+    str,
+    typer.Option("--dtype", help="Type to compute in: auto, float32, bfloat16, float16.", metavar="TYPE"),
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]

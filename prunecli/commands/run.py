@@ -1,0 +1,142 @@
+"""`prunecli run`: carry out a recipe."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import DryRunOption, ForceOption, QuietOption
+
+if TYPE_CHECKING:
+    from prunecli.recipe import Recipe, Step
+
+
+def run(
+    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.", show_default=False)],
+    assignments: Annotated[
+        Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        typer.Option("--set", metavar="NAME=VALUE", help="Give a variable of the recipe another value."),
+    ] = None,
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Run the steps of a recipe in order, skipping those that are up to date.
+
+    A step runs when its output is missing, or its arguments, its inputs or the version of prunecli changed.
+    --force runs all of them, and replaces outputs that the recipe did not make.
+    """
+    from prunecli.commands.signatures import signatures
+    from prunecli.recipe import resolve
+    from prunecli.recipe_state import preview, read_state, run_steps, state_file
+    from prunecli.recipe_text import parse_override, read_recipe
+
+    overrides = dict(parse_override(text) for text in assignments or [])
+    plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, _builtins())
+    state = state_file(recipe)
+    if dry_run:
+        for outcome in preview(plan.steps, read_state(state), force):
+            verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
+            console.out(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
+        return
+    numbers = {step.name: f"[{number}/{len(plan.steps)}]" for number, step in enumerate(plan.steps, 1)}
+
+    def starting(step: Step, reason: str | None) -> None:
+        if not quiet:
+            verdict = "up to date" if reason is None else _shown(step)
+            console.note(f"{numbers[step.name]} {step.name}: {verdict}")
+
+    outcomes = run_steps(
+        plan.steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
+    )
+    last = outcomes[-1]
+    if last.status != 0:
+        console.note(
+            f"{recipe}: step {last.step.name!r} failed with status {last.status}; the run stops here."
+        )
+        raise typer.Exit(last.status)
+    if not quiet:
+        _report(plan)
+
+
+def _builtins() -> Mapping[str, str]:
+    """Variables of every recipe: the bundled model and its text."""
+    from prunecli import demo
+
+    return {"demo-checkpoint": str(demo.CHECKPOINT), "demo-data": str(demo.DATA)}
+
+
+def _shown(step: Step) -> str:
+    return shlex.join(["prunecli", step.command, *step.arguments])
+
+
+def _report(plan: Recipe) -> None:
+    if plan.report is None:
+        return
+    from prunecli.recipe_report import closing_table
+
+    columns, rows = closing_table(plan.report)
+    console.show(console.table(plan.report.title, columns, rows))
+
+
+def _execute(step: Step, replace: bool, quiet: bool) -> int:
+    """Run a step in a process of its own, so that its memory is given back; its exit status."""
+    words = [sys.executable, "-m", "prunecli", step.command]
+    words += ["--force"] if replace and "force" in step.accepts else []
+    words += ["--quiet"] if quiet and "quiet" in step.accepts else []
+    package_home = str(Path(__file__).parents[2])
+    search_path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
+    with _terminable():
+        child = subprocess.Popen([*words, *step.arguments], env={**os.environ, "PYTHONPATH": search_path})
+        try:
+            status = child.wait()
+        except BaseException as error:
+            _stop(child, error)
+            raise
+    return status if status >= 0 else 128 - status
+
+
+def _stop(child: subprocess.Popen[bytes], error: BaseException) -> None:
+    """Let the child clean up after Ctrl-C; a second one ends it at once."""
+    try:
+        # A terminal sends Ctrl-C to the child as well: once more would break off its cleaning up.
+        if not (isinstance(error, KeyboardInterrupt) and _shares_terminal()):
+            child.send_signal(signal.SIGINT if isinstance(error, KeyboardInterrupt) else signal.SIGTERM)
+        child.wait()
+    except BaseException:
+        child.kill()
+        child.wait()
+        raise
+
+
+def _shares_terminal() -> bool:
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except AttributeError:  # Windows: a console signals every process that it holds
+        return True
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the run as an exception, so that the child is stopped first."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)

@@ -1,0 +1,95 @@
+"""What each command accepts, read from the functions behind them, so that recipes are checked before they run."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from enum import Enum
+from importlib import import_module
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from typer.models import ArgumentInfo, OptionInfo
+
+if TYPE_CHECKING:
+    from prunecli.recipe import Parameter
+
+OUTPUT_OPTIONS = ("output", "plot", "hypotheses")
+"""Options whose value is a path that the command writes."""
+
+
+def signatures() -> dict[str, dict[str, Parameter]]:
+    """Command -> its parameters, for every command that a recipe can name."""
+    from prunecli.commands.app import COMMANDS
+
+    found = {}
+    for name in (name for names in COMMANDS.values() for name in names if name != "run"):
+        function_name = name.replace("-", "_")
+        found[name] = signature(getattr(import_module(f"prunecli.commands.{function_name}"), function_name))
+    return found
+
+
+def signature(function: Callable[..., Any]) -> dict[str, Parameter]:
+    """The parameters of one command's function, as typer reads them from its annotations."""
+    hints = get_type_hints(function, include_extras=True)
+    defaults = {name: given.default for name, given in inspect.signature(function).parameters.items()}
+    found = [_parameter(name, hints[name], default) for name, default in defaults.items()]
+    return {parameter.name: parameter for parameter in found}
+
+
+def _parameter(name: str, hint: Any, default: Any) -> Parameter:
+    from prunecli.recipe import Parameter
+
+    annotated, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+    info = next((item for item in metadata if isinstance(item, (OptionInfo, ArgumentInfo))), None)
+    value_type, multiple = _value_type(annotated)
+    declared = [text for text in (getattr(info, "param_decls", None) or ()) if text.startswith("--")]
+    positive, _, negative = (declared or ["--" + name.replace("_", "-")])[0].partition("/")
+    positional = isinstance(info, ArgumentInfo)
+    written = name if positional else positive.removeprefix("--")
+    reads_or_writes: Literal["input", "output"] = "output" if written in OUTPUT_OPTIONS else "input"
+    return Parameter(
+        name=written,
+        kind="positional" if positional else "flag" if value_type is bool else "option",
+        role=reads_or_writes if value_type is Path else "value",
+        multiple=multiple,
+        required=default is inspect.Parameter.empty or default is ...,
+        negative=negative or None,
+        fault=lambda text: _fault(text, value_type, getattr(info, "min", None), getattr(info, "max", None)),
+    )
+
+
+def _value_type(annotated: Any) -> tuple[Any, bool]:
+    """The type of one value, and whether there may be several: `Optional[list[Path]]` -> (Path, True)."""
+    if get_origin(annotated) in (Union, UnionType):
+        annotated = next(part for part in get_args(annotated) if part is not type(None))
+    if get_origin(annotated) is list:
+        return get_args(annotated)[0], True
+    return annotated, False
+
+
+def _fault(text: str, value_type: Any, lowest: float | None, highest: float | None) -> str | None:
+    """What is wrong with one value, or None."""
+    choices = _choices(value_type)
+    if choices:
+        return None if text in choices else f"{text!r} is none of {', '.join(choices)}"
+    if value_type not in (int, float):
+        return None
+    try:
+        number = value_type(text)
+    except ValueError:
+        return f"{text!r} is not {'a whole number' if value_type is int else 'a number'}"
+    if lowest is not None and number < lowest:
+        return f"{text} is less than {lowest}"
+    if highest is not None and number > highest:
+        return f"{text} is more than {highest}"
+    return None
+
+
+def _choices(value_type: Any) -> list[str]:
+    if get_origin(value_type) is Literal:
+        return [str(choice) for choice in get_args(value_type)]
+    if isinstance(value_type, type) and issubclass(value_type, Enum):
+        return [str(choice.value) for choice in value_type]
+    return []

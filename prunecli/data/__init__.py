@@ -1,0 +1,1 @@
+"""Parallel text from files, tokens, length-bucketed batches."""

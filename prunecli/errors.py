@@ -1,0 +1,49 @@
+"""What can go wrong in ways that a user can mend. The command line turns each into one or two plain lines."""
+
+from __future__ import annotations
+
+
+class PruneError(Exception):
+    """A failure with a remedy.
+
+    Attributes:
+        message: one line: the file, the value, what is wrong with it.
+        remedy: one line: what to do about it, or None where the message says it.
+        exit_status: 1 for a failure the user can mend, 2 for bad usage.
+    """
+
+    exit_status = 1
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self.message if self.remedy is None else f"{self.message}\n{self.remedy}"
+
+
+class UsageError(PruneError):
+    """Options that contradict each other or a value that no checkpoint could take."""
+
+    exit_status = 2
+
+
+class CheckpointError(PruneError):
+    """A directory that is not a checkpoint, or one whose files are damaged."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """A model family that is not declared in `prunecli.architectures`, or one that a method cannot treat."""
+
+
+class StatisticsError(PruneError):
+    """A statistics file that is damaged, or that belongs to another model."""
+
+
+class DataError(PruneError):
+    """Text that cannot be used: missing, empty, misaligned, in an unknown language."""
+
+
+class OutputError(PruneError):
+    """A result that cannot be written: it exists, or the disk is full."""

@@ -1,0 +1,1 @@
+"""Beam-search decoding, scores with significance, the latency benchmark."""

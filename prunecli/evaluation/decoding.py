@@ -1,0 +1,128 @@
+"""Beam-search translation of many sentences, in length-bucketed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunecli.data.batching import length_bucketed, pad
+from prunecli.data.tokens import Tokenizer, encode, language_id, languages
+
+LENGTH_FACTOR = 3
+LENGTH_MARGIN = 50
+"""An output ends at 3 x source tokens + 50 at the latest: generous also where a script costs more tokens."""
+
+
+@dataclass(frozen=True)
+class DecodingOptions:
+    """How translations are searched for.
+
+    Attributes:
+        beam: hypotheses kept per sentence; 1 is greedy search.
+        batch_tokens: padded source tokens in a batch (the beams come on top).
+        max_new_tokens: longest output, or None for `length_limit`.
+    """
+
+    beam: int = 4
+    batch_tokens: int = 4096
+    max_new_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One output.
+
+    Attributes:
+        text: without special tokens.
+        finished: the model ended it, not the length limit.
+    """
+
+    text: str
+    finished: bool
+
+
+def length_limit(source_tokens: int, max_positions: int | None) -> int:
+    """New tokens at most for a source of so many tokens: min(3 x source + 50, positions of the model - 1)."""
+    limit = LENGTH_FACTOR * source_tokens + LENGTH_MARGIN
+    return limit if max_positions is None else min(limit, max_positions - 1)
+
+
+def max_positions(model: Any) -> int | None:
+    """Tokens that the model has positions for, or None where its config does not say."""
+    value = getattr(model.config, "max_position_embeddings", None)
+    return int(value) if isinstance(value, int) and value > 1 else None
+
+
+def generation_settings(tokenizer: Tokenizer, target: str, beam: int) -> dict[str, Any]:
+    """Arguments of `generate` for a plain beam search into `target`, whatever the checkpoint's own defaults.
+
+    Raises:
+        DataError: the tokenizer has language tokens, but none for `target`.
+    """
+    settings: dict[str, Any] = {"num_beams": beam, "do_sample": False, "max_length": None}
+    if languages(tokenizer):
+        settings["forced_bos_token_id"] = language_id(tokenizer, target)
+    return settings
+
+
+def translate(
+    model: Any,
+    tokenizer: Tokenizer,
+    sentences: Sequence[str],
+    pair: tuple[str, str],
+    options: DecodingOptions,
+    advance: Callable[[float], None] = lambda _sentences: None,
+) -> list[Translation]:
+    """Translate `sentences` from `pair[0]` to `pair[1]`.
+
+    Batches hold sources of like lengths, the longest first; the length limit of a batch is that of its
+    longest source. Sources longer than the model's positions are cut.
+
+    Args:
+        model: in evaluation mode, on its device.
+        advance: called with the number of sentences of each finished batch.
+
+    Returns:
+        One translation per sentence, in the order of `sentences`.
+
+    Raises:
+        DataError: the tokenizer lacks a language.
+    """
+    sources = encode(tokenizer, sentences, pair[0], max_length=max_positions(model))
+    settings = generation_settings(tokenizer, pair[1], options.beam)
+    done: dict[int, Translation] = {}
+    for batch in length_bucketed([len(source) for source in sources], options.batch_tokens):
+        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model))
+        outputs = _generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
+        texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
+        ends = _end_ids(model, tokenizer)
+        for index, text, ids in zip(batch, texts, outputs, strict=True):
+            # The first id starts the decoder; in NLLB it is the end token itself.
+            done[index] = Translation(text.strip(), not ends.isdisjoint(ids[1:]))
+        advance(len(batch))
+    return [done[index] for index in range(len(sentences))]
+
+
+def _generate(
+    model: Any, sources: Sequence[Sequence[int]], pad_id: int, settings: dict[str, Any], limit: int
+) -> list[list[int]]:
+    import torch
+
+    ids, mask = pad(sources, pad_id)
+    with torch.inference_mode():
+        outputs = model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=limit,
+            **settings,
+        )
+    rows: list[list[int]] = outputs.tolist()
+    return rows
+
+
+def _end_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
+    value = model.generation_config.eos_token_id
+    if value is None:
+        value = tokenizer.eos_token_id
+    return set(value) if isinstance(value, list | tuple) else {value}

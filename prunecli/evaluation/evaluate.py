@@ -1,0 +1,272 @@
+"""Translation quality of several checkpoints on the same sentences, compared with the first."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.data.parallel import ParallelText, pair_name
+from prunecli.errors import PruneError
+from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
+from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
+from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
+from prunecli.evaluation.significance import SAMPLES, SEED, Significance, paired_bootstrap
+from prunecli.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+FORMAT = "prunecli.evaluation/1"
+LEVEL = 0.05
+"""A difference counts as significant below this p-value."""
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What a run depends on beside the checkpoints and the text.
+
+    Attributes:
+        device, dtype: as in `load_model`.
+        samples: resamples of the significance test; 0: no test.
+        seed: of the resamples.
+        spm: FLORES-200's SentencePiece model, or None for no spBLEU.
+        hypotheses: directory that the outputs are written to, or None.
+    """
+
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
+    device: str = "auto"
+    dtype: str = "auto"
+    samples: int = SAMPLES
+    seed: int = SEED
+    spm: Path | None = None
+    hypotheses: Path | None = None
+
+
+def evaluate(
+    checkpoints: Mapping[str, Path],
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    options: EvaluationOptions,
+    output: Path,
+    *,
+    force: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Translate `pairs` of `text` with each checkpoint, score, compare with the first, write `output`.
+
+    Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written.
+
+    Args:
+        checkpoints: label -> directory, the baseline first.
+
+    Returns:
+        What was written: the JSON of docs/formats (`prunecli.evaluation/1`).
+
+    Raises:
+        PruneError: a checkpoint, language, option or output that cannot be used.
+    """
+    from prunecli.checkpoint.documents import header, write_json
+    from prunecli.checkpoint.reader import open_checkpoint
+
+    metrics = make_metrics(options.spm)
+    opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
+    partial = PartialTranslations(partial_path(output))
+    made = {
+        label: _translate_checkpoint(label, checkpoint, text, pairs, options, partial, progress)
+        for label, checkpoint in opened.items()
+    }
+    payload = {
+        **header(FORMAT, list(opened.values()), options.seed),
+        "task": "translation",
+        "data": {"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
+        "pairs": [pair_name(*pair) for pair in pairs],
+        "decoding": asdict(options.decoding),
+        **_results(made, text, pairs, metrics, options, progress),
+    }
+    if options.hypotheses is not None:
+        _write_hypotheses(options.hypotheses, made, text.split, force)
+    write_json(output, payload, force=force)
+    partial.remove()
+    return payload
+
+
+Made = Mapping[str, Mapping[str, Sequence[Translation]]]
+"""Label -> pair -> translations in file order."""
+
+
+def _translate_checkpoint(
+    label: str,
+    checkpoint: Checkpoint,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    options: EvaluationOptions,
+    partial: PartialTranslations,
+    progress: Progress,
+) -> dict[str, Sequence[Translation]]:
+    keys = {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
+    found = {pair: partial.get(key, len(text)) for pair, key in keys.items()}
+    left = [pair for pair in pairs if found[pair] is None]
+    made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
+    if left:
+        from prunecli.data.tokens import language_id, languages, load_tokenizer
+        from prunecli.modules.loading import load_model
+
+        tokenizer = load_tokenizer(checkpoint.path)
+        for language in {name for pair in left for name in pair} if languages(tokenizer) else ():
+            language_id(tokenizer, language)  # refused before the model is loaded
+        model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
+        with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
+            for pair in left:
+                sentences = text.sentences[pair[0]]
+                done = translate(model, tokenizer, sentences, pair, options.decoding, advance)
+                partial.add(keys[pair], done)
+                made[pair_name(*pair)] = done
+    return {pair_name(*pair): made[pair_name(*pair)] for pair in pairs}
+
+
+def _key(
+    checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], options: EvaluationOptions
+) -> str:
+    return key_of(
+        {
+            "fingerprint": checkpoint.fingerprint,
+            "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
+            "config": checkpoint.config,
+            "pair": pair,
+            "sentences": _digest(sentences),
+            "decoding": asdict(options.decoding),
+            "device": options.device,
+            "dtype": options.dtype,
+        }
+    )
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _text_digest(text: ParallelText) -> str:
+    return _digest([_digest(text.sentences[language]) for language in sorted(text.sentences)])
+
+
+def _results(
+    made: Made,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    metrics: Mapping[str, Any],
+    options: EvaluationOptions,
+    progress: Progress,
+) -> dict[str, Any]:
+    labels = list(made)
+    scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
+    tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
+    compare = len(labels) > 1 and options.samples > 0
+    with progress("scoring", len(pairs), "pairs") as advance:
+        for pair in pairs:
+            name, references = pair_name(*pair), text.sentences[pair[1]]
+            for label in labels:
+                scores[label][name] = score(made[label][name], references, metrics)
+            if compare:
+                systems = [[t.text for t in made[label][name]] for label in labels]
+                found = paired_bootstrap(systems, references, metrics, options.samples, options.seed)
+                for label, result in zip(labels, found, strict=True):
+                    tests[label][name] = result
+            advance(1)
+    signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+    test = {"test": "paired bootstrap", "samples": options.samples, "seed": options.seed, "level": LEVEL}
+    return {
+        "signatures": signatures,
+        "significance": {**test, "baseline": labels[0]} if compare else None,
+        "results": [_result(label, scores[label], tests[label], scores[labels[0]]) for label in labels],
+    }
+
+
+def _result(
+    label: str,
+    scores: Mapping[str, Scores],
+    tests: Mapping[str, Mapping[str, Significance]],
+    baseline: Mapping[str, Scores],
+) -> dict[str, Any]:
+    rows = {pair: _scores_json(made) for pair, made in scores.items()}
+    for pair, found in tests.items():
+        rows[pair]["bootstrap"] = {name: _significance_json(value) for name, value in found.items()}
+    mean = _scores_json(mean_scores(list(scores.values())))
+    tested = [pair for pair, found in tests.items() if found["chrf++"].p_value is not None]
+    if tested:
+        mean["significant"] = {
+            name: _counts(name, tested, scores, tests, baseline)
+            for name in next(iter(scores.values())).values
+        }
+    return {"checkpoint": label, "mean": mean, "pairs": rows}
+
+
+def _counts(
+    metric: str,
+    pairs: Sequence[str],
+    scores: Mapping[str, Scores],
+    tests: Mapping[str, Mapping[str, Significance]],
+    baseline: Mapping[str, Scores],
+) -> dict[str, int]:
+    """Pairs that are significantly worse and better than the baseline."""
+    differences = [
+        scores[pair].values[metric] - baseline[pair].values[metric]
+        for pair in pairs
+        if (tests[pair][metric].p_value or 0.0) < LEVEL
+    ]
+    return {"worse": sum(d < 0 for d in differences), "better": sum(d > 0 for d in differences)}
+
+
+def _scores_json(scores: Scores) -> dict[str, Any]:
+    rounded = {name: round(value, 4) for name, value in scores.values.items()}
+    return {
+        **rounded,
+        "length_ratio": round(scores.length_ratio, 4),
+        "over_generated": round(scores.over_generated, 6),
+    }
+
+
+def _significance_json(found: Significance) -> dict[str, float]:
+    row = {"mean": round(found.mean, 4), "ci95": round(found.ci95, 4)}
+    return row if found.p_value is None else {"p_value": round(found.p_value, 6), **row}
+
+
+def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
+    """Where the outputs of one checkpoint and pair are kept: DIR/LABEL/SPLIT.PAIR.hyp."""
+    return directory / label / f"{split}.{pair}.hyp"
+
+
+def _write_hypotheses(directory: Path, made: Made, split: str, force: bool) -> None:
+    from prunecli.errors import OutputError
+
+    files = {
+        hypothesis_path(directory, label, split, pair): translations
+        for label, by_pair in made.items()
+        for pair, translations in by_pair.items()
+    }
+    for path in files:
+        if path.exists() and not force:
+            raise OutputError(f"{path} exists", "Choose another directory, or replace it with --force.")
+    for path, translations in files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One line each, so that the file stays aligned with the source whatever the model made.
+        lines = [" ".join(made.text.split("\n")) for made in translations]
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+
+def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
+    """A short label for each checkpoint: its directory's name, or the whole path where two share a name.
+
+    Raises:
+        PruneError: a checkpoint is given twice.
+    """
+    resolved = [path.resolve() for path in paths]
+    for path, real in zip(paths, resolved, strict=True):
+        if resolved.count(real) > 1:
+            raise PruneError(f"{path} is given twice", "Name each checkpoint once.")
+    names = [real.name for real in resolved]
+    return {
+        (name if names.count(name) == 1 else str(path)): path for name, path in zip(names, paths, strict=True)
+    }

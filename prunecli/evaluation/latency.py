@@ -1,0 +1,315 @@
+"""Decoding speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
+
+Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so that a
+model that stops early does not look fast (2309.01826, section 3: mean of 5 runs, batch 1, beam 5).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.data.batching import pad
+from prunecli.data.parallel import pair_name
+from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
+from prunecli.evaluation.decoding import max_positions
+from prunecli.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+FORMAT = "prunecli.latency/1"
+MEMORY_SHARE = 0.8
+"""All models are held at once if they fit in this share of the free memory."""
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """How speed is measured.
+
+    Attributes:
+        beams, batch_sizes: every combination is measured.
+        runs: timed repetitions.
+        warm_up: repetitions before them that are not counted.
+        new_tokens: tokens generated per sentence.
+        threads: of the CPU, or None for torch's choice.
+        device, dtype: as in `load_model`.
+        memory: measure load time and peak memory, in a process of its own per checkpoint.
+    """
+
+    beams: tuple[int, ...] = (5,)
+    batch_sizes: tuple[int, ...] = (1,)
+    runs: int = 5
+    warm_up: int = 1
+    new_tokens: int = 32
+    threads: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    memory: bool = True
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One checkpoint with its sentences as its own tokenizer sees them."""
+
+    label: str
+    checkpoint: Checkpoint
+    sources: tuple[tuple[int, ...], ...]
+    pad_id: int
+    forced_id: int | None
+
+
+Timing = tuple[int, int]
+"""(batch size, beam)."""
+
+
+def bench_latency(
+    checkpoints: Mapping[str, Path],
+    sentences: Sequence[str],
+    pair: tuple[str, str],
+    options: LatencyOptions,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Measure the speed of each checkpoint (label -> directory, the baseline first) on `sentences`.
+
+    Returns:
+        The JSON of docs/formats (`prunecli.latency/1`); nothing is written.
+
+    Raises:
+        PruneError: a checkpoint or language that cannot be used.
+    """
+    import torch
+
+    from prunecli.checkpoint.documents import header
+    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.evaluation.memory import MemoryTask, measure_cost
+
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    subjects = [
+        _subject(label, open_checkpoint(path), sentences, pair) for label, path in checkpoints.items()
+    ]
+    costs = {}
+    if options.memory:
+        with progress("loading each by itself", len(subjects), "checkpoints") as advance:
+            for subject in subjects:
+                task = MemoryTask(
+                    checkpoint=str(subject.checkpoint.path),
+                    device=options.device,
+                    dtype=options.dtype,
+                    threads=torch.get_num_threads(),
+                    sources=subject.sources[: max(options.batch_sizes)],
+                    beam=max(options.beams),
+                    new_tokens=options.new_tokens,
+                    forced_id=subject.forced_id,
+                )
+                costs[subject.label] = measure_cost(task)
+                advance(1)
+    runner = _Runner(subjects, options)
+    seconds = _measure(runner, subjects, options, progress)
+    return {
+        **header(FORMAT, [subject.checkpoint for subject in subjects], None),
+        "pair": pair_name(*pair),
+        "sentences": len(sentences),
+        "new_tokens": options.new_tokens,
+        "runs": options.runs,
+        "warm_up": options.warm_up,
+        "device": runner.device_name,
+        "dtype": options.dtype,
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+        "interleaved": runner.together,
+        "results": [
+            {
+                "checkpoint": subject.label,
+                **runner.sizes[subject.label],
+                "checkpoint_bytes": subject.checkpoint.total_bytes,
+                **(asdict(costs[subject.label]) if subject.label in costs else {}),
+                "timings": [
+                    _timing_json(
+                        config, by_label[subject.label], by_label[subjects[0].label], len(sentences), options
+                    )
+                    for config, by_label in seconds.items()
+                ],
+            }
+            for subject in subjects
+        ],
+    }
+
+
+def _subject(label: str, checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str]) -> Subject:
+    tokenizer = load_tokenizer(checkpoint.path)
+    forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
+    limit = checkpoint.config.get("max_position_embeddings")
+    ids = encode(tokenizer, sentences, pair[0], max_length=limit if isinstance(limit, int) else None)
+    pad_id = tokenizer.pad_token_id
+    return Subject(label, checkpoint, tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced)
+
+
+def decode(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    beam: int,
+    new_tokens: int,
+    forced_id: int | None,
+    pad_id: int | None = None,
+) -> None:
+    """Generate exactly `new_tokens` tokens for each of `sources`, one batch, and wait until the device is done."""
+    import torch
+
+    if pad_id is None:
+        configured = getattr(model.config, "pad_token_id", None)
+        pad_id = configured if isinstance(configured, int) else 0
+    positions = max_positions(model)
+    length = new_tokens if positions is None else min(new_tokens, positions - 1)
+    ids, mask = pad(sources, pad_id)
+    settings: dict[str, Any] = {} if forced_id is None else {"forced_bos_token_id": forced_id}
+    with torch.inference_mode():
+        model.generate(
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            num_beams=beam,
+            do_sample=False,
+            max_length=None,
+            min_length=0,
+            max_new_tokens=length,
+            min_new_tokens=length,
+            **settings,
+        )
+    if model.device.type == "cuda":
+        torch.cuda.synchronize(model.device)
+
+
+class _Runner:
+    """Holds all models where memory allows, else the one at hand."""
+
+    def __init__(self, subjects: Sequence[Subject], options: LatencyOptions) -> None:
+        self._options = options
+        self._models: dict[str, Any] = {}
+        self.sizes: dict[str, dict[str, int]] = {}
+        self.device_name = ""
+        self.together = fits_together([subject.checkpoint for subject in subjects], options)
+
+    def seconds(self, subject: Subject, batch_size: int, beam: int) -> float:
+        """Time of one pass over the sentences."""
+        model = self._model(subject)
+        start = time.perf_counter()
+        for first in range(0, len(subject.sources), batch_size):
+            batch = subject.sources[first : first + batch_size]
+            decode(model, batch, beam, self._options.new_tokens, subject.forced_id, subject.pad_id)
+        return time.perf_counter() - start
+
+    def _model(self, subject: Subject) -> Any:
+        if subject.label not in self._models:
+            from prunecli.modules.loading import load_model
+
+            if not self.together:
+                self._models.clear()
+            path = subject.checkpoint.path
+            model = load_model(path, device=self._options.device, dtype=self._options.dtype)
+            self._models[subject.label] = model
+            self.sizes[subject.label] = _sizes(model)
+            self.device_name = _device_name(model.device)
+        return self._models[subject.label]
+
+
+def fits_together(checkpoints: Sequence[Checkpoint], options: LatencyOptions) -> bool:
+    """Whether all models, in the type they compute in, fit in `MEMORY_SHARE` of the memory that is free."""
+    import psutil
+    import torch
+
+    on_gpu = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
+    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
+    needed = 0
+    for checkpoint in checkpoints:
+        for info in checkpoint.tensors.values():
+            # On a CPU, float16 is computed in float32.
+            wide = not on_gpu and info.dtype != "BF16" and options.dtype in ("auto", "float32")
+            needed += info.numel * 4 if wide else info.nbytes
+    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * free
+
+
+def _measure(
+    runner: _Runner, subjects: Sequence[Subject], options: LatencyOptions, progress: Progress
+) -> dict[Timing, dict[str, list[float]]]:
+    """Seconds of every run: (batch size, beam) -> label -> one per run."""
+    configs = [(size, beam) for size in options.batch_sizes for beam in options.beams]
+    seconds: dict[Timing, dict[str, list[float]]] = {
+        config: {subject.label: [] for subject in subjects} for config in configs
+    }
+    passes = options.warm_up + options.runs
+    with progress("timing", len(configs) * len(subjects) * passes, "runs") as advance:
+
+        def run(config: Timing, subject: Subject, number: int) -> None:
+            elapsed = runner.seconds(subject, *config)
+            if number >= options.warm_up:
+                seconds[config][subject.label].append(elapsed)
+            advance(1)
+
+        for config, subject, number in _order(configs, subjects, passes, runner.together):
+            run(config, subject, number)
+    return seconds
+
+
+def _order(
+    configs: Sequence[Timing], subjects: Sequence[Subject], passes: int, together: bool
+) -> list[tuple[Timing, Subject, int]]:
+    if together:
+        return [(config, s, number) for config in configs for number in range(passes) for s in subjects]
+    return [(config, s, number) for s in subjects for config in configs for number in range(passes)]
+
+
+def _timing_json(
+    config: Timing,
+    seconds: Sequence[float],
+    baseline: Sequence[float],
+    sentences: int,
+    options: LatencyOptions,
+) -> dict[str, Any]:
+    tokens = sentences * options.new_tokens
+    return {
+        "batch_size": config[0],
+        "beam": config[1],
+        "seconds": [round(value, 6) for value in seconds],
+        "tokens_per_second": spread([tokens / value for value in seconds]),
+        "seconds_per_sentence": spread([value / sentences for value in seconds]),
+        # Run i against run i of the baseline: what slows the machine for a while cancels out.
+        "speedup": spread([base / value for base, value in zip(baseline, seconds, strict=True)]),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean and sample standard deviation (0 for a single value)."""
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return {"mean": round(statistics.fmean(values), 6), "std": round(deviation, 6)}
+
+
+def _sizes(model: Any) -> dict[str, int]:
+    parameters = list(model.parameters())
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+    }
+
+
+def _device_name(device: Any) -> str:
+    if device.type == "cuda":
+        import torch
+
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    import platform
+
+    return f"{device} ({_cpu_name() or platform.machine()})"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")

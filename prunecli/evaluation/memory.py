@@ -1,0 +1,143 @@
+"""What one checkpoint costs by itself, measured in a process of its own: load time and peak memory.
+
+Several models in one process cannot be told apart, and a peak never goes down again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prunecli.errors import PruneError
+
+
+@dataclass(frozen=True)
+class MemoryTask:
+    """What the process does: load, then decode one batch.
+
+    Attributes:
+        sources: token ids of the batch.
+        forced_id: first output token (the target language), or None.
+    """
+
+    checkpoint: str
+    device: str
+    dtype: str
+    threads: int
+    sources: Sequence[Sequence[int]]
+    beam: int
+    new_tokens: int
+    forced_id: int | None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What it took.
+
+    Attributes:
+        load_s: seconds of `load_model`, imports not counted.
+        resident_before: peak resident bytes before loading: Python, torch and transformers.
+        resident_peak: peak resident bytes in all.
+        device_peak: peak bytes that torch held on the GPU; None on a CPU.
+    """
+
+    load_s: float
+    resident_before: int
+    resident_peak: int
+    device_peak: int | None
+
+
+def measure_cost(task: MemoryTask) -> Cost:
+    """Run `task` in a new process.
+
+    Raises:
+        PruneError: the process failed; with its last line.
+    """
+    with tempfile.TemporaryDirectory(prefix="prunecli-") as folder:
+        result = Path(folder) / "cost.json"
+        environment = dict(os.environ)
+        # The same prunecli, also where it is not installed.
+        here = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [here, environment.get("PYTHONPATH")]))
+        command = [sys.executable, "-m", "prunecli.evaluation.memory", str(result)]
+        done = subprocess.run(
+            command,
+            input=json.dumps(asdict(task)),
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0 or not result.is_file():
+            raise PruneError(f"{task.checkpoint}: could not be measured: {_reason(done)}", _remedy(done))
+        return Cost(**json.loads(result.read_text(encoding="utf-8")))
+
+
+def _reason(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode < 0:
+        return f"its process was ended by {signal.Signals(-done.returncode).name}"
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"its process ended with status {done.returncode}"
+
+
+def _remedy(done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode == -signal.SIGKILL:
+        return "The machine most likely ran out of memory: try --dtype, a smaller model, or a smaller batch."
+    return "Leave this measurement out with --no-memory."
+
+
+def peak_resident() -> int:
+    """Peak resident bytes of this process so far."""
+    try:
+        # ru_maxrss would do, but on Linux a new process inherits it from the one that started it.
+        for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def run_task(task: MemoryTask) -> Cost:
+    """Load and decode in this process, whose peak counts from its start."""
+    import torch
+
+    from prunecli.evaluation.latency import decode
+    from prunecli.modules.loading import load_model
+
+    torch.set_num_threads(task.threads)
+    before = peak_resident()
+    start = time.perf_counter()
+    model = load_model(task.checkpoint, device=task.device, dtype=task.dtype)
+    on_device = model.device.type == "cuda"
+    if on_device:
+        torch.cuda.synchronize(model.device)
+    load_s = time.perf_counter() - start
+    decode(model, task.sources, task.beam, task.new_tokens, task.forced_id)
+    device_peak = int(torch.cuda.max_memory_allocated(model.device)) if on_device else None
+    return Cost(load_s, before, peak_resident(), device_peak)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """The new process: task on stdin, `Cost` as JSON into the file that is named."""
+    task = MemoryTask(**json.loads(sys.stdin.read()))
+    try:
+        cost = run_task(task)
+    except PruneError as error:
+        raise SystemExit(error.message) from None
+    Path(arguments[0]).write_text(json.dumps(asdict(cost)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Finished translations, kept until the whole result is written, so that an interrupted run continues."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunecli.evaluation.decoding import Translation
+
+
+def partial_path(output: Path) -> Path:
+    """Where the finished translations of the result `output` are kept: a hidden file beside it."""
+    return output.with_name(f".{output.name}.partial")
+
+
+def key_of(fields: Mapping[str, Any]) -> str:
+    """One name for everything that the translations depend on."""
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class PartialTranslations:
+    """The translations that an earlier run finished, and the file that this one adds to.
+
+    Each line of the file is one finished (checkpoint, pair): {"key", "translations": [[text, finished]]}.
+    A line that was cut short by the interrupt is left out.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._found: dict[str, list[Translation]] = {}
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+                self._take(line)
+
+    def _take(self, line: str) -> None:
+        try:
+            entry = json.loads(line)
+            made = [Translation(str(text), bool(finished)) for text, finished in entry["translations"]]
+            self._found[str(entry["key"])] = made
+        except (ValueError, KeyError, TypeError):
+            return
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, key: str, count: int) -> list[Translation] | None:
+        """The `count` translations under `key`, or None where they are not (all) there."""
+        found = self._found.get(key)
+        return found if found is not None and len(found) == count else None
+
+    def add(self, key: str, translations: Sequence[Translation]) -> None:
+        """Keep finished translations, on the disk before this returns."""
+        self._found[key] = list(translations)
+        entry = {"key": key, "translations": [[made.text, made.finished] for made in translations]}
+        with self.path.open("a", encoding="utf-8") as file:
+            # A line that an interrupt cut short has no end: start on a new one.
+            file.write("\n" + json.dumps(entry, ensure_ascii=False))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def remove(self) -> None:
+        """The result is written: nothing to go on from any more."""
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,85 @@
+"""Whether two systems' scores differ by more than chance: sacrebleu's paired bootstrap test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from prunecli.errors import UsageError
+
+SAMPLES = 1000
+SEED = 12345
+"""sacrebleu's own defaults."""
+
+
+@dataclass(frozen=True)
+class Significance:
+    """One score of one system beside the baseline's.
+
+    Attributes:
+        p_value: probability of a difference this large by chance (two-sided); None for the baseline itself.
+        mean: mean of the score over the resamples.
+        ci95: half the width of its 95 % confidence interval.
+    """
+
+    p_value: float | None
+    mean: float
+    ci95: float
+
+
+def paired_bootstrap(
+    systems: Sequence[Sequence[str]],
+    references: Sequence[str],
+    metrics: Mapping[str, Any],
+    samples: int = SAMPLES,
+    seed: int = SEED,
+) -> list[dict[str, Significance]]:
+    """Test every system against the first (Koehn 2004, as in sacrebleu): the same resamples for all of them.
+
+    Args:
+        systems: outputs of each system, in the order of `references`.
+        metrics: name -> sacrebleu metric.
+        samples: resamples of the sentences, with replacement.
+        seed: of the resamples; at least 1 (sacrebleu takes 0 for "none").
+
+    Returns:
+        Per system: metric -> significance.
+
+    Raises:
+        UsageError: `samples` or `seed` is less than 1.
+    """
+    if samples < 1 or seed < 1:
+        raise UsageError(
+            f"paired bootstrap with {samples} resamples and seed {seed}", "Both must be 1 or more."
+        )
+    from sacrebleu.significance import PairedTest
+
+    found: list[dict[str, Significance]] = [{} for _ in systems]
+    named = [(str(index), list(outputs)) for index, outputs in enumerate(systems)]
+    for name, metric in metrics.items():
+        # One test per metric: sacrebleu keys them by the score's name, which BLEU and spBLEU share.
+        with _sacrebleu_seed(seed):
+            test = PairedTest(named, {name: metric}, [list(references)], "bs", n_samples=samples, n_jobs=1)
+            _, table = test()
+        results = next(column for key, column in table.items() if key != "System")
+        for place, result in zip(found, results, strict=True):
+            p_value = None if result.p_value is None else float(result.p_value)
+            place[name] = Significance(p_value, float(result.mean), float(result.ci))
+    return found
+
+
+@contextmanager
+def _sacrebleu_seed(seed: int) -> Iterator[None]:
+    """sacrebleu reads its seed from the environment only."""
+    before = os.environ.get("SACREBLEU_SEED")
+    os.environ["SACREBLEU_SEED"] = str(seed)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["SACREBLEU_SEED"]
+        else:
+            os.environ["SACREBLEU_SEED"] = before

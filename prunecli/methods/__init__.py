@@ -1,0 +1,1 @@
+"""The four papers, one folder each: measure (`score`), decide (`plan`), rewrite (`rewrite`)."""

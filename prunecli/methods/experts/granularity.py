@@ -1,0 +1,150 @@
+"""Which entries of the statistics a selection sums over (2212.09811, 4.2): all, those of pairs, or by language."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Literal, get_args
+
+import numpy as np
+
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums, add_all, side_of, split_pair
+
+Granularity = Literal["language", "pair", "global"]
+GRANULARITIES: tuple[str, ...] = get_args(Granularity)
+
+
+def default_granularity(sources: Sequence[str], targets: Sequence[str]) -> Granularity:
+    """`language` where a source or target is given, else `global`."""
+    return "language" if sources or targets else "global"
+
+
+def aggregate(
+    statistics: GateStatistics,
+    granularity: str,
+    sources: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> GateSums:
+    """The sums that a selection is made from, `[layers, experts]`.
+
+    - global: all pairs.
+    - pair: the pairs of the given sources with the given targets; a side left out stands for all its languages.
+    - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side left out
+      is summed over all pairs.
+
+    In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target.
+
+    Raises:
+        UsageError: no such granularity, or languages that it does not take, or none where it needs them.
+        StatisticsError: a language or a pair that the statistics lack.
+    """
+    if granularity not in GRANULARITIES:
+        raise UsageError(f"No granularity {granularity!r}.", f"Choose one of {', '.join(GRANULARITIES)}.")
+    if granularity == "global":
+        if sources or targets:
+            raise UsageError(
+                "--granularity global sums over all languages; it takes no --source and no --target.",
+                "Leave them out, or choose --granularity language or pair.",
+            )
+        return _by_side(statistics, _of_source(statistics, ()), _of_target(statistics, ()))
+    if not sources and not targets:
+        raise UsageError(f"--granularity {granularity} needs --source or --target.", f"Known: {_known(statistics)}.")
+    _check_languages(statistics, sources, 0)
+    _check_languages(statistics, targets, 1)
+    if granularity == "pair":
+        pairs = _pairs(statistics, sources, targets)
+        return _by_side(statistics, pairs, pairs)
+    return _by_side(statistics, _of_source(statistics, sources), _of_target(statistics, targets))
+
+
+def _by_side(statistics: GateStatistics, encoder: Sequence[str], decoder: Sequence[str]) -> GateSums:
+    """Encoder layers from the entries `encoder`, decoder layers from `decoder`; summed in the order of their names."""
+    sums = {
+        side: add_all(statistics.entries[pair] for pair in sorted(pairs))
+        for side, pairs in (("encoder", encoder), ("decoder", decoder))
+    }
+    sides = [side_of(layer) for layer in statistics.layers]
+    return GateSums(
+        *(np.stack([getattr(sums[side], name)[row] for row, side in enumerate(sides)]) for name in SUMS)
+    )
+
+
+def _of_source(statistics: GateStatistics, sources: Sequence[str]) -> list[str]:
+    """Entries for the encoder: per source `SOURCE-X` where there is one, else its pairs."""
+    chosen = sources or _languages(statistics, 0) or [ANY]
+    return [
+        pair
+        for source in dict.fromkeys(chosen)
+        for pair in (
+            [f"{source}-{ANY}"]
+            if f"{source}-{ANY}" in statistics.entries
+            else [pair for pair in statistics.entries if split_pair(pair)[0] == source]
+        )
+    ]
+
+
+def _of_target(statistics: GateStatistics, targets: Sequence[str]) -> list[str]:
+    chosen = targets or _languages(statistics, 1) or [ANY]
+    return [
+        pair
+        for target in dict.fromkeys(chosen)
+        for pair in (
+            [f"{ANY}-{target}"]
+            if f"{ANY}-{target}" in statistics.entries
+            else [pair for pair in statistics.entries if split_pair(pair)[1] == target]
+        )
+    ]
+
+
+def _pairs(statistics: GateStatistics, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """The given sources with the given targets, a language with itself left out."""
+    if sources and targets:
+        asked = [f"{s}-{t}" for s in dict.fromkeys(sources) for t in dict.fromkeys(targets) if s != t]
+        if not asked:
+            raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
+    else:
+        asked = [
+            pair
+            for pair in statistics.entries
+            for source, target in [split_pair(pair)]
+            if ANY not in (source, target) and (source in sources or target in targets)
+        ]
+    missing = [pair for pair in asked if pair not in statistics.entries]
+    if missing or not asked:
+        raise StatisticsError(
+            f"The statistics lack the pair {missing[0]}." if missing else "The statistics hold no pairs of these.",
+            "Collect its gates and give both files, or choose --granularity language.",
+        )
+    return asked
+
+
+def _languages(statistics: GateStatistics, position: int) -> list[str]:
+    """Sources (0) or targets (1), in the order of the entries."""
+    found = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
+    return [language for language in found if language != ANY]
+
+
+def _check_languages(statistics: GateStatistics, asked: Sequence[str], position: int) -> None:
+    known = _languages(statistics, position)
+    for language in asked:
+        if language not in known:
+            role = ("source", "target")[position]
+            raise StatisticsError(
+                f"The statistics hold no {role} language {language!r}.", near_names(language, known, "Collected")
+            )
+
+
+def near_names(name: str, known: Sequence[str], label: str) -> str:
+    """A remedy line: the names near to `name`, or the first of those known."""
+    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    shown = ", ".join(sorted(known)[:8])
+    more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+    return f"{label}: {shown}{more}." if known else f"{label}: none."
+
+
+def _known(statistics: GateStatistics) -> str:
+    languages = sorted({*_languages(statistics, 0), *_languages(statistics, 1)})
+    return ", ".join(languages[:8]) + (f" and {len(languages) - 8} more" if len(languages) > 8 else "")

@@ -1,0 +1,123 @@
+"""Expert metrics (2212.09811, 4.1): how much an expert contributes, from additive gate sums.
+
+With n the tokens of a layer, per expert e: top1(e) = top1 / n; top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n;
+conf(e) = conf1_sum / top1, 0 where no token ranks e first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.statistics import GateStatistics, GateSums
+
+Values = NDArray[np.float64]
+RANDOM = "random"
+"""The baseline that needs no statistics."""
+DEFAULT_METRIC = "importance"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: a function of `GateSums` to `[layers, experts]`, and the sums that it needs."""
+
+    function: Callable[[GateSums], Values]
+    needs: frozenset[str]
+
+    def __call__(self, sums: GateSums) -> Values:
+        return self.function(sums)
+
+
+def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Values:
+    """numerator / denominator, 0 where the denominator is 0."""
+    bottom = np.broadcast_to(np.asarray(denominator, np.float64), np.shape(numerator))
+    return np.divide(numerator, bottom, out=np.zeros(np.shape(numerator), np.float64), where=bottom != 0)
+
+
+def activity_top1(sums: GateSums) -> Values:
+    """top1(e): the share of tokens that rank e first. `[layers, experts]`."""
+    return _ratio(sums.top1, sums.tokens[:, None])
+
+
+def activity_top2(sums: GateSums) -> Values:
+    """top2(e): the share of tokens that rank e first or second. `[layers, experts]`."""
+    return _ratio(sums.top1 + sums.top2, sums.tokens[:, None])
+
+
+def mean_gate(sums: GateSums) -> Values:
+    """mean(e): the mean gate of e over all tokens. `[layers, experts]`."""
+    return _ratio(sums.gate_sum, sums.tokens[:, None])
+
+
+def confidence(sums: GateSums) -> Values:
+    """conf(e): the mean gate of e over the tokens that rank it first, 0 where there is none. `[layers, experts]`."""
+    return _ratio(sums.conf1_sum, sums.top1)
+
+
+def load_balance(sums: GateSums) -> Values:
+    """LB(e) = top1(e) x mean(e). `[layers, experts]`."""
+    return activity_top1(sums) * mean_gate(sums)
+
+
+def importance_vanilla(sums: GateSums) -> Values:
+    """imp_vanilla(e) = top1(e) x conf(e) (eq. 3). `[layers, experts]`."""
+    return activity_top1(sums) * confidence(sums)
+
+
+def importance(sums: GateSums) -> Values:
+    """imp(e) = top1(e) x exp(conf(e)) (eq. 4). `[layers, experts]`."""
+    return np.asarray(activity_top1(sums) * np.exp(confidence(sums)), np.float64)
+
+
+METRICS: Mapping[str, Metric] = {
+    "importance": Metric(importance, frozenset({"top1", "conf1_sum"})),
+    "importance-vanilla": Metric(importance_vanilla, frozenset({"top1", "conf1_sum"})),
+    "top1": Metric(activity_top1, frozenset({"top1"})),
+    "top2": Metric(activity_top2, frozenset({"top1", "top2"})),
+    "load-balance": Metric(load_balance, frozenset({"top1", "gate_sum"})),
+}
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if name not in METRICS:
+        raise UsageError(f"No metric {name!r}.", f"Choose one of {', '.join((*METRICS, RANDOM))}.")
+    return METRICS[name]
+
+
+def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict[str, Values]:
+    """Layer's name -> `[experts]`, the metric of every original expert, not yet normalised.
+
+    Args:
+        name: one of METRICS.
+        sums: what to compute it from, of the layers of `statistics`.
+        statistics: gives the layers' names and which sums the file lacks.
+
+    Raises:
+        UsageError: no such metric.
+        StatisticsError: the file lacks what the metric needs.
+    """
+    metric = metric_named(name)
+    missing = sorted(metric.needs & statistics.lacks)
+    if missing:
+        usable = [other for other, candidate in METRICS.items() if not candidate.needs & statistics.lacks]
+        raise StatisticsError(
+            f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
+            f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",
+        )
+    return dict(zip(statistics.layers, metric(sums), strict=True))
+
+
+def random_values(layers: Mapping[str, int], seed: int) -> dict[str, Values]:
+    """Layer's name -> `[experts]` uniform in (0, 1]: the baseline. `layers` counts the original experts of each."""
+    generator = np.random.default_rng(seed)
+    return {name: 1.0 - generator.random(experts) for name, experts in layers.items()}

@@ -1,0 +1,292 @@
+"""Gate statistics as additive sums (2212.09811, 4.1-4.2): read, merge, write, and match with a checkpoint.
+
+Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are always the
+original ones; an expert that a checkpoint no longer holds has zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.architectures.records import Side
+from prunecli.checkpoint.documents import read_json
+from prunecli.errors import StatisticsError
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+FORMAT = "prunecli.gates/1"
+ANY = "X"
+"""In a pair of the authors' files, "any language": `eng_Latn-X` sums over all targets."""
+
+Array = NDArray[Any]
+Mode = Literal["forced", "beam", "published"]
+COUNTS = ("tokens", "top1", "top2")
+SUMS = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
+
+
+@dataclass(frozen=True)
+class GateSums:
+    """Sums over the real tokens of one entry: no padding, no finished beams. The gate is the softmax over all experts.
+
+    Attributes:
+        tokens: `[layers]`, tokens routed.
+        top1: `[layers, experts]`, tokens that rank the expert first.
+        top2: `[layers, experts]`, tokens that rank it second.
+        gate_sum: `[layers, experts]`, sum of the gate over all tokens.
+        conf1_sum: `[layers, experts]`, sum of the gate over the tokens that rank it first.
+        conf2_sum: `[layers, experts]`, the same over the tokens that rank it second.
+    """
+
+    tokens: Array
+    top1: Array
+    top2: Array
+    gate_sum: Array
+    conf1_sum: Array
+    conf2_sum: Array
+
+    def __add__(self, other: GateSums) -> GateSums:
+        return GateSums(*(getattr(self, name) + getattr(other, name) for name in SUMS))
+
+    @classmethod
+    def zeros(cls, layers: int, experts: int) -> GateSums:
+        """No tokens yet: integer counts, float64 sums."""
+        shapes = {name: (layers,) if name == "tokens" else (layers, experts) for name in SUMS}
+        return cls(*(np.zeros(shapes[name], np.int64 if name in COUNTS else np.float64) for name in SUMS))
+
+
+@dataclass(frozen=True)
+class GateStatistics:
+    """Gate sums per language pair.
+
+    Attributes:
+        fingerprint: of the checkpoint that was run; None for the authors' published files.
+        model_type: as in config.json; None for published files.
+        mode: teacher-forced, beam search, or published.
+        layers: names of the sparse layers, encoder first.
+        num_experts: of an original layer.
+        top_k: experts per token.
+        entries: `"SOURCE-TARGET"` -> sums. In published files either may be `X`, and the ratios stand for the sums
+            over one token, so that each entry weighs alike.
+        lacks: names of the sums that the file does not give; zeros stand for them.
+    """
+
+    fingerprint: str | None
+    model_type: str | None
+    mode: Mode
+    layers: tuple[str, ...]
+    num_experts: int
+    top_k: int
+    entries: Mapping[str, GateSums]
+    lacks: frozenset[str] = frozenset()
+
+
+def side_of(layer: str) -> Side:
+    """The side of a layer by its name: `model.encoder.layers.3.ffn` is the encoder's; without one, the decoder's."""
+    return "encoder" if "encoder" in layer.split(".") else "decoder"
+
+
+def split_pair(pair: str) -> tuple[str, str]:
+    """`eng_Latn-fra_Latn` -> its source and target."""
+    source, _, target = pair.partition("-")
+    return source, target
+
+
+def read_gates(path: Path, layers: Sequence[str] | None = None, num_experts: int | None = None) -> GateStatistics:
+    """Read a gates.json, or statistics that the paper's authors published.
+
+    Args:
+        path: the file.
+        layers: names of the model's sparse layers, which a published file does not give; default: NLLB-200 54.5B's.
+        num_experts: experts of an original layer, likewise; default 128.
+
+    Raises:
+        StatisticsError: missing, cut short, not statistics, of ill shape, or with values that no run could give.
+    """
+    from prunecli.methods.experts.published import published_statistics
+
+    payload = read_json(path, None)
+    if "format" not in payload:
+        return published_statistics(payload, path, layers, num_experts)
+    if payload["format"] != FORMAT:
+        raise StatisticsError(
+            f"{path}: format is {payload['format']!r}, not {FORMAT!r}.", "Give a file that `collect-gates` wrote."
+        )
+    try:
+        names = tuple(str(name) for name in payload["layers"])
+        experts = int(payload["num_experts"])
+        model = payload["model"]
+        entries = {
+            str(pair): _sums(sums, len(names), experts, f"{path}: {pair}") for pair, sums in payload["entries"].items()
+        }
+        statistics = GateStatistics(
+            fingerprint=model["fingerprint"],
+            model_type=model["model_type"],
+            mode=payload["mode"],
+            layers=names,
+            num_experts=experts,
+            top_k=int(payload["top_k"]),
+            entries=entries,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+        raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
+    return _require_entries(statistics, path)
+
+
+def _require_entries(statistics: GateStatistics, path: Path) -> GateStatistics:
+    if not statistics.entries:
+        raise StatisticsError(f"{path}: no language pairs.", "Collect the statistics again.")
+    if statistics.mode not in ("forced", "beam"):
+        raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not 'forced' or 'beam'.")
+    for pair in statistics.entries:
+        if not all(split_pair(pair)):
+            raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
+    return statistics
+
+
+def _sums(value: Mapping[str, Any], layers: int, experts: int, where: str) -> GateSums:
+    arrays = {}
+    for name in SUMS:
+        shape = (layers,) if name == "tokens" else (layers, experts)
+        arrays[name] = checked_array(value[name], shape, f"{where}: {name}", counts=name in COUNTS)
+    return GateSums(**arrays)
+
+
+def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: bool = False) -> Array:
+    """A finite, non-negative array of `shape` from JSON; int64 for `counts`, else float64.
+
+    Raises:
+        StatisticsError: naming `where`.
+    """
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise StatisticsError(f"{where} is not an array of numbers.", "Collect the statistics again.") from error
+    if array.shape != shape:
+        wanted, found = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
+        raise StatisticsError(f"{where} holds {found} values; {wanted} are needed.", "Collect the statistics again.")
+    if not np.isfinite(array).all():
+        raise StatisticsError(f"{where} holds NaN or infinity.", "Collect the statistics again.")
+    if (array < 0).any():
+        raise StatisticsError(f"{where} holds negative values.", "Collect the statistics again.")
+    if not counts:
+        return array
+    whole = np.asarray(value)
+    if whole.dtype.kind not in "iu" and (array != np.floor(array)).any():
+        raise StatisticsError(f"{where} holds fractions; counts are whole.", "Collect the statistics again.")
+    return whole.astype(np.int64)
+
+
+def gates_payload(statistics: GateStatistics) -> dict[str, Any]:
+    """The fields of gates.json beside those of `documents.header`; counts stay integers."""
+    return {
+        "model": {"fingerprint": statistics.fingerprint, "model_type": statistics.model_type},
+        "mode": statistics.mode,
+        "layers": list(statistics.layers),
+        "num_experts": statistics.num_experts,
+        "top_k": statistics.top_k,
+        "entries": {
+            pair: {name: getattr(sums, name).tolist() for name in SUMS} for pair, sums in statistics.entries.items()
+        },
+    }
+
+
+def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:
+    """One statistics from several of one model; the sums of a pair that several hold are added.
+
+    Args:
+        parts: at least one.
+        names: how messages call them; default: statistics 1, 2, ...
+
+    Raises:
+        StatisticsError: of different models, layers, or modes.
+    """
+    names = [f"statistics {number}" for number in range(1, len(parts) + 1)] if names is None else names
+    first = parts[0]
+    for name, part in zip(names[1:], parts[1:], strict=True):
+        for field in ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode"):
+            ours, theirs = getattr(first, field), getattr(part, field)
+            if ours != theirs:
+                raise StatisticsError(
+                    f"{names[0]} and {name} cannot be merged: {field} is {_short(ours)} and {_short(theirs)}.",
+                    "Merge only statistics of one model, collected in one mode.",
+                )
+    entries: dict[str, GateSums] = {}
+    for part in parts:
+        for pair, sums in part.entries.items():
+            entries[pair] = entries[pair] + sums if pair in entries else sums
+    return replace(first, entries=entries, lacks=frozenset[str]().union(*(part.lacks for part in parts)))
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def add_all(sums: Iterable[GateSums]) -> GateSums:
+    """The sum of at least one; the order is the caller's, so that equal inputs give equal bits."""
+    return reduce(GateSums.__add__, sums)
+
+
+def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
+    """Refuse statistics of another model.
+
+    Those of the model that a pruned checkpoint was made from are right too: ids are the original ones.
+
+    Raises:
+        StatisticsError: another fingerprint, other sparse layers, another number of experts.
+    """
+    from prunecli.checkpoint.layout import sparse_layers
+
+    layers = sparse_layers(checkpoint)
+    original = {layer.original_experts for layer in layers}
+    if original and original != {statistics.num_experts}:
+        raise StatisticsError(
+            f"The statistics are of a model with {statistics.num_experts} experts per layer; "
+            f"{checkpoint.path} has {', '.join(map(str, sorted(original)))}.",
+            "Collect the gates of this checkpoint.",
+        )
+    if statistics.layers != tuple(layer.name for layer in layers):
+        raise StatisticsError(
+            f"The statistics are of {len(statistics.layers)} sparse layers ({_ends(statistics.layers)}); "
+            f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
+            "Collect the gates of this checkpoint.",
+        )
+    known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
+    if statistics.fingerprint is not None and statistics.fingerprint not in known:
+        raise StatisticsError(
+            f"The statistics are of another model ({statistics.fingerprint[:19]}…) than {checkpoint.path} "
+            f"({checkpoint.fingerprint[:19]}…).",
+            "Collect the gates of this checkpoint.",
+        )
+
+
+def _ends(names: Sequence[str]) -> str:
+    return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+
+
+__all__ = [
+    "ANY",
+    "COUNTS",
+    "FORMAT",
+    "SUMS",
+    "GateStatistics",
+    "GateSums",
+    "Mode",
+    "add_all",
+    "check_matches",
+    "checked_array",
+    "gates_payload",
+    "merge",
+    "read_gates",
+    "side_of",
+    "split_pair",
+]

@@ -1,0 +1,1 @@
+"""The modules that a reduced model runs, and `load_model`."""

@@ -1,0 +1,116 @@
+"""Linear layers of many experts over tokens sorted by expert: only the routed tokens are computed.
+
+`tokens` are `[assignments, in]`, one row per chosen expert of a token, sorted by expert; `counts` says how many rows
+each expert has. Nothing is dropped, and an expert without rows costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Dispatch:
+    """Which rows go to which expert.
+
+    Attributes:
+        source: `[assignments]` int64, the token of each row, sorted by expert.
+        position: `[tokens, top_k]` int64, the row of each token's ranked choice: the inverse of `source`.
+        counts: `[num_experts]` rows per expert, on the tokens' device.
+    """
+
+    source: Tensor
+    position: Tensor
+    counts: Tensor
+
+
+def dispatch(experts: Tensor, num_experts: int) -> Dispatch:
+    """Sort the assignments `experts` `[tokens, top_k]` by expert; ties keep the order of the tokens."""
+    top_k = experts.shape[1]
+    flat = experts.reshape(-1)
+    order = torch.argsort(flat, stable=True)
+    position = torch.empty_like(order)
+    position[order] = torch.arange(order.numel(), device=order.device)
+    counts = torch.bincount(flat, minlength=num_experts)
+    return Dispatch(order // top_k, position.view_as(experts), counts)
+
+
+def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
+    """`y_r = W_e x_r + b_e` for each row r of expert e, with gradients.
+
+    Args:
+        tokens: `[assignments, in]`, sorted by expert.
+        weight: `[num_experts, out, in]`, of the same dtype.
+        bias: `[num_experts, out]`.
+        counts: `[num_experts]` int64 rows per expert, summing to `assignments`.
+
+    Returns:
+        `[assignments, out]`.
+    """
+    if _has_grouped_kernel(tokens, weight):
+        offsets = counts.cumsum(0).to(torch.int32)
+        product = functional.grouped_mm(tokens, weight.transpose(1, 2), offs=offsets)
+        return product + bias.repeat_interleave(counts, dim=0, output_size=tokens.shape[0])
+    sizes = tuple(counts.tolist())
+    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, sizes)
+    return result
+
+
+def _has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
+    """Whether torch's own grouped product takes these tensors: CUDA from compute capability 8.0, rows of 16 bytes."""
+    return (
+        tokens.is_cuda
+        and hasattr(functional, "grouped_mm")
+        and tokens.dtype in (torch.bfloat16, torch.float16)
+        and all(size * tokens.element_size() % 16 == 0 for size in weight.shape[1:])
+        and torch.cuda.get_device_capability(tokens.device) >= (8, 0)
+    )
+
+
+def _spans(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+    """`(expert, first row, end row)` of each expert that has rows."""
+    ends = list(accumulate(sizes))
+    return [(expert, end - size, end) for expert, (size, end) in enumerate(zip(sizes, ends, strict=True)) if size]
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """A loop over the experts that have rows, forwards and backwards, into preallocated results."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        ctx.save_for_backward(tokens, weight)
+        ctx.sizes = sizes
+        result = tokens.new_empty(tokens.shape[0], weight.shape[1])
+        for expert, start, end in _spans(sizes):
+            torch.addmm(bias[expert], tokens[start:end], weight[expert].t(), out=result[start:end])
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        tokens, weight = ctx.saved_tensors
+        gradient = gradients[0].contiguous()
+        spans = _spans(ctx.sizes)
+        to_tokens = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_tokens = torch.empty_like(tokens)
+            for expert, start, end in spans:
+                torch.mm(gradient[start:end], weight[expert], out=to_tokens[start:end])
+        if ctx.needs_input_grad[1]:
+            to_weight = torch.zeros_like(weight)
+            for expert, start, end in spans:
+                torch.mm(gradient[start:end].t(), tokens[start:end], out=to_weight[expert])
+        if ctx.needs_input_grad[2]:
+            to_bias = gradient.new_zeros(weight.shape[:2])
+            for expert, start, end in spans:
+                torch.sum(gradient[start:end], dim=0, out=to_bias[expert])
+        return to_tokens, to_weight, to_bias, None
+
+
+Activation = Callable[[Tensor], Tensor]

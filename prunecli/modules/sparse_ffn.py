@@ -1,0 +1,239 @@
+"""The sparse FFN of mixture-of-experts transformers: a router and the top k of N expert FFNs (2212.09811, eq. 1-2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
+
+MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What the router decided for the real tokens of one forward pass.
+
+    Attributes:
+        gates: `[tokens, num_experts]` float32, G = softmax(W_g x) over all experts (eq. 1), before renormalisation.
+        experts: `[tokens, top_k]` int64, the chosen experts, ranked.
+        weights: `[tokens, top_k]` float32, the chosen gates divided by their sum (eq. 2).
+        rows: `[tokens]` int64, the index of each token in the flattened `[batch * seq]`; None where all are real.
+    """
+
+    gates: Tensor
+    experts: Tensor
+    weights: Tensor
+    rows: Tensor | None
+
+
+class Router(nn.Linear):
+    """W_g of eq. 1: logits in float32 whatever the dtype of the model; casting the model leaves it in float32."""
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Router:
+        def keep_float32(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            return moved if moved.dtype == torch.float32 else tensor.to(moved.device, torch.float32)
+
+        super()._apply(keep_float32, recurse)
+        return self
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map `[tokens, d_model]` of any dtype to float32 logits `[tokens, num_experts]`."""
+        with torch.autocast(tokens.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.float()
+            return functional.linear(tokens.float(), self.weight.float(), bias)
+
+
+def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Choose the top k experts of each token.
+
+    The first is the argmax of the gates, the next ones that of the remaining logits; ties go to the lowest index.
+
+    Args:
+        logits: `[tokens, num_experts]` float32; -inf excludes an expert.
+        top_k: how many experts to choose.
+
+    Returns:
+        gates `[tokens, num_experts]`, experts `[tokens, top_k]` and weights `[tokens, top_k]` as in `Routing`.
+    """
+    gates = torch.softmax(logits, dim=-1)
+    choices = [gates.argmax(dim=-1, keepdim=True)]
+    remaining = logits.detach()
+    for _ in range(top_k - 1):
+        remaining = remaining.scatter(1, choices[-1], -torch.inf)
+        choices.append(remaining.argmax(dim=-1, keepdim=True))
+    experts = torch.cat(choices, dim=1)
+    chosen = gates.gather(1, experts)
+    total = chosen.sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float32).eps)
+    return gates, experts, chosen / total
+
+
+def real_rows(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | None:
+    """Find the tokens that are not padding.
+
+    Args:
+        padding_mask: None; or `[batch, keys]`, nonzero = real; or an attention mask `[batch, heads, queries, keys]`,
+            boolean (True = may attend) or additive (large negatives = may not), of which the last query decides.
+            Where there are more keys than tokens, the tokens are the last keys.
+        batch: number of sequences.
+        seq: tokens per sequence.
+
+    Returns:
+        Indices of the real tokens in the flattened `[batch * seq]`, or None where all are real.
+
+    Raises:
+        ValueError: a mask of another rank, or one with fewer keys than tokens.
+    """
+    if padding_mask is None:
+        return None
+    if padding_mask.dim() not in (2, 4) or padding_mask.shape[-1] < seq:
+        raise ValueError(
+            f"padding_mask has shape {tuple(padding_mask.shape)}: expected [batch, keys] or "
+            f"[batch, heads, queries, keys] with at least {seq} keys."
+        )
+    last = padding_mask if padding_mask.dim() == 2 else padding_mask[:, 0, -1]
+    last = last[:, -seq:]
+    additive = padding_mask.dim() == 4 and last.is_floating_point()
+    real = (last > MASKED) if additive else last.bool()
+    rows = real.expand(batch, seq).reshape(-1).nonzero().squeeze(1)
+    return None if rows.numel() == batch * seq else rows
+
+
+class SparseFFN(nn.Module):
+    """y_t = sum_{E in top k} G_tE E(x_t) / sum_{E in top k} G_tE, with E(x) = act(x W1 + b1) W2 + b2 (eq. 2).
+
+    No expert has a capacity: every real token is served by its top k. Padding is neither routed nor computed.
+
+    Args:
+        d_model: width of the hidden states.
+        ffn_dim: inner width of each expert.
+        num_experts: N, at least `top_k`.
+        top_k: experts per token.
+        activation: a name of transformers' activation table.
+        router_bias: whether the router has a bias.
+        token_dropout: p: expert outputs are dropped with this probability in training, scaled by 1 - p otherwise.
+        activation_dropout: dropout after the activation, in training.
+        device: where the parameters live.
+        dtype: of the experts; the router is always float32.
+
+    Attributes:
+        observer: called once per forward pass with the `Routing` of the real tokens.
+        expert_mask: `[num_experts]` bool or None; an expert that is False is treated as if it had been pruned.
+            At least `top_k` must stay True.
+
+    Raises:
+        ValueError: fewer experts than `top_k`.
+    """
+
+    expert_mask: Tensor | None
+
+    def __init__(
+        self,
+        d_model: int,
+        ffn_dim: int,
+        num_experts: int,
+        *,
+        top_k: int = 2,
+        activation: str = "relu",
+        router_bias: bool = False,
+        token_dropout: float = 0.0,
+        activation_dropout: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k is {top_k} but there are {num_experts} experts: it must lie in 1..num_experts.")
+        self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
+        self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
+        self.activation = _activation(activation)
+        options: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.router = Router(d_model, num_experts, bias=router_bias, device=device, dtype=torch.float32)
+        self.fc1_weight = nn.Parameter(torch.empty(num_experts, ffn_dim, d_model, **options))
+        self.fc1_bias = nn.Parameter(torch.empty(num_experts, ffn_dim, **options))
+        self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim, **options))
+        self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model, **options))
+        self.observer: Callable[[Routing], None] | None = None
+        self.register_buffer("expert_mask", None, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters as `nn.Linear` does: uniform in ±1/sqrt(in)."""
+        self.router.reset_parameters()
+        for weight, bias in ((self.fc1_weight, self.fc1_bias), (self.fc2_weight, self.fc2_bias)):
+            bound = 1 / math.sqrt(weight.shape[2])
+            nn.init.uniform_(weight, -bound, bound)
+            nn.init.uniform_(bias, -bound, bound)
+
+    def extra_repr(self) -> str:
+        """Sizes, as shown by `print(model)`."""
+        return (
+            f"d_model={self.d_model}, ffn_dim={self.ffn_dim}, num_experts={self.num_experts}, top_k={self.top_k}, "
+            f"token_dropout={self.token_dropout}"
+        )
+
+    def forward(self, hidden_states: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Route and compute the real tokens.
+
+        Args:
+            hidden_states: `[batch, seq, d_model]`.
+            padding_mask: as in `real_rows`.
+
+        Returns:
+            `[batch, seq, d_model]` in the dtype of the input; zero for padding.
+        """
+        batch, seq, d_model = hidden_states.shape
+        flat = hidden_states.reshape(-1, d_model)
+        rows = real_rows(padding_mask, batch, seq)
+        tokens = flat if rows is None else flat[rows]
+        logits = self.router(tokens)
+        if self.expert_mask is not None:
+            logits = logits.masked_fill(~self.expert_mask, -torch.inf)
+        gates, experts, weights = route(logits, self.top_k)
+        if self.observer is not None:
+            self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
+        mixed = self._mix(tokens, experts, weights).to(hidden_states.dtype)
+        if rows is not None:
+            mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
+        return mixed.view(batch, seq, d_model)
+
+    def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
+        device_type = tokens.device.type
+        dtype = self.fc1_weight.dtype
+        if torch.is_autocast_enabled(device_type):
+            dtype = torch.get_autocast_dtype(device_type)
+        parameters = (self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (parameter.to(dtype) for parameter in parameters)
+        plan = dispatch(experts, self.num_experts)
+        with torch.autocast(device_type, enabled=False):
+            hidden = grouped_linear(tokens.to(dtype)[plan.source], fc1_weight, fc1_bias, plan.counts)
+            hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
+            outputs = grouped_linear(hidden, fc2_weight, fc2_bias, plan.counts)
+            return self._combine(outputs, weights, plan)
+
+    def _combine(self, outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
+        """Sum each token's expert outputs `[assignments, d_model]` under its weights; returns float32."""
+        if self.token_dropout and self.training:
+            outputs = functional.dropout(outputs, self.token_dropout)
+        elif self.token_dropout:
+            weights = weights * (1 - self.token_dropout)
+        return torch.einsum("tk,tkd->td", weights, outputs[plan.position].float())
+
+
+def _activation(name: str) -> Callable[[Tensor], Tensor]:
+    if name == "relu":
+        return functional.relu
+    from transformers.activations import ACT2FN
+
+    if name not in ACT2FN:
+        raise ValueError(f"activation {name!r} is unknown to transformers; known are {', '.join(sorted(ACT2FN))}.")
+    module: Callable[[Tensor], Tensor] = ACT2FN[name]
+    return module

@@ -1,0 +1,22 @@
+"""How long work reports its progress, without knowing who listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Opens one progress line; `with progress("reading", 10, "files") as advance: advance(1)`."""
+
+    def __call__(
+        self, description: str, total: float | None = None, unit: str = "steps"
+    ) -> AbstractContextManager[Callable[[float], None]]:
+        """Open a line of `total` units (None: unknown); the callable that it yields adds to it."""
+
+
+@contextmanager
+def silent(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Callable[[float], None]]:  # noqa: ARG001
+    """A progress that shows nothing: the library's default."""
+    yield lambda _amount: None

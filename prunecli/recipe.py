@@ -1,0 +1,317 @@
+"""Recipes: steps, each one command, resolved into what would run; all faults are reported at once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from prunecli.recipe_text import RecipeText, ReportText, Resolved, Scalar, StepText, as_text, faults_error
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An option or positional argument of a command, as a recipe sees it.
+
+    Attributes:
+        name: what a recipe calls it: the long option without its dashes, or the name of the positional.
+        kind: how it is given on the command line.
+        role: whether its value is a path that the step reads, one that it writes, or something else.
+        multiple: whether it takes several values.
+        required: whether the command cannot do without.
+        negative: the option that stands for false, where there is one.
+        fault: what is wrong with a value, or None.
+    """
+
+    name: str
+    kind: Literal["option", "flag", "positional"] = "option"
+    role: Literal["input", "output", "value"] = "value"
+    multiple: bool = False
+    required: bool = False
+    negative: str | None = None
+    fault: Callable[[str], str | None] = lambda _value: None
+
+
+Commands = Mapping[str, Mapping[str, Parameter]]
+"""Command -> its parameters by name."""
+
+PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
+"""Options that `run` passes itself."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step with every variable filled in.
+
+    Attributes:
+        arguments: the command line after the command.
+        inputs: paths that it reads: files, checkpoint directories, outputs of earlier steps.
+        outputs: paths that it writes.
+        accepts: which options of `PASSED_BY_RUN` the command has.
+    """
+
+    name: str
+    command: str
+    arguments: tuple[str, ...]
+    inputs: tuple[Path, ...] = ()
+    outputs: tuple[Path, ...] = ()
+    accepts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The closing table with every variable filled in."""
+
+    title: str
+    checkpoints: tuple[Path, ...]
+    evaluation: Path | None
+    latency: Path | None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe comes to: its steps in order, and the closing table."""
+
+    steps: tuple[Step, ...]
+    report: Report | None
+
+
+def resolve(
+    path: Path,
+    text: RecipeText,
+    commands: Commands,
+    overrides: Mapping[str, Resolved] | None = None,
+    builtins: Mapping[str, Resolved] | None = None,
+) -> Recipe:
+    """Fill in the variables, expand `for-each`, and check every step against the real command.
+
+    Args:
+        path: the recipe's file, for messages.
+        commands: what each command accepts.
+        overrides: values of --set, for variables that the recipe has.
+        builtins: variables that every recipe has.
+
+    Raises:
+        UsageError: with every fault found: an unknown command, option or variable, a value that the option
+            does not take, two steps of one name or output, an input that neither exists nor is made by
+            an earlier step.
+    """
+    faults: list[str] = []
+    variables = _resolve_variables(text, overrides or {}, builtins or {}, faults)
+    steps: list[Step] = []
+    for number, step_text in enumerate(text.steps, 1):
+        for name, values in _expand(step_text, variables, number, faults):
+            step = _resolve_step(step_text, name, values, commands, faults)
+            if step is not None:
+                steps.append(step)
+    report = None if text.report is None else _resolve_report(text.report, variables, faults)
+    faults += _wiring_faults(steps)
+    if report is not None:
+        faults += _report_faults(report, steps)
+    if faults:
+        raise faults_error(path, faults)
+    return Recipe(tuple(steps), report)
+
+
+_REFERENCE = re.compile(r"\$(?:(\$)|\{([^}]*)\})")
+
+
+def _substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults: list[str]) -> Resolved:
+    """`value` with `${name}` filled in; a reference that stands alone keeps its type, and lists flatten."""
+    if isinstance(value, list):
+        filled = [_substitute(item, variables, where, faults) for item in value]
+        return [scalar for item in filled for scalar in (item if isinstance(item, list) else [item])]
+    if isinstance(value, bool):
+        return value
+
+    def known(name: str) -> Resolved:
+        if name not in variables:
+            faults.append(f"{where}: there is no variable {name!r}{_near(name, variables)}")
+            return ""
+        return variables[name]
+
+    alone = _REFERENCE.fullmatch(value)
+    if alone is not None and alone[1] is None:
+        return known(alone[2])
+    return _REFERENCE.sub(lambda found: "$" if found[1] else as_text(known(found[2])), value)
+
+
+def _near(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(sorted(known)) or 'none'})"
+
+
+def _resolve_variables(
+    text: RecipeText, overrides: Mapping[str, Resolved], builtins: Mapping[str, Resolved], faults: list[str]
+) -> dict[str, Resolved]:
+    for name in overrides:
+        if name not in text.variables:
+            faults.append(f"--set {name}: there is no such variable{_near(name, text.variables)}")
+    clashes = text.variables.keys() & builtins.keys()
+    faults += [f"variables.{name}: every recipe has this one already" for name in sorted(clashes)]
+    written = {name: overrides.get(name, value) for name, value in text.variables.items()}
+    resolved: dict[str, Resolved] = dict(builtins)
+    # A variable may name others in any order: fill in those that can be, until none is left or none can be.
+    waiting = {name: value for name, value in written.items() if name not in clashes}
+    while waiting:
+        ready = [name for name, value in waiting.items() if not _names(value) & waiting.keys()]
+        if not ready:
+            faults.append(f"variables: {', '.join(waiting)} stand for one another")
+            return {**resolved, **dict.fromkeys(waiting, "")}
+        for name in ready:
+            resolved[name] = _substitute(waiting[name], resolved, f"variables.{name}", faults)
+        waiting = {name: value for name, value in waiting.items() if name not in ready}
+    return resolved
+
+
+def _names(value: Any) -> set[str]:
+    texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    return {found[2] for text in texts for found in _REFERENCE.finditer(text) if found[2] is not None}
+
+
+def _expand(
+    step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]
+) -> Iterator[tuple[str, Mapping[str, Resolved]]]:
+    """The step once for each combination of its `for-each` values: its name and the variables it sees."""
+    choices: list[list[Scalar]] = []
+    for name, values in step.for_each.items():
+        filled = _substitute(values, variables, f"steps[{number}].for-each.{name}", faults)
+        choices.append(filled if isinstance(filled, list) else [filled])
+        if name in variables:
+            faults.append(f"steps[{number}].for-each.{name}: there is a variable of this name")
+    for combination in product(*choices):
+        seen = {**variables, **dict(zip(step.for_each, combination, strict=True))}
+        yield as_text(_substitute(step.name, seen, f"steps[{number}].name", faults)), seen
+
+
+def _resolve_step(
+    text: StepText, name: str, variables: Mapping[str, Resolved], commands: Commands, faults: list[str]
+) -> Step | None:
+    where = f"step {name!r}"
+    parameters = commands.get(text.command)
+    if parameters is None:
+        faults.append(f"{where}: there is no command {text.command!r}{_near(text.command, commands)}")
+        return None
+    options: list[str] = []
+    positionals: list[str] = []
+    paths: dict[str, list[Path]] = {"input": [], "output": []}
+    for argument, written in text.arguments.items():
+        value = _substitute(written, variables, f"{where}, {argument}", faults)
+        parameter = parameters.get(argument)
+        if parameter is None:
+            faults.append(f"{where}: {text.command} has no option {argument!r}{_near(argument, parameters)}")
+        elif argument in PASSED_BY_RUN:
+            faults.append(f"{where}: {argument!r} is for `prunecli run` to pass, not for a recipe")
+        else:
+            given, fault = _command_line(parameter, value)
+            (positionals if parameter.kind == "positional" else options).extend(given)
+            faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
+            if parameter.role != "value":
+                paths[parameter.role] += [Path(item) for item in _texts(value, parameter)]
+    for parameter in parameters.values():
+        # Without it the recipe would not know what the step makes.
+        needed = parameter.required or (parameter.name == "output" and parameter.role == "output")
+        if needed and parameter.name not in text.arguments:
+            faults.append(f"{where}: {text.command} needs {parameter.name!r} here")
+    return Step(
+        name=name,
+        command=text.command,
+        arguments=(*options, *(["--", *positionals] if positionals else [])),
+        inputs=tuple(paths["input"]),
+        outputs=tuple(paths["output"]),
+        accepts=frozenset(option for option in PASSED_BY_RUN if option in parameters),
+    )
+
+
+def _texts(value: Resolved, parameter: Parameter) -> list[str]:
+    """One text for each value that the parameter takes."""
+    if isinstance(value, list) and parameter.multiple:
+        return [as_text(item) for item in value]
+    return [as_text(value)]
+
+
+def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str | None]:
+    """The words of one argument, and what is wrong with its value."""
+    if parameter.kind == "flag":
+        if not isinstance(value, bool):
+            return [], f"it is a switch: give true or false, not {as_text(value)!r}"
+        chosen = f"--{parameter.name}" if value else parameter.negative
+        return ([] if chosen is None else [chosen]), None
+    texts = _texts(value, parameter)
+    found = [fault for fault in map(parameter.fault, texts) if fault is not None]
+    fault = found[0] if found else None
+    if parameter.kind == "positional":
+        return texts, fault
+    return [word for text in texts for word in (f"--{parameter.name}", text)], fault
+
+
+def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
+    def path(name: str, value: str | None) -> Path | None:
+        filled = None if value is None else _substitute(value, variables, f"report.{name}", faults)
+        return None if filled is None else Path(as_text(filled))
+
+    checkpoints = _substitute(text.checkpoints, variables, "report.checkpoints", faults)
+    return Report(
+        title=as_text(_substitute(text.title, variables, "report.title", faults)),
+        checkpoints=tuple(
+            Path(as_text(item)) for item in (checkpoints if isinstance(checkpoints, list) else [checkpoints])
+        ),
+        evaluation=path("evaluation", text.evaluation),
+        latency=path("latency", text.latency),
+    )
+
+
+def lies_in(path: Path, directory: Path) -> bool:
+    """Whether `path` is `directory` or lies below it, by name alone."""
+    inner, outer = os.path.abspath(path), os.path.abspath(directory)  # noqa: PTH100 (links are left as they are)
+    return inner == outer or inner.startswith(outer.rstrip(os.sep) + os.sep)
+
+
+def related(path: Path, other: Path) -> bool:
+    """Whether one of the two is the other or lies below it."""
+    return lies_in(path, other) or lies_in(other, path)
+
+
+def _wiring_faults(steps: Sequence[Step]) -> list[str]:
+    faults = [
+        f"step {name!r}: there are two steps of this name; put each `for-each` variable into it"
+        for name in dict.fromkeys(step.name for step in steps)
+        if sum(step.name == name for step in steps) > 1
+    ]
+    made: list[tuple[Path, Step]] = []
+    for number, step in enumerate(steps):
+        for source in step.inputs:
+            if any(related(source, output) for output, _ in made) or source.exists():
+                continue
+            later = [
+                other.name
+                for other in steps[number + 1 :]
+                if any(lies_in(source, output) for output in other.outputs)
+            ]
+            reason = f"only the later step {later[0]!r} makes it" if later else "no step makes it"
+            faults.append(f"step {step.name!r}: its input {source} does not exist, and {reason}")
+        for output in step.outputs:
+            faults += [
+                f"step {step.name!r}: its output {output} is in the way of {other} of step {writer.name!r}"
+                for other, writer in made
+                if related(output, other)
+            ]
+            if any(lies_in(source, output) for source in step.inputs):
+                faults.append(f"step {step.name!r}: its output {output} would replace its input")
+            made.append((output, step))
+    return faults
+
+
+def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
+    outputs = [output for step in steps for output in step.outputs]
+    named = [*report.checkpoints, *(path for path in (report.evaluation, report.latency) if path is not None)]
+    return [
+        f"report: {path} does not exist, and no step makes it"
+        for path in named
+        if not path.exists() and not any(lies_in(path, output) for output in outputs)
+    ]

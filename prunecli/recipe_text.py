@@ -1,0 +1,144 @@
+"""Recipe files as they are written: YAML read strictly, every field known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from prunecli.errors import UsageError
+
+Scalar = str | bool
+Resolved = str | bool | list[Scalar]
+"""A value of a recipe: text (numbers are kept as they were written), true or false, or a list of these."""
+
+
+def _check_value(value: Any) -> Any:
+    items = value if isinstance(value, list) else [value]
+    if not all(isinstance(item, (str, bool)) for item in items):
+        raise ValueError("give text, a number, true or false, or a list of these")
+    return value
+
+
+Value = Annotated[Any, AfterValidator(_check_value)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class StepText(_Model):
+    """A step as it is written, before variables are filled in."""
+
+    name: str = Field(min_length=1)
+    command: str
+    arguments: dict[str, Value] = Field(default_factory=dict)
+    for_each: dict[str, Value] = Field(default_factory=dict, alias="for-each")
+
+
+class ReportText(_Model):
+    """The closing table: the checkpoints and the measurements that it puts side by side."""
+
+    title: str = ""
+    checkpoints: Value = Field(default_factory=list)
+    evaluation: str | None = None
+    latency: str | None = None
+
+
+class RecipeText(_Model):
+    """A recipe file as it is written."""
+
+    description: str = ""
+    variables: dict[str, Value] = Field(default_factory=dict)
+    steps: list[StepText] = Field(min_length=1)
+    report: ReportText | None = None
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML where only true, false and null are special: `3:1`, `no` and `0.80` stay as they are written."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode) and key.value != "<<"]
+        twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1]
+        if twice:
+            problem = f"{twice[0]!r} is given twice"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.yaml_implicit_resolvers = {}
+_Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), ["t", "f"])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|)$"), ["~", "n", ""])
+_Loader.add_implicit_resolver("tag:yaml.org,2002:merge", re.compile(r"^<<$"), ["<"])
+
+
+def read_recipe(path: Path) -> RecipeText:
+    """Read a recipe file.
+
+    Raises:
+        UsageError: it is missing, is not YAML, or has fields that a recipe has not; all faults are listed.
+    """
+    try:
+        text = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"{path}: cannot read this recipe: {reason}") from error
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
+        raise UsageError(f"{path}{line}: this is not YAML: {error.problem}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"{path}: this is not YAML: {error}") from error
+    if not isinstance(text, dict):
+        raise UsageError(f"{path}: a recipe is a mapping that has `steps`")
+    try:
+        return RecipeText.model_validate({key: value for key, value in text.items() if value is not None})
+    except ValidationError as error:
+        raise faults_error(path, [_pydantic_fault(fault) for fault in error.errors()]) from error
+
+
+def _pydantic_fault(fault: Any) -> str:
+    parts = (f"[{part + 1}]" if isinstance(part, int) else f".{part}" for part in fault["loc"])
+    where = "".join(parts).lstrip(".")
+    message = {"extra_forbidden": "there is no such field", "missing": "it is missing"}.get(
+        fault["type"], fault["msg"].removeprefix("Value error, ")
+    )
+    return f"{where}: {message}"
+
+
+def faults_error(path: Path, faults: Sequence[str]) -> UsageError:
+    """One error for all faults of a recipe, each on its line."""
+    unique = list(dict.fromkeys(faults))
+    if len(unique) == 1:
+        return UsageError(f"{path}: {unique[0]}")
+    return UsageError(f"{path}: {len(unique)} faults:\n" + "\n".join(f"  {fault}" for fault in unique))
+
+
+def as_text(value: Resolved) -> str:
+    """A value as the command line writes it; lists comma-separated."""
+    if isinstance(value, list):
+        return ",".join(as_text(item) for item in value)
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def parse_override(text: str) -> tuple[str, Resolved]:
+    """`name=value` of --set; the value is text, true or false, or a list in brackets.
+
+    Raises:
+        UsageError: there is no `=`, or the list does not close.
+    """
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise UsageError(f"--set {text}: expected name=value")
+    if value in ("true", "false"):
+        return name, value == "true"
+    if not value.startswith("["):
+        return name, value
+    try:
+        listed = yaml.load(value, Loader=_Loader)
+        return name, list(_check_value(listed))
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"--set {text}: this is not a list", "Write it as name=[a,b].") from error

@@ -1,0 +1,85 @@
+"""The command line as a whole: help, versions, and how failures are said."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+
+import pytest
+
+from prunecli import __version__
+from prunecli.commands import app
+from prunecli.errors import CheckpointError, UsageError
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "prunecli", *arguments], capture_output=True, text=True)
+
+
+def test_help_lists_every_command_and_imports_no_heavy_library() -> None:
+    code = (
+        "import sys; from prunecli.commands.app import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: status = end.code\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pandas', 'scipy', 'matplotlib', 'sacrebleu'} & set(sys.modules)\n"
+        "sys.exit(status or (f'imported {heavy}' if heavy else 0))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    for names in app.COMMANDS.values():
+        for name in names:
+            assert name in result.stdout
+
+
+@pytest.mark.parametrize("name", [name for names in app.COMMANDS.values() for name in names])
+def test_every_command_has_a_help_that_says_what_it_does(name: str) -> None:
+    result = run(name, "--help")
+    assert result.returncode == 0
+    assert name in result.stdout
+    assert len(result.stdout.splitlines()) > 8
+
+
+def test_version() -> None:
+    assert run("--version").stdout.strip() == f"prunecli {__version__}"
+
+
+def test_no_arguments_show_the_help() -> None:
+    assert "Usage" in run().stdout
+
+
+@pytest.mark.parametrize("arguments", [("no-such-command",), ("inspect", "--no-such-option"), ("run",)])
+def test_bad_usage_ends_with_2(arguments: tuple[str, ...]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "status"),
+    [
+        (CheckpointError("model: bad", "Do this."), "Error: model: bad\nDo this.", 1),
+        (UsageError("--ratio 2: no"), "Error: --ratio 2: no", 2),
+        (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
+        (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x)", 1),
+        (MemoryError(), "out of memory", 1),
+    ],
+)
+def test_failures_become_plain_lines(error: BaseException, text: str, status: int) -> None:
+    said, ended = app.describe(error)
+    assert text in said
+    assert ended == status
+    assert len(said.splitlines()) <= 2
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        app.describe(ZeroDivisionError())
+
+
+def test_debug_shows_the_traceback_of_a_failure() -> None:
+    plain, debug = run("inspect", "no-such-directory"), run("--debug", "inspect", "no-such-directory")
+    assert plain.returncode == 1
+    assert "Traceback" not in plain.stderr
+    assert "no-such-directory" in plain.stderr
+    assert "Traceback" in debug.stderr

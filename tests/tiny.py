@@ -1,0 +1,250 @@
+"""Real tiny checkpoints, written in milliseconds: random weights, stock Hugging Face layout, a working tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+
+LANGUAGES = ("deu_Latn", "eng_Latn", "fra_Latn")
+PIECES = ("\u2581", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?'-")
+MERGES = (("\u2581", "a"), ("\u2581", "t"), ("h", "e"), ("\u2581t", "he"), ("e", "n"), ("o", "n"), ("i", "n"))
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+NUMPY_DTYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+CONFIG_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+def tiny_nllb_moe(
+    directory: Path | str,
+    *,
+    experts: int = 8,
+    shards: int = 1,
+    pickled: bool = False,
+    seed: int = 0,
+    d_model: int = 16,
+    ffn: int = 32,
+    layers: int = 4,
+    sparse_step: int = 2,
+    dtype: str = "F32",
+    router_bias: bool = False,
+    languages: Sequence[str] = LANGUAGES,
+    vocab: int | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> Path:
+    """A stock NLLB-MoE directory: `layers` a side, every `sparse_step`-th sparse with `experts` experts.
+
+    `vocab` (default: just what the tokenizer has) may be larger than the tokenizer's own size; `dtype` is F32, F16
+    or BF16; `config` overrides keys of config.json. With `pickled` the weights are `.bin` files. Embeddings are tied
+    and stored once, as model.shared.weight.
+    """
+    directory = Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    size = write_tokenizer(directory, languages)
+    values: dict[str, Any] = {
+        **tiny_config(
+            experts, d_model, ffn, layers, sparse_step, size if vocab is None else max(vocab, size)
+        ),
+        "dtype": CONFIG_DTYPES[dtype],
+        "router_bias": router_bias,
+        **(config or {}),
+    }
+    write_json(directory / "config.json", values)
+    write_json(directory / "generation_config.json", _GENERATION)
+    write_weights(directory, random_tensors(values, seed, dtype), shards=shards, pickled=pickled)
+    return directory
+
+
+_GENERATION = {
+    "bos_token_id": 0,
+    "decoder_start_token_id": 2,
+    "eos_token_id": 2,
+    "max_length": 64,
+    "pad_token_id": 1,
+    "transformers_version": "5.23.0",
+}
+
+
+def tiny_config(
+    experts: int, d_model: int, ffn: int, layers: int, sparse_step: int, vocab: int
+) -> dict[str, Any]:
+    """The config.json of a tiny NLLB-MoE."""
+    config: dict[str, Any] = {
+        "activation_dropout": 0.0,
+        "activation_function": "relu",
+        "architectures": ["NllbMoeForConditionalGeneration"],
+        "bos_token_id": 0,
+        "d_model": d_model,
+        "decoder_start_token_id": 2,
+        "dropout": 0.0,
+        "dtype": "float32",
+        "eos_token_id": 2,
+        "expert_capacity": 64,
+        "is_encoder_decoder": True,
+        "max_position_embeddings": 64,
+        "model_type": "nllb-moe",
+        "moe_token_dropout": 0.2,
+        "num_experts": experts,
+        "pad_token_id": 1,
+        "router_bias": False,
+        "router_dtype": "float32",
+        "scale_embedding": True,
+        "tie_word_embeddings": True,
+        "transformers_version": "5.23.0",
+        "vocab_size": vocab,
+    }
+    for side in ("encoder", "decoder"):
+        config |= {
+            f"{side}_attention_heads": 2,
+            f"{side}_ffn_dim": ffn,
+            f"{side}_layerdrop": 0.0,
+            f"{side}_layers": layers,
+            f"{side}_sparse_step": sparse_step,
+        }
+    return config
+
+
+def random_tensors(config: Mapping[str, Any], seed: int = 0, dtype: str = "F32") -> dict[str, np.ndarray]:
+    """Every stored tensor of the stock layout for `config`, with random values; norms lie near the identity."""
+    generator = np.random.default_rng(seed)
+    tensors: dict[str, np.ndarray] = {}
+    for name, shape in tensor_shapes(config).items():
+        scale = 1.0 if "router" in name else 0.02 if name.endswith("bias") else 1 / np.sqrt(shape[-1])
+        values = generator.standard_normal(shape, dtype=np.float32) * np.float32(scale)
+        if "layer_norm.weight" in name:
+            values = 1 + np.float32(0.02) * values
+        tensors[name] = np.ascontiguousarray(values.astype(NUMPY_DTYPES[dtype]))
+    return tensors
+
+
+def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every stored tensor, restated by hand rather than from prunecli's records."""
+    width, shapes = config["d_model"], dict[str, tuple[int, ...]]()
+
+    def linear(name: str, outputs: int, inputs: int) -> None:
+        shapes[f"{name}.weight"], shapes[f"{name}.bias"] = (outputs, inputs), (outputs,)
+
+    def norm(name: str) -> None:
+        shapes[f"{name}.weight"] = shapes[f"{name}.bias"] = (width,)
+
+    shapes["model.shared.weight"] = (config["vocab_size"], width)
+    for side, attentions in (("encoder", ("self_attn",)), ("decoder", ("self_attn", "cross_attention"))):
+        ffn, step = config[f"{side}_ffn_dim"], config[f"{side}_sparse_step"]
+        for index in range(config[f"{side}_layers"]):
+            layer = f"model.{side}.layers.{index}"
+            for attention in attentions:
+                for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                    linear(f"{layer}.{attention}.{projection}", width, width)
+                norm(f"{layer}.{attention}_layer_norm")
+            norm(f"{layer}.ff_layer_norm")
+            blocks = [f"{layer}.ffn"]
+            if step > 0 and (index + 1) % step == 0:
+                shapes[f"{layer}.ffn.router.classifier.weight"] = (config["num_experts"], width)
+                if config["router_bias"]:
+                    shapes[f"{layer}.ffn.router.classifier.bias"] = (config["num_experts"],)
+                blocks = [f"{layer}.ffn.experts.expert_{expert}" for expert in range(config["num_experts"])]
+            for block in blocks:
+                linear(f"{block}.fc1", ffn, width)
+                linear(f"{block}.fc2", width, ffn)
+        norm(f"model.{side}.layer_norm")
+    return shapes
+
+
+def write_weights(
+    directory: Path, tensors: Mapping[str, np.ndarray], *, shards: int = 1, pickled: bool = False
+) -> tuple[Path, ...]:
+    """Write `tensors`, in their order, as one file or as `shards` files with an index; returns the weight files."""
+    stem, ending = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
+    names = list(tensors)
+    if shards == 1:
+        groups = {f"{stem}.{ending}": names}
+    else:
+        bounds = [round(index * len(names) / shards) for index in range(shards + 1)]
+        groups = {
+            f"{stem}-{index + 1:05d}-of-{shards:05d}.{ending}": names[bounds[index] : bounds[index + 1]]
+            for index in range(shards)
+        }
+        write_json(
+            directory / f"{stem}.{ending}.index.json",
+            {
+                "metadata": {"total_size": sum(tensor.nbytes for tensor in tensors.values())},
+                "weight_map": {name: file for file, members in groups.items() for name in members},
+            },
+        )
+    for file, members in groups.items():
+        chosen = {name: tensors[name] for name in members}
+        if pickled:
+            _save_pickled(directory / file, chosen)
+        else:
+            save_file(chosen, directory / file, metadata={"format": "pt"})
+    return tuple(directory / file for file in groups)
+
+
+def _save_pickled(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
+    import torch
+
+    def tensor(value: np.ndarray) -> torch.Tensor:
+        if value.dtype == ml_dtypes.bfloat16:
+            return torch.from_numpy(value.view(np.int16).copy()).view(torch.bfloat16)
+        return torch.from_numpy(value.copy())
+
+    torch.save({name: tensor(value) for name, value in tensors.items()}, path)
+
+
+def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> int:
+    """Write the files of an NllbTokenizer over single letters and a few merges; returns its number of tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+    from tokenizers.models import BPE
+
+    vocab = {
+        piece: index
+        for index, piece in enumerate((*SPECIALS, *PIECES, *("".join(merge) for merge in MERGES)))
+    }
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=list(MERGES), unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
+        replacement="\u2581", prepend_scheme="always", split=True
+    )
+    tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always", split=True)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=True, special=True)])
+    tokenizer.add_special_tokens([AddedToken(code, special=True) for code in languages])
+    first = languages[0]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[first, "$A", "</s>"],
+        pair=[first, "$A", "$B", "</s>"],
+        special_tokens=[(first, tokenizer.token_to_id(first)), ("</s>", vocab["</s>"])],
+    )
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(
+        directory / "tokenizer_config.json",
+        {
+            "backend": "tokenizers",
+            "bos_token": "<s>",
+            "cls_token": "<s>",
+            "eos_token": "</s>",
+            "extra_special_tokens": list(languages),
+            "legacy_behaviour": False,
+            "mask_token": "<mask>",
+            "model_max_length": 64,
+            "pad_token": "<pad>",
+            "sep_token": "</s>",
+            "src_lang": first,
+            "tgt_lang": None,
+            "tokenizer_class": "NllbTokenizer",
+            "unk_token": "<unk>",
+        },
+    )
+    return int(tokenizer.get_vocab_size())
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Plain JSON with a newline at its end."""
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
