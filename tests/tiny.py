@@ -1,4 +1,4 @@
-"""Real tiny checkpoints, written in milliseconds: random weights, stock Hugging Face layout, a working tokenizer."""
+"""Real tiny checkpoints, written in milliseconds: random weights, stock layout, a working tokenizer."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def tiny_nllb_moe(
 ) -> Path:
     """A stock NLLB-MoE directory: `layers` a side, every `sparse_step`-th sparse with `experts` experts.
 
-    `vocab` (default: just what the tokenizer has) may be larger than the tokenizer's own size; `dtype` is F32, F16
-    or BF16; `config` overrides keys of config.json. With `pickled` the weights are `.bin` files. Embeddings are tied
-    and stored once, as model.shared.weight.
+    `vocab` (default: just what the tokenizer has) may be larger than the tokenizer's own size; `dtype` is
+    F32, F16 or BF16; `config` overrides keys of config.json. With `pickled` the weights are `.bin` files.
+    Embeddings are tied and stored once, as model.shared.weight.
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def tiny_config(
 
 
 def random_tensors(config: Mapping[str, Any], seed: int = 0, dtype: str = "F32") -> dict[str, np.ndarray]:
-    """Every stored tensor of the stock layout for `config`, with random values; norms lie near the identity."""
+    """Every stored tensor of the stock layout, with random values; norms lie near the identity."""
     generator = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     for name, shape in tensor_shapes(config).items():
@@ -161,7 +161,7 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 def write_weights(
     directory: Path, tensors: Mapping[str, np.ndarray], *, shards: int = 1, pickled: bool = False
 ) -> tuple[Path, ...]:
-    """Write `tensors`, in their order, as one file or as `shards` files with an index; returns the weight files."""
+    """Write `tensors`, in their order, as one file or as `shards` files with an index; returns the files."""
     stem, ending = ("pytorch_model", "bin") if pickled else ("model", "safetensors")
     names = list(tensors)
     if shards == 1:
@@ -200,7 +200,7 @@ def _save_pickled(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> int:
-    """Write the files of an NllbTokenizer over single letters and a few merges; returns its number of tokens."""
+    """Write the files of an NllbTokenizer over letters and a few merges; returns its number of tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
     from tokenizers.models import BPE
 

@@ -71,10 +71,10 @@ def find_weights(directory: Path) -> tuple[WeightFile, ...]:
 
 
 def side_files(directory: Path) -> tuple[Path, ...]:
-    """Files that travel along when the tensors are rewritten: tokenizer, generation config, chat templates, code.
+    """Files that travel along when tensors are rewritten: tokenizer, generation config, templates, code.
 
-    Left out: weights of any format and their indices, config.json (it is patched), README.md (it is written anew),
-    hidden files, and folders but those of one level that transformers reads (`additional_chat_templates`).
+    Left out: weights of any format and their indices, config.json (it is patched), README.md (it is written
+    anew), hidden files, and all folders but `additional_chat_templates`, which transformers reads.
     """
     found = [path for path in directory.iterdir() if path.is_file()]
     found += [path for path in (directory / "additional_chat_templates").glob("*") if path.is_file()]
@@ -117,7 +117,7 @@ def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
     missing = [shard for shard, path in shards.items() if not path.is_file()]
     if missing:
         raise CheckpointError(
-            f"{directory / missing[0]}: missing ({len(missing)} of the {len(shards)} files that {index.name} names)",
+            f"{directory / missing[0]}: missing ({len(missing)} of {len(shards)} files in {index.name})",
             "Download or copy the missing files.",
         )
     files = {shard: _describe(path) for shard, path in shards.items()}

@@ -95,7 +95,7 @@ def config_dtype(dtype: str) -> str:
 
 
 def parse_dtype(text: str) -> str:
-    """The safetensors name of a type as users, torch or config.json write it: "float16", "torch.float16", "F16".
+    """The safetensors name of a type that is written "float16", "torch.float16", "fp16" or "F16".
 
     Raises:
         UsageError: an unknown type.

@@ -1,4 +1,4 @@
-"""A checkpoint's fingerprint: which model it is, whatever the type and the files its weights are stored in."""
+"""A checkpoint's fingerprint: which model it is, whatever type and files its weights are stored in."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ VALUES = 16
 def fingerprint(checkpoint: Checkpoint) -> str:
     """ "sha256:<hex>" over every tensor's name, shape and 16 values, rounded to float16.
 
-    A float32 checkpoint and its float16 copy have the same fingerprint, as have the .bin and .safetensors forms of
-    one model; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
+    A float32 checkpoint and its float16 copy have the same fingerprint, as have its .bin and .safetensors
+    forms; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
     """
     # Read in file order, for the disk's sake; hashed in the order of names, so that files do not matter.
     sampled = {name: _sample(checkpoint, name) for name in checkpoint.tensors}

@@ -21,7 +21,7 @@ def stored_names(
     """Name in the files -> name in the stock layout, in file order.
 
     A checkpoint of the base model lacks the first part of the names (`encoder.layers…` for
-    `model.encoder.layers…`): it is added. Buffers are left out. Of the names under which a tied tensor appears, the
+    `model.encoder.layers…`): it is added. Buffers are left out. Of the names of a tied tensor, the
     stock one is kept, or the first; an alias whose values differ (by `equal`) is kept under its own name.
     """
     renamed = {
@@ -46,8 +46,8 @@ def stored_names(
 def same_values(one: tuple[int, Stored], other: tuple[int, Stored]) -> bool:
     """Whether two tensors, each (file descriptor, place), hold the same values.
 
-    Tensors of up to 1 MiB are compared whole, longer ones in 256 blocks of 4 KiB spread evenly: those that were
-    trained apart differ in nearly every value.
+    Tensors of up to 1 MiB are compared whole, longer ones in 256 blocks of 4 KiB spread evenly: those
+    that were trained apart differ in nearly every value.
     """
     (first, a), (second, b) = one, other
     if (a.info.dtype, a.info.shape) != (b.info.dtype, b.info.shape):

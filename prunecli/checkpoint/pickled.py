@@ -27,8 +27,8 @@ def read_pickled(path: Path) -> WeightFile:
     """The tensors of a .bin file, in its order.
 
     Contiguous tensors and contiguous views are read from the file itself, later and piece by piece. Others
-    (transposed, expanded) are written row-major into an unnamed temporary file now, one at a time. So are all tensors
-    of the format before torch 1.6, which is no zip file: there the whole file passes through memory once.
+    (transposed, expanded) are written row-major into an unnamed temporary file now, one at a time. So are all
+    tensors of the format before torch 1.6, which is no zip file: there the whole file passes through memory.
 
     Raises:
         CheckpointError: the file is missing, truncated, or holds more than tensors.
@@ -77,7 +77,7 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
 def _check_byte_order(path: Path) -> None:
     import torch
 
-    reader = torch._C.PyTorchFileReader(str(path))
+    reader: Any = torch._C.PyTorchFileReader(str(path))
     if reader.has_record("byteorder") and reader.get_record("byteorder") != b"little":
         raise CheckpointError(f"{path}: big-endian values", "Save the checkpoint again on a common machine.")
 
@@ -113,7 +113,7 @@ def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
     start: int | None = getattr(storage, "_checkpoint_offset", None)
     if start is None or not tensor.is_contiguous():
         return None
-    shift = tensor.storage_offset() * tensor.element_size()
+    shift = int(tensor.storage_offset()) * tensor.element_size()
     end = start + shift + info.nbytes
     if end > path.stat().st_size or (info.nbytes and shift + info.nbytes > storage.nbytes()):
         raise CheckpointError(
@@ -136,7 +136,7 @@ def _spooled(path: Path, tensors: dict[str, torch.Tensor], in_place: dict[str, S
         found[name] = Stored(_info(path, name, tensor), spool.tell(), spooled=True)
         flat = tensor.detach().contiguous().reshape(-1)
         if flat.numel():
-            spool.write(memoryview(flat.view(torch.uint8).numpy()))
+            spool.write(flat.view(torch.uint8).numpy().data)
     spool.flush()
     return WeightFile(path, found, spool)
 

@@ -83,7 +83,7 @@ class Checkpoint:
             module = self.model_type.replace("-", "_").replace(".", "_")
             raise UnsupportedModelError(
                 f'{self.path}: the model family "{self.model_type}" is not supported',
-                f"Supported: {', '.join(FAMILIES)}. To add it, declare it in prunecli/architectures/{module}.py.",
+                f"Supported: {', '.join(FAMILIES)}. To add it: prunecli/architectures/{module}.py.",
             )
         return self.architecture
 
@@ -103,7 +103,7 @@ class Checkpoint:
         info = self.info(name)
         values = np.empty(info.shape, dtype=numpy_dtype(info.dtype))
         if info.nbytes:
-            self.read_range(name, 0, info.nbytes, memoryview(values.reshape(-1).view(np.uint8)))
+            self.read_range(name, 0, info.nbytes, values.reshape(-1).view(np.uint8).data)
         return values
 
     def read_range(
@@ -130,7 +130,7 @@ class Checkpoint:
         return view
 
     def location(self, name: str) -> tuple[int, int, int]:
-        """Where a tensor's bytes lie: (open file descriptor, offset, bytes). The checkpoint keeps the descriptor.
+        """Where a tensor's bytes lie: (file descriptor, offset, bytes). The checkpoint owns the descriptor.
 
         Raises:
             CheckpointError: no such tensor.
@@ -196,7 +196,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint directory: config.json and .safetensors or .bin files, single or sharded with an index.
+    """Open a checkpoint directory: config.json and .safetensors or .bin files, single or sharded.
 
     Raises:
         CheckpointError: no such directory, not a checkpoint, or a file that is missing or damaged.

@@ -1,4 +1,4 @@
-"""Headers of .safetensors files, checked strictly: eight bytes of length, JSON, then the tensors without gaps."""
+"""Headers of .safetensors files, checked strictly: eight bytes of length, JSON, tensors without gaps."""
 
 from __future__ import annotations
 

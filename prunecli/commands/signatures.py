@@ -1,4 +1,4 @@
-"""What each command accepts, read from the functions behind them, so that recipes are checked before they run."""
+"""What each command accepts, read from its function, so that recipes are checked before they run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     annotated, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     info = next((item for item in metadata if isinstance(item, (OptionInfo, ArgumentInfo))), None)
     value_type, multiple = _value_type(annotated)
-    declared = [text for text in (getattr(info, "param_decls", None) or ()) if text.startswith("--")]
+    # In `Annotated`, typer keeps the first declared name where a default would stand.
+    names = (getattr(info, "default", None), *(getattr(info, "param_decls", None) or ()))
+    declared = [text for text in names if isinstance(text, str) and text.startswith("--")]
     positive, _, negative = (declared or ["--" + name.replace("_", "-")])[0].partition("/")
     positional = isinstance(info, ArgumentInfo)
     written = name if positional else positive.removeprefix("--")

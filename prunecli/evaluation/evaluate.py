@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.errors import PruneError
+from prunecli.errors import OutputError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
@@ -71,6 +71,7 @@ def evaluate(
     from prunecli.checkpoint.documents import header, write_json
     from prunecli.checkpoint.reader import open_checkpoint
 
+    _refuse_existing(output, checkpoints, text.split, pairs, options, force)
     metrics = make_metrics(options.spm)
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(partial_path(output))
@@ -87,7 +88,7 @@ def evaluate(
         **_results(made, text, pairs, metrics, options, progress),
     }
     if options.hypotheses is not None:
-        _write_hypotheses(options.hypotheses, made, text.split, force)
+        _write_hypotheses(options.hypotheses, made, text.split)
     write_json(output, payload, force=force)
     partial.remove()
     return payload
@@ -235,37 +236,49 @@ def _significance_json(found: Significance) -> dict[str, float]:
 
 def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
     """Where the outputs of one checkpoint and pair are kept: DIR/LABEL/SPLIT.PAIR.hyp."""
-    return directory / label / f"{split}.{pair}.hyp"
+    return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
 
 
-def _write_hypotheses(directory: Path, made: Made, split: str, force: bool) -> None:
-    from prunecli.errors import OutputError
-
-    files = {
-        hypothesis_path(directory, label, split, pair): translations
-        for label, by_pair in made.items()
-        for pair, translations in by_pair.items()
-    }
+def _refuse_existing(
+    output: Path,
+    labels: Iterable[str],
+    split: str,
+    pairs: Sequence[tuple[str, str]],
+    options: EvaluationOptions,
+    force: bool,
+) -> None:
+    """Refuse before the work what would be refused after it."""
+    files = [output]
+    if options.hypotheses is not None:
+        folder = options.hypotheses
+        files += [hypothesis_path(folder, label, split, pair_name(*p)) for label in labels for p in pairs]
     for path in files:
         if path.exists() and not force:
-            raise OutputError(f"{path} exists", "Choose another directory, or replace it with --force.")
-    for path, translations in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # One line each, so that the file stays aligned with the source whatever the model made.
-        lines = [" ".join(made.text.split("\n")) for made in translations]
-        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            raise OutputError(f"{path} exists", "Choose another output, or replace it with --force.")
+    if not output.parent.is_dir():
+        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+
+
+def _write_hypotheses(directory: Path, made: Made, split: str) -> None:
+    for label, by_pair in made.items():
+        for pair, translations in by_pair.items():
+            path = hypothesis_path(directory, label, split, pair)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # One line each, so that the file stays aligned with the source whatever the model made.
+            lines = [" ".join(translation.text.split("\n")) for translation in translations]
+            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
     """A short label for each checkpoint: its directory's name, or the whole path where two share a name.
 
     Raises:
-        PruneError: a checkpoint is given twice.
+        UsageError: a checkpoint is given twice.
     """
     resolved = [path.resolve() for path in paths]
     for path, real in zip(paths, resolved, strict=True):
         if resolved.count(real) > 1:
-            raise PruneError(f"{path} is given twice", "Name each checkpoint once.")
+            raise UsageError(f"{path} is given twice", "Name each checkpoint once.")
     names = [real.name for real in resolved]
     return {
         (name if names.count(name) == 1 else str(path)): path for name, path in zip(names, paths, strict=True)

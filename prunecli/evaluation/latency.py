@@ -1,7 +1,7 @@
 """Decoding speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
 
-Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so that a
-model that stops early does not look fast (2309.01826, section 3: mean of 5 runs, batch 1, beam 5).
+Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so
+that a model that stops early does not look fast (2309.01826, section 3: mean of 5 runs, batch 1, beam 5).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.data.batching import pad
 from prunecli.data.parallel import pair_name
 from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
-from prunecli.evaluation.decoding import max_positions
+from prunecli.errors import UsageError
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ def bench_latency(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     subjects = [
-        _subject(label, open_checkpoint(path), sentences, pair) for label, path in checkpoints.items()
+        _subject(label, open_checkpoint(path), sentences, pair, options.new_tokens)
+        for label, path in checkpoints.items()
     ]
     costs = {}
     if options.memory:
@@ -105,6 +106,7 @@ def bench_latency(
                     sources=subject.sources[: max(options.batch_sizes)],
                     beam=max(options.beams),
                     new_tokens=options.new_tokens,
+                    pad_id=subject.pad_id,
                     forced_id=subject.forced_id,
                 )
                 costs[subject.label] = measure_cost(task)
@@ -141,11 +143,19 @@ def bench_latency(
     }
 
 
-def _subject(label: str, checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str]) -> Subject:
+def _subject(
+    label: str, checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], new_tokens: int
+) -> Subject:
     tokenizer = load_tokenizer(checkpoint.path)
     forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
-    limit = checkpoint.config.get("max_position_embeddings")
-    ids = encode(tokenizer, sentences, pair[0], max_length=limit if isinstance(limit, int) else None)
+    value = checkpoint.config.get("max_position_embeddings")
+    limit = value if isinstance(value, int) else None
+    if limit is not None and new_tokens >= limit:
+        raise UsageError(
+            f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
+            f"Ask for at most --new-tokens {limit - 1}.",
+        )
+    ids = encode(tokenizer, sentences, pair[0], max_length=limit)
     pad_id = tokenizer.pad_token_id
     return Subject(label, checkpoint, tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced)
 
@@ -155,17 +165,12 @@ def decode(
     sources: Sequence[Sequence[int]],
     beam: int,
     new_tokens: int,
+    pad_id: int,
     forced_id: int | None,
-    pad_id: int | None = None,
 ) -> None:
-    """Generate exactly `new_tokens` tokens for each of `sources`, one batch, and wait until the device is done."""
+    """Generate exactly `new_tokens` tokens for each of `sources`, one batch; wait for the device."""
     import torch
 
-    if pad_id is None:
-        configured = getattr(model.config, "pad_token_id", None)
-        pad_id = configured if isinstance(configured, int) else 0
-    positions = max_positions(model)
-    length = new_tokens if positions is None else min(new_tokens, positions - 1)
     ids, mask = pad(sources, pad_id)
     settings: dict[str, Any] = {} if forced_id is None else {"forced_bos_token_id": forced_id}
     with torch.inference_mode():
@@ -176,8 +181,8 @@ def decode(
             do_sample=False,
             max_length=None,
             min_length=0,
-            max_new_tokens=length,
-            min_new_tokens=length,
+            max_new_tokens=new_tokens,
+            min_new_tokens=new_tokens,
             **settings,
         )
     if model.device.type == "cuda":
@@ -200,7 +205,7 @@ class _Runner:
         start = time.perf_counter()
         for first in range(0, len(subject.sources), batch_size):
             batch = subject.sources[first : first + batch_size]
-            decode(model, batch, beam, self._options.new_tokens, subject.forced_id, subject.pad_id)
+            decode(model, batch, beam, self._options.new_tokens, subject.pad_id, subject.forced_id)
         return time.perf_counter() - start
 
     def _model(self, subject: Subject) -> Any:

@@ -35,6 +35,7 @@ class MemoryTask:
     sources: Sequence[Sequence[int]]
     beam: int
     new_tokens: int
+    pad_id: int
     forced_id: int | None
 
 
@@ -124,7 +125,7 @@ def run_task(task: MemoryTask) -> Cost:
     if on_device:
         torch.cuda.synchronize(model.device)
     load_s = time.perf_counter() - start
-    decode(model, task.sources, task.beam, task.new_tokens, task.forced_id)
+    decode(model, task.sources, task.beam, task.new_tokens, task.pad_id, task.forced_id)
     device_peak = int(torch.cuda.max_memory_allocated(model.device)) if on_device else None
     return Cost(load_s, before, peak_resident(), device_peak)
 

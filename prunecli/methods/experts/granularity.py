@@ -1,4 +1,4 @@
-"""Which entries of the statistics a selection sums over (2212.09811, 4.2): all, those of pairs, or by language."""
+"""Which entries a selection sums over (2212.09811, 4.2): all, those of pairs, or by language."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from typing import Literal, get_args
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums, add_all, side_of, split_pair
+from prunecli.methods.experts.statistics import (
+    ANY,
+    SUMS,
+    GateStatistics,
+    GateSums,
+    add_all,
+    side_of,
+    split_pair,
+)
 
 Granularity = Literal["language", "pair", "global"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
@@ -29,9 +37,10 @@ def aggregate(
     """The sums that a selection is made from, `[layers, experts]`.
 
     - global: all pairs.
-    - pair: the pairs of the given sources with the given targets; a side left out stands for all its languages.
-    - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side left out
-      is summed over all pairs.
+    - pair: the pairs of the given sources with the given targets; a side left out stands for all its
+      languages.
+    - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side
+      left out is summed over all pairs.
 
     In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target.
 
@@ -49,7 +58,9 @@ def aggregate(
             )
         return _by_side(statistics, _of_source(statistics, ()), _of_target(statistics, ()))
     if not sources and not targets:
-        raise UsageError(f"--granularity {granularity} needs --source or --target.", f"Known: {_known(statistics)}.")
+        raise UsageError(
+            f"--granularity {granularity} needs --source or --target.", f"Known: {_known(statistics)}."
+        )
     _check_languages(statistics, sources, 0)
     _check_languages(statistics, targets, 1)
     if granularity == "pair":
@@ -59,7 +70,7 @@ def aggregate(
 
 
 def _by_side(statistics: GateStatistics, encoder: Sequence[str], decoder: Sequence[str]) -> GateSums:
-    """Encoder layers from the entries `encoder`, decoder layers from `decoder`; summed in the order of their names."""
+    """Encoder layers from the entries `encoder`, decoder layers from `decoder`, summed in sorted order."""
     sums = {
         side: add_all(statistics.entries[pair] for pair in sorted(pairs))
         for side, pairs in (("encoder", encoder), ("decoder", decoder))
@@ -113,7 +124,9 @@ def _pairs(statistics: GateStatistics, sources: Sequence[str], targets: Sequence
     missing = [pair for pair in asked if pair not in statistics.entries]
     if missing or not asked:
         raise StatisticsError(
-            f"The statistics lack the pair {missing[0]}." if missing else "The statistics hold no pairs of these.",
+            f"The statistics lack the pair {missing[0]}."
+            if missing
+            else "The statistics hold no pairs of these.",
             "Collect its gates and give both files, or choose --granularity language.",
         )
     return asked
@@ -131,7 +144,8 @@ def _check_languages(statistics: GateStatistics, asked: Sequence[str], position:
         if language not in known:
             role = ("source", "target")[position]
             raise StatisticsError(
-                f"The statistics hold no {role} language {language!r}.", near_names(language, known, "Collected")
+                f"The statistics hold no {role} language {language!r}.",
+                near_names(language, known, "Collected"),
             )
 
 

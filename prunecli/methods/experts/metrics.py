@@ -1,7 +1,7 @@
 """Expert metrics (2212.09811, 4.1): how much an expert contributes, from additive gate sums.
 
-With n the tokens of a layer, per expert e: top1(e) = top1 / n; top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n;
-conf(e) = conf1_sum / top1, 0 where no token ranks e first.
+With n the tokens of a layer, per expert e: top1(e) = top1 / n; top2(e) = (top1 + top2) / n;
+mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ class Metric:
 def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Values:
     """numerator / denominator, 0 where the denominator is 0."""
     bottom = np.broadcast_to(np.asarray(denominator, np.float64), np.shape(numerator))
-    return np.divide(numerator, bottom, out=np.zeros(np.shape(numerator), np.float64), where=bottom != 0)
+    result = np.zeros(np.shape(numerator), np.float64)
+    np.divide(numerator, bottom, out=result, where=bottom != 0)
+    return result
 
 
 def activity_top1(sums: GateSums) -> Values:
@@ -55,7 +57,7 @@ def mean_gate(sums: GateSums) -> Values:
 
 
 def confidence(sums: GateSums) -> Values:
-    """conf(e): the mean gate of e over the tokens that rank it first, 0 where there is none. `[layers, experts]`."""
+    """conf(e): the mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
     return _ratio(sums.conf1_sum, sums.top1)
 
 
@@ -118,6 +120,6 @@ def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict
 
 
 def random_values(layers: Mapping[str, int], seed: int) -> dict[str, Values]:
-    """Layer's name -> `[experts]` uniform in (0, 1]: the baseline. `layers` counts the original experts of each."""
+    """Layer's name -> `[experts]` uniform in (0, 1], the baseline; `layers` counts original experts."""
     generator = np.random.default_rng(seed)
     return {name: 1.0 - generator.random(experts) for name, experts in layers.items()}

@@ -1,7 +1,7 @@
 """Gate statistics as additive sums (2212.09811, 4.1-4.2): read, merge, write, and match with a checkpoint.
 
-Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are always the
-original ones; an expert that a checkpoint no longer holds has zeros.
+Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are
+always the original ones; an expert that a checkpoint no longer holds has zeros.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ SUMS = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
 
 @dataclass(frozen=True)
 class GateSums:
-    """Sums over the real tokens of one entry: no padding, no finished beams. The gate is the softmax over all experts.
+    """Sums over the real tokens of one entry: no padding, no finished beams.
+
+    The gate is the softmax over all experts, before the renormalisation over the chosen ones.
 
     Attributes:
         tokens: `[layers]`, tokens routed.
@@ -73,8 +75,8 @@ class GateStatistics:
         layers: names of the sparse layers, encoder first.
         num_experts: of an original layer.
         top_k: experts per token.
-        entries: `"SOURCE-TARGET"` -> sums. In published files either may be `X`, and the ratios stand for the sums
-            over one token, so that each entry weighs alike.
+        entries: `"SOURCE-TARGET"` -> sums. In published files either may be `X`, and the ratios stand for the
+            sums over one token, so that each entry weighs alike.
         lacks: names of the sums that the file does not give; zeros stand for them.
     """
 
@@ -89,7 +91,7 @@ class GateStatistics:
 
 
 def side_of(layer: str) -> Side:
-    """The side of a layer by its name: `model.encoder.layers.3.ffn` is the encoder's; without one, the decoder's."""
+    """The side of a layer by its name; a name that tells none is a decoder's."""
     return "encoder" if "encoder" in layer.split(".") else "decoder"
 
 
@@ -99,32 +101,39 @@ def split_pair(pair: str) -> tuple[str, str]:
     return source, target
 
 
-def read_gates(path: Path, layers: Sequence[str] | None = None, num_experts: int | None = None) -> GateStatistics:
+def read_gates(
+    path: Path, layers: Sequence[str] | None = None, num_experts: int | None = None
+) -> GateStatistics:
     """Read a gates.json, or statistics that the paper's authors published.
 
     Args:
         path: the file.
-        layers: names of the model's sparse layers, which a published file does not give; default: NLLB-200 54.5B's.
+        layers: names of the model's sparse layers, which a published file does not give; default: those of
+            NLLB-200 54.5B.
         num_experts: experts of an original layer, likewise; default 128.
 
     Raises:
-        StatisticsError: missing, cut short, not statistics, of ill shape, or with values that no run could give.
+        StatisticsError: missing, cut short, not statistics, misshapen, with values that no run could give.
     """
     from prunecli.methods.experts.published import published_statistics
 
-    payload = read_json(path, None)
+    payload = read_json(path)
+    if not isinstance(payload, dict):
+        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --experts.")
     if "format" not in payload:
         return published_statistics(payload, path, layers, num_experts)
     if payload["format"] != FORMAT:
         raise StatisticsError(
-            f"{path}: format is {payload['format']!r}, not {FORMAT!r}.", "Give a file that `collect-gates` wrote."
+            f"{path}: format is {payload['format']!r}, not {FORMAT!r}.",
+            "Give a file that `collect-gates` wrote.",
         )
     try:
         names = tuple(str(name) for name in payload["layers"])
         experts = int(payload["num_experts"])
         model = payload["model"]
         entries = {
-            str(pair): _sums(sums, len(names), experts, f"{path}: {pair}") for pair, sums in payload["entries"].items()
+            str(pair): _sums(sums, len(names), experts, f"{path}: {pair}")
+            for pair, sums in payload["entries"].items()
         }
         statistics = GateStatistics(
             fingerprint=model["fingerprint"],
@@ -169,10 +178,14 @@ def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: boo
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise StatisticsError(f"{where} is not an array of numbers.", "Collect the statistics again.") from error
+        raise StatisticsError(
+            f"{where} is not an array of numbers.", "Collect the statistics again."
+        ) from error
     if array.shape != shape:
         wanted, found = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
-        raise StatisticsError(f"{where} holds {found} values; {wanted} are needed.", "Collect the statistics again.")
+        raise StatisticsError(
+            f"{where} holds {found} values; {wanted} are needed.", "Collect the statistics again."
+        )
     if not np.isfinite(array).all():
         raise StatisticsError(f"{where} holds NaN or infinity.", "Collect the statistics again.")
     if (array < 0).any():
@@ -194,7 +207,8 @@ def gates_payload(statistics: GateStatistics) -> dict[str, Any]:
         "num_experts": statistics.num_experts,
         "top_k": statistics.top_k,
         "entries": {
-            pair: {name: getattr(sums, name).tolist() for name in SUMS} for pair, sums in statistics.entries.items()
+            pair: {name: getattr(sums, name).tolist() for name in SUMS}
+            for pair, sums in statistics.entries.items()
         },
     }
 
@@ -216,7 +230,8 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
             ours, theirs = getattr(first, field), getattr(part, field)
             if ours != theirs:
                 raise StatisticsError(
-                    f"{names[0]} and {name} cannot be merged: {field} is {_short(ours)} and {_short(theirs)}.",
+                    f"{names[0]} and {name} cannot be merged: "
+                    f"{field} is {_short(ours)} and {_short(theirs)}.",
                     "Merge only statistics of one model, collected in one mode.",
                 )
     entries: dict[str, GateSums] = {}

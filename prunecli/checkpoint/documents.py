@@ -1,0 +1,169 @@
+"""The JSON documents that prunecli writes and reads: a common header, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli import __version__
+from prunecli.errors import OutputError, PruneError, StatisticsError
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+
+def header(
+    format: str,  # noqa: A002 (the key's name)
+    checkpoints: Sequence[Checkpoint],
+    seed: int | None,
+    command: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The fields that every document begins with.
+
+    Args:
+        format: "prunecli.NAME/VERSION".
+        checkpoints: the models that it speaks of.
+        seed: of everything random, or None where nothing is.
+        command: the command line; default: this process's.
+    """
+    return {
+        "format": format,
+        "prunecli": __version__,
+        "command": list(command) if command is not None else ["prunecli", *sys.argv[1:]],
+        "models": [
+            {"path": made.path.resolve().name, "fingerprint": made.fingerprint, "model_type": made.model_type}
+            for made in checkpoints
+        ],
+        "seed": seed,
+    }
+
+
+def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = False) -> None:
+    """Write `payload` beside `path`, then rename: the file appears whole or not at all.
+
+    Raises:
+        OutputError: it exists and `force` is not given, or its directory does not.
+        PruneError: a number is NaN or infinite, or a value has no form in JSON.
+    """
+    path = Path(path)
+    refuse_existing(path, force=force)
+    try:
+        text = _text(payload, 0) + "\n"
+    except (TypeError, ValueError) as error:
+        raise PruneError(f"{path}: not written: {error}") from error
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
+    except FileNotFoundError:
+        raise OutputError(
+            f"{path.parent}: no such directory", "Create it, or choose another output."
+        ) from None
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """For a command's beginning, so that long work does not end at an output that cannot be written.
+
+    Raises:
+        OutputError: `path` is a directory, or exists and `force` is not given.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
+    if path.exists() and not force:
+        raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+
+
+def read_json(
+    path: Path | str,
+    format: str | None = None,  # noqa: A002
+    *,
+    error: type[PruneError] = StatisticsError,
+) -> Any:
+    """Read a document.
+
+    Args:
+        path: the file.
+        format: what its "format" must be; None: any JSON, such as the lists that others published.
+        error: what to raise.
+
+    Returns:
+        The value; a dict where `format` is given.
+
+    Raises:
+        StatisticsError: (or `error`) the file is missing, empty, cut short, holds NaN, or has another format.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise error(f"{path}: a directory, not a JSON file") from None
+    except UnicodeDecodeError as fault:
+        raise error(f"{path}: not a JSON file ({fault.reason} at byte {fault.start})") from fault
+    if not text.strip():
+        raise error(f"{path}: an empty file", "Make it again.")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as fault:
+        cut = fault.pos >= len(text.rstrip()) - 1 or "Unterminated" in fault.msg
+        raise error(
+            f"{path}: {'cut short' if cut else 'not JSON'} at line {fault.lineno} ({fault.msg})",
+            "Make it again.",
+        ) from fault
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{path}: {fault}", "Make it again.") from fault
+    if format is not None:
+        _check_format(path, value, format, error)
+    return value
+
+
+def _check_format(path: Path, value: Any, wanted: str, error: type[PruneError]) -> None:
+    found = value.get("format") if isinstance(value, dict) else None
+    if found == wanted:
+        return
+    if isinstance(found, str) and found.rpartition("/")[0] == wanted.rpartition("/")[0]:
+        raise error(
+            f'{path}: has the format "{found}", this prunecli reads "{wanted}"',
+            "Use the prunecli that made it.",
+        )
+    what = f'has the format "{found}"' if found is not None else "has no format"
+    raise error(f'{path}: {what}, not "{wanted}"', "Give a file of the right kind.")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"holds {name}, which is no number")
+
+
+def _text(value: Any, depth: int) -> str:
+    """JSON with one space of indent per level; a list of plain values stays on one line."""
+    pad = "\n" + " " * (depth + 1)
+    end = "\n" + " " * depth
+    if isinstance(value, Mapping) and value:
+        fields = (
+            f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1)}"
+            for key, item in value.items()
+        )
+        return "{" + pad + f",{pad}".join(fields) + end + "}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
+        return "[" + pad + f",{pad}".join(_text(item, depth + 1) for item in value) + end + "]"
+    return json.dumps(
+        dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False
+    )
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,151 @@
+"""`prunecli bench-latency`: decoding speed and memory of checkpoints, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    CheckpointsArgument,
+    ComputeDtypeOption,
+    DataOption,
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    PairsOption,
+    QuietOption,
+)
+from prunecli.errors import OutputError, UsageError
+
+
+def bench_latency(
+    checkpoints: CheckpointsArgument = None,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "test",
+    pairs: PairsOption = None,
+    sentences: Annotated[int, typer.Option("--sentences", min=1, help="Sentences per run.")] = 8,
+    batch_size: Annotated[
+        str,
+        typer.Option("--batch-size", help="Sentences decoded at a time; a list for several.", metavar="N,…"),
+    ] = "1",
+    beam: Annotated[str, typer.Option("--beam", help="Beam size; a list for several.", metavar="N,…")] = "5",
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", min=2, help="Tokens generated per sentence, the same for all.")
+    ] = 32,
+    runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs.")] = 5,
+    warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs before them that do not count.")] = 1,
+    threads: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--threads", min=1, help="CPU threads; default: torch's choice.", show_default=False),
+    ] = None,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory/--no-memory", help="Also load each checkpoint by itself, for load time and peak memory."
+        ),
+    ] = True,
+    device: DeviceOption = "auto",
+    dtype: ComputeDtypeOption = "auto",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Time the decoding of the same sentences to the same length, checkpoint by checkpoint in turns.
+
+    The first checkpoint is the baseline of the ratios.
+    """
+    from prunecli.checkpoint.documents import write_json
+    from prunecli.commands import found
+    from prunecli.evaluation.evaluate import labels_for
+    from prunecli.evaluation.latency import LatencyOptions
+    from prunecli.evaluation.latency import bench_latency as run
+
+    options = LatencyOptions(
+        beams=_numbers("--beam", beam),
+        batch_sizes=_numbers("--batch-size", batch_size),
+        runs=runs,
+        warm_up=warm_up,
+        new_tokens=new_tokens,
+        threads=threads,
+        device=device,
+        dtype=dtype,
+        memory=memory,
+    )
+    if output.exists() and not force:
+        raise OutputError(f"{output} exists", "Choose another output, or replace it with --force.")
+    if not output.parent.is_dir():
+        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+    labels = labels_for(found.checkpoints_or_found(checkpoints))
+    text, chosen = found.chosen_text(data, split, None, None, pairs, None)
+    chosen = tuple(found.pruned_pairs(list(labels.values()), chosen)) or chosen
+    # A batch is full at every size, so that its speed is that of the size.
+    count = -(-sentences // max(options.batch_sizes)) * max(options.batch_sizes)
+    lines = text.first(count).sentences[chosen[0][0]]
+    payload = run(labels, lines, chosen[0], options, console.progress(quiet))
+    write_json(output, payload, force=force)
+    if json:
+        console.print_json(payload)
+    elif not quiet:
+        _show(payload)
+        console.note(f"Written to {output}.")
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise UsageError(f"{option} {text}: not a list of numbers of 1 or more", f"Write {option} 1,8.")
+    return numbers
+
+
+def _show(payload: Mapping[str, Any]) -> None:
+    title = f"{payload['sentences']} sentences {payload['pair']}, {payload['new_tokens']} new tokens each"
+    columns = ["checkpoint", "batch", "beam", "tokens/s", "s/sentence", "speed-up"]
+    rows = []
+    for index in range(len(payload["results"][0]["timings"])):
+        for result in payload["results"]:
+            timing = result["timings"][index]
+            rows.append(
+                [
+                    result["checkpoint"],
+                    str(timing["batch_size"]),
+                    str(timing["beam"]),
+                    _spread(timing["tokens_per_second"], 1),
+                    _spread(timing["seconds_per_sentence"], 3),
+                    f"{timing['speedup']['mean']:.2f}x",
+                ]
+            )
+    console.show(console.table(title, columns, rows))
+    console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in payload["results"]]))
+    console.out(
+        f"Mean ± deviation of {payload['runs']} runs after {payload['warm_up']} of warm-up, "
+        f"{payload['threads']} threads, {payload['device']}."
+    )
+    if not payload["interleaved"]:
+        console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
+
+
+_SIZES = ("parameters", "on disk", "load", "peak memory", "peak on GPU")
+
+
+def _sizes(result: Mapping[str, Any]) -> list[str]:
+    load, resident, device = (result.get(key) for key in ("load_s", "resident_peak", "device_peak"))
+    return [
+        result["checkpoint"],
+        f"{result['parameters'] / 1e6:,.1f}M",
+        console.bytes_text(result["checkpoint_bytes"]),
+        "-" if load is None else f"{load:.1f} s",
+        "-" if resident is None else console.bytes_text(resident),
+        "-" if device is None else console.bytes_text(device),
+    ]
+
+
+def _spread(values: Mapping[str, float], digits: int) -> str:
+    return f"{values['mean']:.{digits}f} ± {values['std']:.{digits}f}"

@@ -1,0 +1,75 @@
+"""The tables of `evaluate`: one row per pair with a block of columns per checkpoint, and the means."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+TITLES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
+WIDE = 4
+"""With more checkpoints than this, a block holds chrF++ alone, so that the table fits 120 columns."""
+LABEL_WIDTH = 12
+
+
+def mean_table(payload: Mapping[str, Any]) -> Table:
+    """One row per checkpoint: the mean over the pairs, or the scores of the only pair."""
+    pairs = payload["pairs"]
+    metrics = [name for name in TITLES if name in payload["signatures"]]
+    compared = payload["significance"] is not None
+    many = len(pairs) > 1
+    over = f"mean of {len(pairs)} pairs" if many else pairs[0]
+    columns = ["checkpoint", *(TITLES[name] for name in metrics), "length", "over-gen."]
+    columns += ["worse", "better"] if compared and many else []
+    rows = []
+    for result in payload["results"]:
+        mean = result["mean"]
+        marks = {} if many else result["pairs"][pairs[0]]
+        row = [
+            result["checkpoint"],
+            *(_score(mean[name], _p_value(marks, name), payload) for name in metrics),
+        ]
+        row += [f"{mean['length_ratio']:.2f}", f"{mean['over_generated']:.1%}"]
+        if compared and many:
+            counts = mean.get("significant", {}).get("chrf++")
+            row += ["", ""] if counts is None else [str(counts["worse"]), str(counts["better"])]
+        rows.append(row)
+    title = f"{payload['data']['split']}, {over}, beam {payload['decoding']['beam']}"
+    return console.table(title, columns, rows)
+
+
+def pair_table(payload: Mapping[str, Any]) -> Table:
+    """One row per pair, one block of columns per checkpoint, the mean last."""
+    second = "spbleu" if "spbleu" in payload["signatures"] else "bleu"
+    results = payload["results"]
+    metrics = ("chrf++", second) if len(results) <= WIDE else ("chrf++",)
+    columns = ["pair"]
+    for result in results:
+        label = textwrap.fill(result["checkpoint"], LABEL_WIDTH)
+        columns += [f"{label}\n{TITLES[metrics[0]]}", *(f"\n{TITLES[name]}" for name in metrics[1:])]
+    rows = [
+        [pair, *(_cell(result["pairs"][pair], name, payload) for result in results for name in metrics)]
+        for pair in payload["pairs"]
+    ]
+    rows.append(["mean", *(f"{result['mean'][name]:.1f}" for result in results for name in metrics)])
+    sentences = payload["data"]["sentences"]
+    return console.table(f"{payload['data']['split']}, {sentences:,} sentences a pair", columns, rows)
+
+
+def _cell(scores: Mapping[str, Any], metric: str, payload: Mapping[str, Any]) -> str:
+    return _score(scores[metric], _p_value(scores, metric), payload)
+
+
+def _p_value(scores: Mapping[str, Any], metric: str) -> float | None:
+    found: float | None = scores.get("bootstrap", {}).get(metric, {}).get("p_value")
+    return found
+
+
+def _score(value: float, p_value: float | None, payload: Mapping[str, Any]) -> str:
+    significant = p_value is not None and p_value < payload["significance"]["level"]
+    return f"{value:.1f}{'*' if significant else ''}"

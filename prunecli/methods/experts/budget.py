@@ -1,0 +1,194 @@
+"""How many experts each layer or side keeps (2212.09811, 4.3): whole numbers, nothing of their values.
+
+Never more stay than asked for, never fewer than a layer's minimum, never more than a layer holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
+from typing import Literal, get_args
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UsageError
+
+Strategy = Literal["per-layer", "global-threshold", "side-threshold"]
+STRATEGIES: tuple[str, ...] = get_args(Strategy)
+DEFAULT_BALANCE = Fraction(3)
+MIN_PER_LAYER = 4
+"""What the paper keeps at least in each layer under a threshold."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A sparse layer: its name, its side, the original ids of the experts that it holds."""
+
+    name: str
+    side: Side
+    experts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """How many experts to keep, and by which algorithm.
+
+    Attributes:
+        keep: at most this many in the whole model; None where `per_layer` says it.
+        per_layer: experts per layer of each side, instead of `keep`.
+        strategy: the algorithm of 4.3.
+        balance: encoder experts per decoder expert, layer by layer (3 is the paper's 3:1).
+        minimum: at least this many in each layer.
+    """
+
+    keep: int | None = None
+    per_layer: Mapping[Side, int] | None = None
+    strategy: Strategy = "per-layer"
+    balance: Fraction = DEFAULT_BALANCE
+    minimum: int = 2
+
+
+def keep_count(ratio: float, held: int) -> int:
+    """Experts to keep at most, floor((1 - ratio) x held), so that never less is removed than asked.
+
+    The ratio is taken as the decimal that it prints as: 0.9 of 10 keeps 1, not the 0 of binary rounding.
+
+    Raises:
+        UsageError: the ratio is outside [0, 1).
+    """
+    if not 0 <= ratio < 1:
+        raise UsageError(
+            f"--ratio {ratio:g} is outside [0, 1).",
+            "It is the fraction of the experts to remove: 0.8 removes 80 %.",
+        )
+    return floor((1 - Fraction(repr(float(ratio)))) * held)
+
+
+def parse_balance(text: str) -> Fraction:
+    """`3:1` -> 3: encoder experts per decoder expert.
+
+    Raises:
+        UsageError: not two positive numbers.
+    """
+    encoder, _, decoder = text.partition(":")
+    try:
+        parts = Fraction(encoder.strip()), Fraction(decoder.strip() or "1")
+        if min(parts) <= 0:
+            raise ValueError(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"--balance {text!r} is not ENCODER:DECODER.",
+            "Give two positive numbers: 3:1 keeps three times as many.",
+        ) from error
+    return parts[0] / parts[1]
+
+
+def layer_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
+    """Experts per layer under fixed per layer: layer's name -> count, at most `keep` in all.
+
+    The decoder count d is the largest whole number that fits, the encoder keeps floor(balance x d). A side
+    that would exceed its layers, or fall below `minimum`, stops there and the other side gets the rest. A
+    model with one side has no balance to keep.
+
+    Raises:
+        UsageError: `keep` leaves less than `minimum` per layer.
+    """
+    widths = {layer.name: len(layer.experts) for layer in layers}
+    lowest = {name: min(minimum, width) for name, width in widths.items()}
+    check_feasible(keep, sum(lowest.values()), sum(widths.values()), len(layers), minimum)
+    scale = _scales(layers, balance)
+
+    def counts(decoder: int) -> dict[str, int]:
+        return {
+            layer.name: min(widths[layer.name], max(lowest[layer.name], floor(scale[layer.side] * decoder)))
+            for layer in layers
+        }
+
+    return counts(
+        _largest(lambda decoder: sum(counts(decoder).values()) <= keep, _limit(widths.values(), scale))
+    )
+
+
+def side_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[Side, int]:
+    """Experts per side under enc/dec threshold, by the same rule as `layer_counts` for whole sides.
+
+    For d decoder experts it keeps floor(balance x L_enc / L_dec x d) encoder experts, L counting layers.
+
+    Raises:
+        UsageError: `keep` leaves less than `minimum` per layer.
+    """
+    sides = sorted({layer.side for layer in layers})
+    own = {side: [layer for layer in layers if layer.side == side] for side in sides}
+    widths = {side: sum(len(layer.experts) for layer in own[side]) for side in sides}
+    lowest = {side: sum(min(minimum, len(layer.experts)) for layer in own[side]) for side in sides}
+    check_feasible(keep, sum(lowest.values()), sum(widths.values()), len(layers), minimum)
+    scale = _scales(layers, balance)
+    if len(sides) == 2:
+        scale["encoder"] *= Fraction(len(own["encoder"]), len(own["decoder"]))
+
+    def counts(decoder: int) -> dict[Side, int]:
+        return {side: min(widths[side], max(lowest[side], floor(scale[side] * decoder))) for side in sides}
+
+    return counts(
+        _largest(lambda decoder: sum(counts(decoder).values()) <= keep, _limit(widths.values(), scale))
+    )
+
+
+def _scales(layers: Sequence[Layer], balance: Fraction) -> dict[Side, Fraction]:
+    sides = {layer.side for layer in layers}
+    return {side: balance if side == "encoder" and len(sides) == 2 else Fraction(1) for side in sides}
+
+
+def _limit(widths: Iterable[int], scale: Mapping[Side, Fraction]) -> int:
+    """A decoder count at which every side is full."""
+    return floor(max(widths) / min(*scale.values(), Fraction(1))) + 1
+
+
+def _largest(fits: Callable[[int], bool], limit: int) -> int:
+    """The largest d in [0, limit] that fits, where smaller ones fit too and 0 does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
+
+
+def check_feasible(keep: int, lowest: int, held: int, layers: int, minimum: int) -> None:
+    """Refuse to keep `keep` of `held` experts where `layers` layers need `minimum` each, `lowest` in all.
+
+    Raises:
+        UsageError: with the arithmetic.
+    """
+    if keep < lowest:
+        raise UsageError(
+            f"{keep} of {held} experts would stay: fewer than {minimum} in each of {layers} sparse layers "
+            f"({lowest} in all).",
+            f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g} % (--ratio)"
+            + (
+                ", or lower --min-per-layer."
+                if minimum > 2
+                else "; the router picks that many for each token."
+            ),
+        )
+
+
+def kept_counts(layers: Sequence[Layer], request: Request, keep: int) -> dict[str, int]:
+    """Experts per layer when at most `keep` stay in all; under a threshold, spread evenly over the layers.
+
+    Raises:
+        UsageError: `keep` leaves less than the minimum per layer.
+    """
+    if request.strategy == "per-layer":
+        return layer_counts(layers, keep, request.balance, request.minimum)
+    groups: list[tuple[list[Layer], int]] = [(list(layers), keep)]
+    if request.strategy == "side-threshold":
+        counts = side_counts(layers, keep, request.balance, request.minimum)
+        groups = [([x for x in layers if x.side == side], count) for side, count in counts.items()]
+    found: dict[str, int] = {}
+    for members, count in groups:
+        left = count
+        for place, layer in enumerate(sorted(members, key=lambda x: len(x.experts))):
+            found[layer.name] = min(len(layer.experts), left // (len(members) - place))
+            left -= found[layer.name]
+    return {layer.name: found[layer.name] for layer in layers}

@@ -1,0 +1,227 @@
+"""The smallest ratio whose model fits in a given memory, with the arithmetic behind it.
+
+Memory = weights in the target type + what decoding holds at a stated batch, beam and length + a margin. With
+b = batch, s = batch x beam sequences, n tokens a sequence (source and target alike), d = d_model and w bytes
+per value:
+
+- attention cache: decoder layers x 2 x 2 x s x n x d x w (keys and values, own and cross), and once more for
+  the layer that a beam reorders;
+- encoder: b x n x (4 d + widest FFN) x w, and its output for every beam, s x n x d x w;
+- scores: s x vocabulary x 3 x 4 (logits, their log-softmax and the beam's sums in float32);
+- margin: 10 % of the memory, for the device's own context and for fragmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+from prunecli.checkpoint.dtypes import is_float, itemsize, parse_dtype
+from prunecli.checkpoint.layout import SparseLayer, config_value, sparse_layers
+from prunecli.errors import UsageError
+from prunecli.methods.experts.budget import Layer, Request, kept_counts
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+MARGIN = Fraction(1, 10)
+"""Part of the memory that is left free."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What decodes: `batch` sentences at a time, `beam` hypotheses each, of up to `length` tokens."""
+
+    batch: int = 1
+    beam: int = 4
+    length: int = 128
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The smallest ratio that fits; bytes throughout.
+
+    Attributes:
+        ratio: fraction of the held experts to remove, rounded up to four places.
+        keep: experts that stay, of `held`.
+        held: experts that the checkpoint holds.
+        counts: layer's name -> experts that stay; under a threshold, an average.
+        dense: everything but experts and routers.
+        experts: the kept experts and their routers.
+        cache: attention cache.
+        activations: encoder and scores.
+        margin: left free.
+        budget: the memory.
+        load: what decodes in it.
+        dtype: type of the weights, as in safetensors; None: as stored.
+    """
+
+    ratio: float
+    keep: int
+    held: int
+    counts: Mapping[str, int]
+    dense: int
+    experts: int
+    cache: int
+    activations: int
+    margin: int
+    budget: int
+    load: Load
+    dtype: str | None
+
+    @property
+    def total(self) -> int:
+        """Bytes in use, the margin left out."""
+        return self.dense + self.experts + self.cache + self.activations
+
+
+def smallest_ratio(
+    checkpoint: Checkpoint,
+    budget_bytes: int,
+    *,
+    dtype: str | None = None,
+    batch: int = 1,
+    beam: int = 4,
+    length: int = 128,
+    request: Request | None = None,
+) -> Fit:
+    """The fewest experts to remove so that the model fits in `budget_bytes` while it decodes.
+
+    Args:
+        checkpoint: headers are read, nothing else.
+        budget_bytes: the memory.
+        dtype: type of the weights; None: as stored.
+        batch: sentences that decode at a time.
+        beam: hypotheses of each.
+        length: tokens of the longest source and target.
+        request: strategy, balance and minimum of the selection; its counts are ignored. A global threshold
+            may put its experts anywhere, so each is taken as the largest.
+
+    Raises:
+        UsageError: not even the smallest model fits.
+    """
+    load = Load(batch, beam, length)
+    request = request or Request()
+    target = None if dtype is None else parse_dtype(dtype)
+    found = sparse_layers(checkpoint)
+    layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
+    each = {layer.name: expert_bytes(checkpoint, layer, target) for layer in found}
+    held = sum(len(layer.experts) for layer in layers)
+    dense = weight_bytes(checkpoint, target) - sum(each[layer.name] * len(layer.experts) for layer in layers)
+    cache, activations = decoding_bytes(checkpoint, load, target)
+    margin = ceil(MARGIN * budget_bytes)
+    room = budget_bytes - margin - dense - cache - activations
+
+    def cost(keep: int) -> tuple[int, dict[str, int]]:
+        counts = kept_counts(layers, request, keep)
+        if request.strategy == "global-threshold":
+            return keep * max(each.values()), counts
+        return sum(each[name] * count for name, count in counts.items()), counts
+
+    low = sum(min(request.minimum, len(layer.experts)) for layer in layers)
+    smallest = cost(low)[0]
+    if smallest > room:
+        raise UsageError(
+            f"No ratio fits in {_gib(budget_bytes)}: with {request.minimum} experts per layer the weights "
+            f"take {_gib(dense + smallest)}, decoding {_gib(cache + activations)}, 10 % stays free.",
+            "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
+        )
+    high = held
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if cost(middle)[0] <= room else (low, middle - 1)
+    experts, counts = cost(low)
+    keep = sum(counts.values())
+    ratio = ceil((1 - Fraction(keep, held)) * 10_000) / 10_000
+    return Fit(
+        ratio, keep, held, counts, dense, experts, cache, activations, margin, budget_bytes, load, target
+    )
+
+
+def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
+    """Bytes of all tensors, the floating-point ones in the type `target` (None: as stored)."""
+    return sum(
+        info.numel * itemsize(target if target is not None and is_float(info.dtype) else info.dtype)
+        for info in checkpoint.tensors.values()
+    )
+
+
+def expert_bytes(checkpoint: Checkpoint, layer: SparseLayer, target: str | None) -> int:
+    """Bytes of one expert of the layer and of its rows of the router."""
+    names = [layer.expert_tensor(0, suffix) for suffix in layer.expert_tensors]
+    infos = [(checkpoint.tensors[name], 1) for name in names]
+    infos += [(checkpoint.tensors[name], layer.num_experts) for name in layer.router_tensors]
+    return sum(
+        info.numel // rows * itemsize(target if target is not None and is_float(info.dtype) else info.dtype)
+        for info, rows in infos
+    )
+
+
+def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tuple[int, int]:
+    """Bytes of the attention cache and of the activations, by the module's formulas."""
+    family = checkpoint.require_architecture()
+
+    def size(key: str) -> int:
+        return int(config_value(family, checkpoint.config, key))
+
+    width = itemsize(target or _stored(checkpoint))
+    sequences = load.batch * load.beam
+    hidden = sequences * load.length * size("d_model") * width
+    decoders = [stack for stack in family.stacks if stack.side == "decoder"]
+    attentions = [len(stack.attentions) for stack in decoders]
+    cache = sum(
+        2 * count * hidden * (size(stack.depth) + 1)
+        for stack, count in zip(decoders, attentions, strict=True)
+    )
+    widest = max(size(stack.ffn.width) for stack in family.stacks)
+    encoder = load.batch * load.length * (4 * size("d_model") + widest) * width + hidden
+    return cache, encoder + sequences * size("vocab_size") * 3 * 4
+
+
+def _stored(checkpoint: Checkpoint) -> str:
+    """The floating-point type that most bytes are stored in."""
+    totals: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        if is_float(info.dtype):
+            totals[info.dtype] = totals.get(info.dtype, 0) + info.nbytes
+    return max(totals, key=lambda dtype: totals[dtype], default="F32")
+
+
+def explain(fit: Fit) -> Sequence[str]:
+    """The arithmetic in plain lines."""
+    load = fit.load
+    return (
+        f"fit {_gib(fit.budget)}: dense {_gib(fit.dense)} + {fit.keep} experts {_gib(fit.experts)}"
+        f" + attention cache {_gib(fit.cache)} + activations {_gib(fit.activations)} = {_gib(fit.total)},"
+        f" with {_gib(fit.margin)} (10 %) left free",
+        f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
+        f" ({fit.keep} of {fit.held} experts stay)",
+    )
+
+
+def fit_payload(fit: Fit) -> dict[str, Any]:
+    """The fit as JSON."""
+    return {
+        "budget_bytes": fit.budget,
+        "margin_bytes": fit.margin,
+        "dense_bytes": fit.dense,
+        "expert_bytes": fit.experts,
+        "cache_bytes": fit.cache,
+        "activation_bytes": fit.activations,
+        "batch": fit.load.batch,
+        "beam": fit.load.beam,
+        "length": fit.load.length,
+        "ratio": fit.ratio,
+        "keep": fit.keep,
+        "held": fit.held,
+    }
+
+
+def _gib(count: int) -> str:
+    for unit, power in (("GiB", 30), ("MiB", 20)):
+        if count >= 1 << power:
+            return f"{count / (1 << power):.2f} {unit}"
+    return f"{count / 1024:.1f} KiB"

@@ -1,0 +1,225 @@
+"""The files that the authors of 2212.09811 published (github.com/naver/nllb-pruning), and saved selections.
+
+Their lists are flat: 1536 values = 12 sparse layers x 128 experts, encoder layers first. A statistic is a
+ratio, so each entry is read as the sums over one token: when several are summed, each weighs alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prunecli.checkpoint.documents import read_json
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.budget import Layer
+from prunecli.methods.experts.granularity import near_names
+from prunecli.methods.experts.statistics import (
+    ANY,
+    SUMS,
+    Array,
+    GateStatistics,
+    GateSums,
+    checked_array,
+    split_pair,
+)
+
+NLLB_200_LAYERS = tuple(
+    f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in range(3, 24, 4)
+)
+"""The sparse layers of NLLB-200 54.5B."""
+NLLB_200_EXPERTS = 128
+TOP_K = 2
+FIELDS = {"top1": "top1", "top2": "top2", "gate_sum": "mean", "conf1_sum": "conf1", "conf2_sum": "conf2"}
+"""Name of a sum -> field of a published entry. `top2` is the share of tokens that rank the expert second."""
+SELECTION_FORMAT = "prunecli.experts/1"
+"""A selection that `prune-experts --dry-run --json` printed: `{"kept": {layer: [ids]}}`."""
+
+
+def published_statistics(
+    payload: Mapping[str, Any],
+    path: Path,
+    layers: Sequence[str] | None = None,
+    num_experts: int | None = None,
+) -> GateStatistics:
+    """Statistics from `{pair: {"top1": [...], "conf1": [...], "mean": [...]}}`.
+
+    Pairs are named SRC-TGT, SRC-X or X-TGT.
+
+    Args:
+        payload: the file's content.
+        path: for messages.
+        layers: names of the sparse layers, encoder first; default: NLLB-200 54.5B's.
+        num_experts: experts per layer; default 128.
+
+    Raises:
+        StatisticsError: not of this form, lists of another length, NaN.
+    """
+    names = NLLB_200_LAYERS if layers is None else tuple(layers)
+    experts = NLLB_200_EXPERTS if num_experts is None else num_experts
+    for pair, entry in payload.items():
+        if (
+            not isinstance(entry, Mapping)
+            or not all(split_pair(pair))
+            or not set(entry) & set(FIELDS.values())
+        ):
+            raise StatisticsError(
+                f"{path}: neither a gates.json nor published gate statistics ({pair!r} fits neither).",
+                "Give a file that `collect-gates` wrote.",
+            )
+    if not payload:
+        raise StatisticsError(f"{path}: no language pairs.", "Give a file that `collect-gates` wrote.")
+    lacks = frozenset(
+        name for name, field in FIELDS.items() if any(field not in entry for entry in payload.values())
+    )
+    entries = {
+        pair: _entry(entry, lacks, (len(names), experts), f"{path}: {pair}")
+        for pair, entry in payload.items()
+    }
+    return GateStatistics(None, None, "published", names, experts, TOP_K, entries, lacks)
+
+
+def _entry(entry: Mapping[str, Any], lacks: frozenset[str], shape: tuple[int, int], where: str) -> GateSums:
+    sums: dict[str, Array] = {"tokens": np.ones(shape[0])}
+    for name, field in FIELDS.items():
+        if name in lacks:
+            sums[name] = np.zeros(shape)
+        else:
+            flat = checked_array(entry[field], (shape[0] * shape[1],), f"{where}: {field}")
+            sums[name] = flat.reshape(shape)
+    for rank in ("1", "2"):  # a mean over the tokens of this rank, back to the sum over them
+        sums[f"conf{rank}_sum"] = sums[f"conf{rank}_sum"] * sums[f"top{rank}"]
+    return GateSums(**{name: sums[name] for name in SUMS})
+
+
+def read_experts(
+    path: Path,
+    layers: Sequence[Layer],
+    originals: Sequence[int],
+    sources: Sequence[str] = (),
+    targets: Sequence[str] = (),
+) -> dict[str, tuple[int, ...]]:
+    """The experts to keep from a file of expert ids: layer's name -> original ids, ascending.
+
+    Forms: a plain list of ids; `{pair: [ids]}`, of which the pairs of the given sources and targets are
+    united; `{language: [ids]}`, of which the encoder takes the given sources' and the decoder the given
+    targets'; a selection printed by `--dry-run --json`. An id counts through the original experts of all
+    sparse layers, encoder first.
+
+    Args:
+        path: the file.
+        layers: the checkpoint's sparse layers, encoder first.
+        originals: how many experts each of them had originally.
+        sources: source languages.
+        targets: target languages.
+
+    Raises:
+        StatisticsError: damaged, an unknown language, an id that the model or the checkpoint does not hold.
+        UsageError: languages that the file does not take, or none where it needs them.
+    """
+    content = read_json(path)
+    if not isinstance(content, (dict, list)) or not content:
+        raise StatisticsError(f"{path}: holds no expert ids.")
+    if isinstance(content, list):
+        _refuse_languages(path, "a plain list", sources, targets)
+        return _by_layer(path, content, layers, originals)
+    if "format" in content:
+        _refuse_languages(path, "a saved selection", sources, targets)
+        return _saved(path, content, layers)
+    return _by_layer(
+        path, _picked(path, content, layers, originals, (tuple(sources), tuple(targets))), layers, originals
+    )
+
+
+def _refuse_languages(path: Path, form: str, sources: Sequence[str], targets: Sequence[str]) -> None:
+    if sources or targets:
+        raise UsageError(f"{path} is {form}: it takes no --source and no --target.", "Leave them out.")
+
+
+def _picked(
+    path: Path,
+    content: Mapping[str, Any],
+    layers: Sequence[Layer],
+    originals: Sequence[int],
+    languages: tuple[tuple[str, ...], tuple[str, ...]],
+) -> list[Any]:
+    """The ids under the keys that the languages pick."""
+    sources, targets = languages
+    if not sources or not targets:
+        raise UsageError(
+            f"{path} holds experts by language: name --source and --target.",
+            near_names("", list(content), "Known"),
+        )
+    encoder = sum(n for layer, n in zip(layers, originals, strict=True) if layer.side == "encoder")
+    ids: list[Any] = []
+    for source in sources:
+        for target in targets:
+            if f"{source}-{target}" in content:
+                ids += _list(path, content, f"{source}-{target}")
+            elif len(sources) == len(targets) == 1 or source != target:
+                ids += [e for e in _language(path, content, source, f"{source}-{ANY}") if e < encoder]
+                ids += [e for e in _language(path, content, target, f"{ANY}-{target}") if e >= encoder]
+    if not ids:
+        raise UsageError(f"{sources[0]} to {targets[0]} is no translation.", "Name two languages.")
+    return ids
+
+
+def _language(path: Path, content: Mapping[str, Any], language: str, alternative: str) -> list[Any]:
+    for key in (language, alternative):
+        if key in content:
+            return _list(path, content, key)
+    raise StatisticsError(
+        f"{path}: no experts for {language!r}.", near_names(language, list(content), "Known")
+    )
+
+
+def _list(path: Path, content: Mapping[str, Any], key: str) -> list[Any]:
+    ids = content[key]
+    if not isinstance(ids, list) or not all(type(e) is int for e in ids):
+        raise StatisticsError(f"{path}: {key!r} is not a list of expert ids.")
+    return ids
+
+
+def _by_layer(
+    path: Path, ids: Iterable[Any], layers: Sequence[Layer], originals: Sequence[int]
+) -> dict[str, tuple[int, ...]]:
+    """Flat ids to ids per layer."""
+    starts = [0, *accumulate(originals)]
+    kept: dict[str, set[int]] = {layer.name: set() for layer in layers}
+    for expert in ids:
+        if type(expert) is not int or not 0 <= expert < starts[-1]:
+            raise StatisticsError(
+                f"{path}: {expert!r} is no expert id; the model's go from 0 to {starts[-1] - 1}.",
+                f"It has {len(layers)} sparse layers; the published files are for NLLB-200 54.5B.",
+            )
+        row = int(np.searchsorted(starts, expert, side="right")) - 1
+        kept[layers[row].name].add(expert - starts[row])
+    return _held(path, kept, layers)
+
+
+def _saved(path: Path, content: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+    kept = content.get("kept")
+    if content["format"] != SELECTION_FORMAT or not isinstance(kept, dict):
+        raise StatisticsError(
+            f"{path}: format is {content['format']!r}, not {SELECTION_FORMAT!r}.",
+            "Statistics go with --gates, selections with --experts.",
+        )
+    names = {layer.name for layer in layers}
+    if set(kept) != names:
+        stray = sorted(set(kept) ^ names)[0]
+        raise StatisticsError(f"{path}: a selection for another model: {stray} is not in both.")
+    return _held(path, {name: set(_list(path, kept, name)) for name in kept}, layers)
+
+
+def _held(path: Path, kept: Mapping[str, set[int]], layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+    for layer in layers:
+        absent = sorted(kept[layer.name] - set(layer.experts))
+        if absent:
+            raise StatisticsError(
+                f"{path}: keeps expert {absent[0]} of {layer.name}, which the checkpoint no longer holds.",
+                "Select from the original model.",
+            )
+    return {layer.name: tuple(sorted(kept[layer.name])) for layer in layers}

@@ -1,0 +1,174 @@
+"""From an open checkpoint to a running model: the stock class, its sparse FFNs replaced, its tensors read in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.architectures.records import Architecture
+from prunecli.checkpoint.layout import SparseLayer, config_value, sparse_layers
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.checkpoint.structure import KEY
+from prunecli.errors import CheckpointError
+from prunecli.modules.sparse_ffn import SparseFFN
+
+CHUNK_BYTES = 16 << 20
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+}
+"""safetensors' names of types -> torch's."""
+
+
+def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+    """A model in evaluation mode, on `device`, its floating tensors in `dtype` (routers in float32).
+
+    Every tensor is read chunk by chunk into its final place, so no second copy of the weights ever exists.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: a tensor is missing, unexpected or misshapen.
+    """
+    family = checkpoint.require_architecture()
+    layers = sparse_layers(checkpoint) if family.top_k is not None else ()
+    model = _stock_model(checkpoint, family, dtype)
+    for layer in layers:
+        _replace(model, layer, checkpoint, family, device, dtype)
+    _read_tensors(model, checkpoint, layers, device, dtype)
+    model.tie_weights()
+    _fill_buffers(model, device)
+    _require_complete(model, checkpoint)
+    return model.eval()
+
+
+def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
+    """The configuration object of the family's stock class, with `changes` to config.json's values."""
+    from transformers import CONFIG_MAPPING
+
+    family = checkpoint.require_architecture()
+    values = {key: value for key, value in checkpoint.config.items() if key not in (KEY, "auto_map")}
+    return CONFIG_MAPPING[family.model_type].from_dict({**values, "model_type": family.model_type, **changes})
+
+
+def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype) -> Any:
+    """The stock class on the meta device; its sparse layers are about to be replaced, so they get few experts."""
+    import transformers
+
+    few = dict.fromkeys(family.expert_count, family.top_k)
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
+    try:
+        with torch.device("meta"):
+            model = getattr(transformers, family.model_class)(stock_config(checkpoint, **few))
+    finally:
+        torch.set_default_dtype(previous)
+    for key in family.expert_count:
+        setattr(model.config, key, config_value(family, checkpoint.config, key))
+    return model
+
+
+def _replace(
+    model: Any,
+    layer: SparseLayer,
+    checkpoint: Checkpoint,
+    family: Architecture,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Put an empty SparseFFN with the layer's own number of experts in the place of the stock module."""
+    config = checkpoint.config
+    stack = next(stack for stack in family.stacks if stack.side == layer.side)
+    parent, _, name = layer.name.rpartition(".")
+    module = SparseFFN(
+        int(config_value(family, config, "d_model")),
+        int(config_value(family, config, stack.ffn.width)),
+        layer.num_experts,
+        top_k=int(family.top_k or 1),
+        activation=str(config_value(family, config, "activation_function")),
+        router_bias=any(tensor.endswith(".bias") for tensor in layer.router_tensors),
+        token_dropout=float(config_value(family, config, family.token_dropout)) if family.token_dropout else 0.0,
+        device="meta",
+        dtype=dtype,
+    )
+    setattr(model.get_submodule(parent), name, module.to_empty(device=device))
+
+
+def _read_tensors(
+    model: Any,
+    checkpoint: Checkpoint,
+    layers: tuple[SparseLayer, ...],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    buffer = bytearray(CHUNK_BYTES)
+    sparse: set[str] = set()
+    for layer in layers:
+        module = model.get_submodule(layer.name)
+        for name in layer.router_tensors:
+            _fill(getattr(module.router, name.rpartition(".")[2]), checkpoint, name, buffer)
+            sparse.add(name)
+        for suffix in layer.expert_tensors:
+            stacked = getattr(module, suffix.replace(".", "_"))
+            for expert in range(layer.num_experts):
+                name = layer.expert_tensor(expert, suffix)
+                _fill(stacked[expert], checkpoint, name, buffer)
+                sparse.add(name)
+    for name, info in checkpoint.tensors.items():
+        if name in sparse:
+            continue
+        owner, _, attribute = name.rpartition(".")
+        try:
+            module = model.get_submodule(owner)
+            place = getattr(module, attribute)
+        except AttributeError:
+            raise CheckpointError(f"{checkpoint.path}: the model has no place for the tensor {name}") from None
+        made = torch.empty(place.shape, dtype=dtype if place.is_floating_point() else place.dtype, device=device)
+        if tuple(place.shape) != info.shape:
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
+            )
+        _fill(made, checkpoint, name, buffer)
+        setattr(module, attribute, nn.Parameter(made, requires_grad=place.requires_grad))
+
+
+def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
+    """Read a tensor chunk by chunk into `place`, which may have another type or lie on another device."""
+    info = checkpoint.info(name)
+    if tuple(place.shape) != info.shape:
+        raise CheckpointError(
+            f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
+        )
+    source = DTYPES[info.dtype]
+    flat = place.detach().view(-1)
+    for start in range(0, info.nbytes, CHUNK_BYTES):
+        end = min(start + CHUNK_BYTES, info.nbytes)
+        values = torch.frombuffer(checkpoint.read_range(name, start, end, buffer), dtype=source)
+        flat[start // source.itemsize : end // source.itemsize].copy_(values)
+
+
+def _fill_buffers(model: Any, device: torch.device) -> None:
+    """Compute what the model computes at its making and does not store: positions, for one."""
+    for module in model.modules():
+        empty = {name: held for name, held in module.named_buffers(recurse=False) if held.is_meta}
+        for name, held in empty.items():
+            module.register_buffer(name, torch.empty_like(held, device=device), persistent=False)
+        if empty:
+            model._init_weights(module)
+
+
+def _require_complete(model: Any, checkpoint: Checkpoint) -> None:
+    missing = [name for name, value in model.named_parameters() if value.is_meta]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
+            "config.json and the weights are not of one checkpoint; copy both again.",
+        )

@@ -1,0 +1,106 @@
+"""`load_model`: opens what prunecli writes, and the stock checkpoints of the families it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.errors import UsageError
+from prunecli.modules.building import DTYPES, build_model
+from prunecli.modules.sparse_ffn import SparseFFN
+
+COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(path: Path | str, *, device: str = "auto", dtype: str = "auto") -> Any:
+    """Open a checkpoint directory as a model in evaluation mode.
+
+    Args:
+        path: a checkpoint directory. No network is used.
+        device: "auto" (a GPU where there is one), or any name that torch knows.
+        dtype: "float32", "bfloat16", "float16", or "auto": on a GPU the stored type, float16 for float32; on a CPU
+            bfloat16 where it is stored, float32 otherwise.
+
+    Returns:
+        A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`.
+
+    Raises:
+        CheckpointError: not a checkpoint, or a damaged one.
+        UsageError: no such device or type.
+    """
+    where = choose_device(device)
+    with open_checkpoint(path) as checkpoint:
+        kind = choose_dtype(dtype, checkpoint, where)
+        if checkpoint.architecture is None:
+            return _stock(checkpoint, where, kind)
+        model = build_model(checkpoint, where, kind)
+        model.generation_config = _generation_config(checkpoint, model)
+        return model
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of this name; `auto` is a GPU where there is one.
+
+    Raises:
+        UsageError: torch does not know it, or the machine lacks it.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"--device {name}: no such device", "Try auto, cpu, cuda or cuda:1.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"--device {name}: torch finds no GPU here", "Try --device cpu.")
+    return device
+
+
+def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """The type to compute in; see `load_model`.
+
+    Raises:
+        UsageError: not one of float32, bfloat16, float16, auto.
+    """
+    if name != "auto":
+        if name not in COMPUTE:
+            raise UsageError(f"--dtype {name}: no such type", f"Choose auto, {', '.join(COMPUTE)}.")
+        return COMPUTE[name]
+    sizes: dict[str, int] = {}
+    for info in checkpoint.tensors.values():
+        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
+    stored = DTYPES.get(max(sizes, key=sizes.__getitem__), torch.float32) if sizes else torch.float32
+    if device.type == "cpu":
+        return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
+    return stored if stored in (torch.float16, torch.bfloat16) else torch.float16
+
+
+def sparse_ffns(model: Any) -> dict[str, SparseFFN]:
+    """Layer's name, as in `Structure`, -> its sparse FFN; in the order of the layers."""
+    return dict(_sparse(model))
+
+
+def _sparse(model: Any) -> Iterator[tuple[str, SparseFFN]]:
+    for name, module in model.named_modules():
+        if isinstance(module, SparseFFN):
+            yield name, module
+
+
+def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
+    from transformers import GenerationConfig
+
+    if (checkpoint.path / "generation_config.json").is_file():
+        return GenerationConfig.from_pretrained(checkpoint.path, local_files_only=True)
+    return GenerationConfig.from_model_config(model.config)
+
+
+def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+    """A family that prunecli does not declare: as plain transformers opens it."""
+    import transformers
+
+    names = checkpoint.config.get("architectures") or []
+    model_class = getattr(transformers, str(names[0]) if names else "", transformers.AutoModelForSeq2SeqLM)
+    return model_class.from_pretrained(checkpoint.path, dtype=dtype, local_files_only=True).to(device).eval()

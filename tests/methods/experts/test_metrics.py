@@ -1,0 +1,99 @@
+"""Metrics from sums equal the paper's definitions, token by token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.metrics import METRICS, metric_named, metric_values, random_values
+from prunecli.methods.experts.statistics import GateStatistics, GateSums
+from tests.reference import expert_metrics
+
+
+def routed(seed: int, tokens: int, experts: int) -> list[list[float]]:
+    logits = np.random.default_rng(seed).normal(size=(tokens, experts)) * 3
+    gates = np.exp(logits)
+    return (gates / gates.sum(axis=1, keepdims=True)).tolist()
+
+
+def sums_of(*layers: list[list[float]]) -> GateSums:
+    counted = [expert_metrics.sums(gates) for gates in layers]
+    return GateSums(
+        np.array([len(gates) for gates in layers]),
+        *(
+            np.array([c[name] for c in counted])
+            for name in ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
+        ),
+    )
+
+
+def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateStatistics:
+    layers, experts = sums.top1.shape
+    names = tuple(f"model.encoder.layers.{n}.ffn" for n in range(layers))
+    return GateStatistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums}, lacks)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(2, 6))
+def test_metrics_are_those_of_the_paper(name: str, seed: int, tokens: int, experts: int) -> None:
+    layers = routed(seed, tokens, experts), routed(seed + 1, tokens + 3, experts)
+    values = METRICS[name](sums_of(*layers))
+    for row, gates in zip(values, layers, strict=True):
+        assert_allclose(row, expert_metrics.metric(name, gates), rtol=1e-12, atol=0)
+
+
+def test_importance_by_hand() -> None:
+    # Expert 0: first for 3 of 4 tokens at gates 0.5, 0.7, 0.6, so 0.75 x exp(0.6); expert 1: 0.25 x exp(0.9).
+    gates = [[0.5, 0.3, 0.2], [0.7, 0.2, 0.1], [0.6, 0.1, 0.3], [0.05, 0.9, 0.05]]
+    values = METRICS["importance"](sums_of(gates))[0]
+    assert_allclose(values, [0.75 * np.exp(0.6), 0.25 * np.exp(0.9), 0.0])
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
+def test_adding_sums_is_counting_both(seed: int, first: int, second: int) -> None:
+    a, b = routed(seed, first, 4), routed(seed + 1, second, 4)
+    added, together = sums_of(a) + sums_of(b), sums_of(a + b)
+    for name in ("tokens", "top1", "top2"):
+        assert (getattr(added, name) == getattr(together, name)).all()
+    for name in METRICS:
+        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
+
+
+def test_a_layer_without_tokens_gives_zeros() -> None:
+    for metric in METRICS.values():
+        assert (metric(GateSums.zeros(2, 3)) == 0).all()
+
+
+def test_values_are_named_by_layer() -> None:
+    sums = sums_of(routed(0, 9, 3), routed(1, 9, 3))
+    values = metric_values("top1", sums, statistics_of(sums))
+    assert list(values) == ["model.encoder.layers.0.ffn", "model.encoder.layers.1.ffn"]
+    assert_allclose(sum(values["model.encoder.layers.1.ffn"]), 1.0)
+
+
+def test_random_values_repeat_with_the_seed() -> None:
+    layers = {"a": 5, "b": 7}
+    first, again, other = (random_values(layers, seed) for seed in (1, 1, 2))
+    assert all((first[name] == again[name]).all() and (first[name] != other[name]).any() for name in layers)
+    assert all((values > 0).all() for values in first.values())
+
+
+def test_an_unknown_metric_is_refused() -> None:
+    with pytest.raises(UsageError, match="No metric 'entropy'"):
+        metric_named("entropy")
+
+
+def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() -> None:
+    sums = sums_of(routed(0, 9, 3))
+    statistics = replace(statistics_of(sums), lacks=frozenset({"gate_sum", "conf1_sum"}))
+    with pytest.raises(
+        StatisticsError, match="lack what the metric 'load-balance' needs .*gate_sum"
+    ) as refused:
+        metric_values("load-balance", sums, statistics)
+    assert refused.value.remedy == "Choose --metric top1 or top2."

@@ -1,0 +1,249 @@
+"""Budgets, thresholds and selections against slow restatements and the paper's own numbers."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.budget import kept_counts
+from prunecli.methods.experts.plan import (
+    Layer,
+    Request,
+    keep_count,
+    layer_counts,
+    parse_balance,
+    plan,
+    ranked,
+    side_counts,
+    threshold,
+)
+from tests.reference import expert_selection
+
+
+def model(encoder: int, decoder: int, width: int) -> list[Layer]:
+    return [
+        Layer(f"model.encoder.layers.{n}.ffn", "encoder", tuple(range(width))) for n in range(encoder)
+    ] + [Layer(f"model.decoder.layers.{n}.ffn", "decoder", tuple(range(width))) for n in range(decoder)]
+
+
+def random_metric(layers: list[Layer], seed: int = 0) -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return {layer.name: generator.random(1 + max(layer.experts)) + 1e-3 for layer in layers}
+
+
+NLLB = model(6, 6, 128)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "balance", "encoder", "decoder"),
+    [
+        (0.8, "3:1", 36, 12),  # the published choice: 288 of 1536
+        (0.75, "1:1", 32, 32),  # 4.3: 384 of 1536
+        (0.75, "5:3", 40, 24),  # 4.3: unbalanced
+        (0.75, "3:1", 48, 16),
+        (0.75, "2:1", 42, 21),
+        (0.5, "1:1", 64, 64),
+        (0.5, "3:1", 96, 32),
+        (0.25, "3:1", 128, 64),  # 3:1 would be 144 : 48; the encoder has 128
+        (0.25, "1:3", 64, 128),
+        (0.0, "3:1", 128, 128),
+        (0.98, "3:1", 3, 2),  # 30 stay: 3 x 1 would leave the decoder below the router's 2
+    ],
+)
+def test_paper_and_corner_budgets(ratio: float, balance: str, encoder: int, decoder: int) -> None:
+    counts = layer_counts(NLLB, keep_count(ratio, 1536), parse_balance(balance), 2)
+    assert list(counts.values()) == [encoder] * 6 + [decoder] * 6
+
+
+@pytest.mark.parametrize(
+    ("ratio", "held", "keep"), [(0.9, 10, 1), (0.7, 10, 3), (0.8, 1536, 307), (0, 7, 7), (0.999, 1000, 1)]
+)
+def test_ratios_are_decimals(ratio: float, held: int, keep: int) -> None:
+    assert keep_count(ratio, held) == keep
+
+
+@pytest.mark.parametrize("ratio", [-0.1, 1.0, 1.5, float("nan"), float("inf")])
+def test_a_ratio_outside_of_0_to_1_is_refused(ratio: float) -> None:
+    with pytest.raises(UsageError, match="outside"):
+        keep_count(ratio, 10)
+
+
+@pytest.mark.parametrize("text", ["", "3", "3:", "0:1", "1:0", "a:b", "-3:1", "1:2:3", "nan:1", ":1"])
+def test_a_balance_that_is_none_is_refused(text: str) -> None:
+    if text in ("3", "3:"):
+        assert parse_balance(text) == 3
+        return
+    with pytest.raises(UsageError, match="ENCODER:DECODER"):
+        parse_balance(text)
+
+
+shapes = st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(2, 20))
+balances = st.sampled_from(
+    [Fraction(1, 3), Fraction(1), Fraction(3, 2), Fraction(5, 3), Fraction(2), Fraction(3)]
+)
+
+
+@given(shapes, st.integers(0, 1000), balances, st.sampled_from([2, 4]))
+def test_layer_counts_are_those_of_trying_every_number(
+    shape: tuple[int, int, int], thousandths: int, balance: Fraction, minimum: int
+) -> None:
+    encoder, decoder, width = shape
+    held = (encoder + decoder) * width
+    ratio = min(thousandths, 999) / 1000
+    keep = keep_count(ratio, held)
+    minimum = min(minimum, width)
+    layers = model(encoder, decoder, width)
+    if keep < minimum * (encoder + decoder):
+        with pytest.raises(UsageError, match="would stay"):
+            layer_counts(layers, keep, balance, minimum)
+        return
+    counts = list(layer_counts(layers, keep, balance, minimum).values())
+    wanted = expert_selection.fixed_per_layer(encoder, decoder, width, keep, balance, minimum)
+    assert (counts[0], counts[-1]) == wanted
+    assert held - sum(counts) >= Fraction(str(ratio)) * held  # never less removed than asked
+    assert all(minimum <= count <= width for count in counts)
+
+
+@given(st.lists(st.integers(2, 12), min_size=2, max_size=6), st.data(), balances)
+def test_counts_of_uneven_layers_stay_within_them(
+    widths: list[int], data: st.DataObject, balance: Fraction
+) -> None:
+    layers = [
+        Layer(f"l{n}", "encoder" if n < len(widths) / 2 else "decoder", tuple(range(width)))
+        for n, width in enumerate(widths)
+    ]
+    keep = data.draw(st.integers(2 * len(widths), sum(widths)))
+    counts = layer_counts(layers, keep, balance, 2)
+    assert all(2 <= counts[layer.name] <= len(layer.experts) for layer in layers)
+    assert sum(counts.values()) <= keep
+    sides = side_counts(layers, keep, balance, 2)
+    assert sum(sides.values()) <= keep
+    if keep == sum(widths):
+        assert sum(counts.values()) == sum(sides.values()) == keep
+    for strategy in ("per-layer", "global-threshold", "side-threshold"):
+        spread = kept_counts(layers, Request(strategy=strategy, balance=balance), keep)
+        assert all(1 <= spread[layer.name] <= len(layer.experts) for layer in layers)
+        assert sum(spread.values()) <= keep
+
+
+def test_a_model_of_one_side_has_no_balance() -> None:
+    layers = [Layer(f"l{n}", "encoder", tuple(range(8))) for n in range(2)]
+    assert list(layer_counts(layers, 11, Fraction(3), 2).values()) == [5, 5]
+    assert side_counts(layers, 11, Fraction(3), 2) == {"encoder": 11}
+
+
+def test_side_counts_follow_the_balance_of_layers() -> None:
+    assert side_counts(NLLB, 384, Fraction(1), 4) == {"encoder": 192, "decoder": 192}  # 4.3's example
+    assert side_counts(NLLB, 307, Fraction(3), 4) == {"encoder": 228, "decoder": 76}
+    assert side_counts(model(2, 6, 16), 48, Fraction(3), 2) == {"encoder": 24, "decoder": 24}
+    assert side_counts(NLLB, 1152, Fraction(3), 4) == {"encoder": 768, "decoder": 384}
+
+
+whole_values = st.lists(
+    st.lists(st.integers(0, 9), min_size=5, max_size=5).filter(any), min_size=1, max_size=4
+)
+
+
+@given(whole_values, st.data(), st.sampled_from([1, 2, 4]))
+def test_threshold_solves_equation_5_with_the_exact_count(
+    values: list[list[int]], data: st.DataObject, minimum: int
+) -> None:
+    layers = [Layer(f"l{n}", "encoder", tuple(range(5))) for n in range(len(values))]
+    count = data.draw(st.integers(minimum * len(values), 5 * len(values)))
+    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
+    kept, _ = threshold(layers, metric, count, minimum)
+    assert sum(map(len, kept.values())) == count
+    below, above = expert_selection.global_threshold(values, count, minimum)
+    for layer, row, least, most in zip(layers, values, below, above, strict=True):
+        n = len(kept[layer.name])
+        assert least <= n <= most  # several layers may reach the same theta: any of them may go first
+        assert set(kept[layer.name]) == set(expert_selection.sorted_experts(row)[:n])
+
+
+def test_threshold_by_hand() -> None:
+    # Shares: A 0.6 0.2 0.1 0.1, B 0.25 each. Mass before: A 0 .6 .8 .9, B 0 .25 .5 .75.
+    layers = [Layer("A", "encoder", (0, 1, 2, 3)), Layer("B", "decoder", (0, 1, 2, 3))]
+    values = {"A": np.array([1.0, 6, 2, 1]), "B": np.ones(4)}
+    kept, theta = threshold(layers, values, 5, 1)
+    assert (kept, theta) == ({"A": (1, 2), "B": (0, 1, 2)}, 0.75)
+    kept, theta = threshold(layers, values, 8, 1)
+    assert (kept, theta) == ({"A": (0, 1, 2, 3), "B": (0, 1, 2, 3)}, 1.0)
+    kept, _ = threshold(layers, values, 4, 2)
+    assert kept == {"A": (1, 2), "B": (0, 1)}
+
+
+def test_ties_are_broken_the_same_way_for_every_count() -> None:
+    layers = model(3, 3, 6)
+    values = {layer.name: np.ones(6) for layer in layers}
+    chosen = [
+        {(name, e) for name, ids in threshold(layers, values, count, 1)[0].items() for e in ids}
+        for count in range(6, 37)
+    ]
+    assert [len(kept) for kept in chosen] == list(range(6, 37))
+    assert all(small < large for small, large in pairwise(chosen))
+
+
+def test_experts_of_no_importance_go_last() -> None:
+    layers = [Layer("A", "encoder", tuple(range(6))), Layer("B", "encoder", tuple(range(6)))]
+    values = {"A": np.array([0.1, 0.2, 0.3, 0, 0, 0]), "B": np.array([1.0, 1, 1, 1, 1, 1])}
+    kept, _ = threshold(layers, values, 9, 1)
+    assert kept == {"A": (0, 1, 2), "B": (0, 1, 2, 3, 4, 5)}
+
+
+def test_shares_are_normalised_over_the_held_experts() -> None:
+    order, shares = ranked(Layer("A", "encoder", (1, 3, 4)), np.array([9.0, 1, 9, 3, 0]))
+    assert order == [3, 1, 4]
+    assert shares.tolist() == [0.75, 0.25, 0.0]
+
+
+@pytest.mark.parametrize("strategy", ["per-layer", "global-threshold", "side-threshold"])
+def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
+    layers = [Layer("e", "encoder", (1, 4, 5, 9, 11, 12)), Layer("d", "decoder", (0, 2, 3, 6, 8, 10))]
+    values = random_metric(layers)
+    selection = plan(layers, values, Request(keep=8, strategy=strategy, balance=Fraction(1)))
+    assert selection.count <= 8
+    for layer in layers:
+        kept = selection.kept[layer.name]
+        assert set(kept) < set(layer.experts)
+        assert list(kept) == sorted(kept)
+        least = min(values[layer.name][list(kept)])
+        assert all(values[layer.name][e] <= least for e in set(layer.experts) - set(kept))
+
+
+def test_experts_per_layer() -> None:
+    values = random_metric(NLLB)
+    fixed = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}))
+    assert [len(ids) for ids in fixed.kept.values()] == [36] * 6 + [12] * 6
+    assert fixed.kept == plan(NLLB, values, Request(keep=307)).kept
+    sides = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}, strategy="side-threshold"))
+    assert sum(len(sides.kept[layer.name]) for layer in NLLB[:6]) == 216
+    assert sum(len(sides.kept[layer.name]) for layer in NLLB[6:]) == 72
+    assert set(sides.thresholds) == {"encoder", "decoder"}
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request(keep=10), "would stay"),
+        (Request(keep=30, strategy="global-threshold", minimum=4), "would stay"),
+        (Request(keep=30, strategy="side-threshold", minimum=4), "would stay"),
+        (Request(per_layer={"encoder": 129, "decoder": 12}), "2 to 128"),
+        (Request(per_layer={"encoder": 36, "decoder": 1}), "2 to 128"),
+        (Request(per_layer={"encoder": 36, "decoder": 12}, strategy="global-threshold"), "one count"),
+    ],
+)
+def test_impossible_requests_are_refused(request_: Request, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(NLLB, random_metric(NLLB), request_)
+
+
+def test_a_layer_without_tokens_is_refused() -> None:
+    values = random_metric(NLLB) | {NLLB[3].name: np.zeros(128)}
+    with pytest.raises(StatisticsError, match=r"encoder\.layers\.3\.ffn: the statistics route no token"):
+        plan(NLLB, values, Request(keep=307))

@@ -1,0 +1,176 @@
+"""The authors' files: flat lists over all layers, ratios instead of sums, ids by language or pair."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.methods.experts.budget import Layer
+from prunecli.methods.experts.granularity import aggregate
+from prunecli.methods.experts.metrics import METRICS, metric_values
+from prunecli.methods.experts.published import NLLB_200_LAYERS, read_experts
+from prunecli.methods.experts.statistics import merge, read_gates
+
+NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
+LAYERS = [Layer(NAMES[0], "encoder", tuple(range(4))), Layer(NAMES[1], "decoder", tuple(range(4)))]
+
+
+def ratios(seed: int, size: int = 8) -> dict[str, list[float]]:
+    values = np.random.default_rng(seed).random((5, size))
+    return dict(zip(("top1", "top2", "mean", "conf1", "conf2"), values.tolist(), strict=True))
+
+
+def save(path: Path, content: Any) -> Path:
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_published_entry_keeps_its_ratios(tmp_path: Path) -> None:
+    entry = ratios(1, 1536)
+    read = read_gates(save(tmp_path / "stats.json", {"eng_Latn-fra_Latn": entry}))
+    assert (read.layers, read.num_experts, read.mode) == (NLLB_200_LAYERS, 128, "published")
+    assert read.layers[0] == "model.encoder.layers.3.ffn"
+    assert read.layers[-1] == "model.decoder.layers.23.ffn"
+    sums = read.entries["eng_Latn-fra_Latn"]
+    top1, conf, mean, top2 = (
+        np.array(entry[name]).reshape(12, 128) for name in ("top1", "conf1", "mean", "top2")
+    )
+    np.testing.assert_allclose(METRICS["importance"](sums), top1 * np.exp(conf), rtol=1e-12)
+    np.testing.assert_allclose(METRICS["importance-vanilla"](sums), top1 * conf, rtol=1e-12)
+    np.testing.assert_allclose(METRICS["load-balance"](sums), top1 * mean, rtol=1e-12)
+    np.testing.assert_allclose(METRICS["top2"](sums), top1 + top2, rtol=1e-12)
+
+
+def test_entries_weigh_alike(tmp_path: Path) -> None:
+    content = {"a-b": ratios(1), "a-c": ratios(2), "c-b": ratios(3)}
+    read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
+    values = METRICS["top1"](aggregate(read, "language", ["a"], ["b"]))
+    np.testing.assert_allclose(values[0], np.mean([content[p]["top1"][:4] for p in ("a-b", "a-c")], axis=0))
+    np.testing.assert_allclose(values[1], np.mean([content[p]["top1"][4:] for p in ("a-b", "c-b")], axis=0))
+
+
+def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path: Path) -> None:
+    content = {"a-X": ratios(1), "b-X": ratios(2), "X-a": ratios(3), "X-b": ratios(4), "a-b": ratios(5)}
+    read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
+    values = METRICS["top1"](aggregate(read, "language", ["a"], ["b"]))
+    np.testing.assert_allclose(values, [content["a-X"]["top1"][:4], content["X-b"]["top1"][4:]])
+    everything = METRICS["top1"](aggregate(read, "global"))
+    np.testing.assert_allclose(
+        everything[0], np.mean([content[p]["top1"][:4] for p in ("a-X", "b-X")], axis=0)
+    )
+    np.testing.assert_allclose(
+        everything[1], np.mean([content[p]["top1"][4:] for p in ("X-a", "X-b")], axis=0)
+    )
+
+
+def test_files_of_either_side_merge(tmp_path: Path) -> None:
+    parts = [
+        read_gates(save(tmp_path / f"{key}.json", {key: ratios(seed)}), NAMES, 4)
+        for seed, key in enumerate(("a-X", "X-b"))
+    ]
+    values = METRICS["top1"](aggregate(merge(parts), "language", ["a"], ["b"]))
+    np.testing.assert_allclose(values, [ratios(0)["top1"][:4], ratios(1)["top1"][4:]])
+
+
+def test_a_metric_whose_field_is_left_out_is_refused(tmp_path: Path) -> None:
+    entry = {name: ratios(1)[name] for name in ("top1", "conf1")}
+    read = read_gates(save(tmp_path / "stats.json", {"a-b": entry}), NAMES, 4)
+    assert set(metric_values("importance", read.entries["a-b"], read)) == set(NAMES)
+    with pytest.raises(StatisticsError, match="'load-balance' needs .gate_sum"):
+        metric_values("load-balance", read.entries["a-b"], read)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"a-b": {"top1": [0.1] * 7}}, "holds 7 values; 8"),
+        ({"a-b": {"top1": [0.1] * 7 + [-1]}}, "negative"),
+        ({"a-b": {"top1": ["x"] * 8}}, "not an array of numbers"),
+        ({"a-b": [1, 2]}, "neither"),
+        ({"ab": {"top1": [0.1] * 8}}, "neither"),
+        ({"a-b": {"rank": [0.1] * 8}}, "neither"),
+        ({}, "no language pairs"),
+    ],
+)
+def test_damaged_files_are_refused(content: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(StatisticsError, match=message):
+        read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
+
+
+@pytest.mark.parametrize(
+    ("content", "sources", "targets", "encoder", "decoder"),
+    [
+        ([0, 3, 5, 6], (), (), (0, 3), (1, 2)),
+        ({"a": [0, 1, 4, 5], "b": [2, 3, 6, 7]}, ("a",), ("b",), (0, 1), (2, 3)),
+        ({"a": [0, 1, 4, 5], "b": [2, 3, 6, 7]}, ("b",), ("a",), (2, 3), (0, 1)),
+        ({"a": [0, 1, 4, 5], "b": [1, 2, 5, 6], "c": [0, 1, 6, 7]}, ("a", "b"), ("c",), (0, 1, 2), (2, 3)),
+        ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b",), (0, 1), (0, 1)),
+        ({"a-b": [0, 1, 4, 5], "a-c": [0, 2, 5, 7]}, ("a",), ("b", "c"), (0, 1, 2), (0, 1, 3)),
+        ({"a-X": [0, 1, 4, 5], "X-b": [2, 3, 6, 7]}, ("a",), ("b",), (0, 1), (2, 3)),
+        (
+            {"format": "prunecli.experts/1", "kept": {NAMES[0]: [3, 1], NAMES[1]: [0, 2]}},
+            (),
+            (),
+            (1, 3),
+            (0, 2),
+        ),
+    ],
+)
+def test_expert_ids(
+    content: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    encoder: Sequence[int],
+    decoder: Sequence[int],
+    tmp_path: Path,
+) -> None:
+    kept = read_experts(save(tmp_path / "experts.json", content), LAYERS, (4, 4), sources, targets)
+    assert kept == {NAMES[0]: encoder, NAMES[1]: decoder}
+
+
+def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> None:
+    layers = [Layer(NAMES[0], "encoder", (1, 3)), Layer(NAMES[1], "decoder", (0, 2))]
+    path = save(tmp_path / "experts.json", [1, 3, 4, 6])
+    assert read_experts(path, layers, (4, 4)) == {NAMES[0]: (1, 3), NAMES[1]: (0, 2)}
+    with pytest.raises(
+        StatisticsError, match="keeps expert 0 of model.encoder.layers.1.ffn, .* no longer holds"
+    ):
+        read_experts(save(path, [0, 1, 4, 6]), layers, (4, 4))
+
+
+LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}
+
+
+@pytest.mark.parametrize(
+    ("content", "sources", "targets", "kind", "message"),
+    [
+        ([0, 8], (), (), StatisticsError, "8 is no expert id; the model's go from 0 to 7"),
+        ([0, -1], (), (), StatisticsError, "-1 is no expert id"),
+        ([0, True], (), (), StatisticsError, "True is no expert id"),
+        ([0, "1"], (), (), StatisticsError, "no expert id"),
+        ([], (), (), StatisticsError, "no expert ids"),
+        ([0, 1], ("a",), (), UsageError, "takes no --source"),
+        (LANGUAGES, (), (), UsageError, "name --source and --target"),
+        (LANGUAGES, ("eng_Latn",), (), UsageError, "name --source and --target"),
+        (LANGUAGES, ("eng_Lat",), ("fra_Latn",), StatisticsError, "Did you mean eng_Latn"),
+        ({"a": 3, "b": [1]}, ("a",), ("b",), StatisticsError, "not a list"),
+        ({"format": "prunecli.gates/1", "entries": {}}, (), (), StatisticsError, "go with --gates"),
+        ({"format": "prunecli.experts/1", "kept": {"x": [1]}}, (), (), StatisticsError, "another model"),
+    ],
+)
+def test_expert_files_that_do_not_fit_are_refused(
+    content: Any,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    kind: type[PruneError],
+    message: str,
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(kind, match=message):
+        read_experts(save(tmp_path / "experts.json", content), LAYERS, (4, 4), sources, targets)

@@ -1,0 +1,256 @@
+"""gates.json: written, read back, merged, summed by granularity, refused where it is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.checkpoint.documents import write_json
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import PruneError, StatisticsError, UsageError
+from prunecli.methods.experts.granularity import aggregate, default_granularity
+from prunecli.methods.experts.statistics import (
+    COUNTS,
+    FORMAT,
+    SUMS,
+    GateStatistics,
+    GateSums,
+    check_matches,
+    gates_payload,
+    merge,
+    read_gates,
+    side_of,
+)
+from tests.tiny import tiny_nllb_moe
+
+LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
+
+
+def random_sums(seed: int, layers: int = 4, experts: int = 8) -> GateSums:
+    generator = np.random.default_rng(seed)
+
+    def draw(name: str) -> np.ndarray:
+        shape = (layers,) if name == "tokens" else (layers, experts)
+        return generator.integers(1, 50, shape) if name in COUNTS else generator.random(shape)
+
+    return GateSums(*(draw(name) for name in SUMS))
+
+
+def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **changes: Any) -> GateStatistics:
+    entries = {pair: random_sums(sum(map(ord, pair))) for pair in pairs}
+    return replace(GateStatistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
+
+
+def write(path: Path, given: GateStatistics) -> Path:
+    write_json(path, {"format": FORMAT, **gates_payload(given)}, force=True)
+    return path
+
+
+def same(one: GateSums, other: GateSums) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in SUMS)
+
+
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
+    given = statistics(["a-b", "b-a"])
+    read = read_gates(write(tmp_path / "gates.json", given))
+    assert replace(read, entries={}) == replace(given, entries={})
+    assert all(same(read.entries[pair], given.entries[pair]) for pair in given.entries)
+    assert read.entries["a-b"].top1.dtype == np.int64
+    text = json.loads((tmp_path / "gates.json").read_text())
+    assert all(type(count) is int for count in text["entries"]["a-b"]["top1"][0])
+
+
+def test_merging_adds_what_several_hold_and_keeps_the_rest() -> None:
+    one, other = statistics(["a-b", "a-c"]), statistics(["a-b", "c-a"])
+    merged = merge([one, other])
+    assert set(merged.entries) == {"a-b", "a-c", "c-a"}
+    assert same(merged.entries["a-b"], one.entries["a-b"] + other.entries["a-b"])
+    assert same(merged.entries["c-a"], other.entries["c-a"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"fingerprint": "sha256:1"}, "fingerprint"),
+        ({"mode": "beam"}, "mode"),
+        ({"num_experts": 16}, "num_experts"),
+        ({"layers": LAYERS[:2]}, "layers"),
+    ],
+)
+def test_statistics_of_different_runs_are_not_merged(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(StatisticsError, match=f"one.json and two.json cannot be merged: {field}"):
+        merge([statistics(["a-b"]), statistics(["a-b"], **changes)], ["one.json", "two.json"])
+
+
+def rows(name: str, given: GateStatistics, pairs: Sequence[str], side: str) -> np.ndarray:
+    total = sum(getattr(given.entries[pair], name) for pair in pairs)
+    return total[[row for row, layer in enumerate(given.layers) if side_of(layer) == side]]
+
+
+PAIRS = ("a-b", "a-c", "b-a", "b-c", "c-a", "c-b")
+
+
+@pytest.mark.parametrize(
+    ("granularity", "sources", "targets", "encoder", "decoder"),
+    [
+        ("global", (), (), PAIRS, PAIRS),
+        ("pair", ("a",), ("b",), ("a-b",), ("a-b",)),
+        ("pair", ("a", "c"), ("b", "a"), ("a-b", "c-a", "c-b"), ("a-b", "c-a", "c-b")),
+        ("pair", ("a",), (), ("a-b", "a-c"), ("a-b", "a-c")),
+        ("language", ("a",), ("b",), ("a-b", "a-c"), ("a-b", "c-b")),
+        ("language", ("a", "b"), ("c",), ("a-b", "a-c", "b-a", "b-c"), ("a-c", "b-c")),
+        ("language", ("a",), (), ("a-b", "a-c"), PAIRS),
+        ("language", (), ("b",), PAIRS, ("a-b", "c-b")),
+    ],
+)
+def test_granularities_sum_the_entries_of_section_4_2(
+    granularity: str,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    encoder: Sequence[str],
+    decoder: Sequence[str],
+) -> None:
+    given = statistics(PAIRS)
+    sums = aggregate(given, granularity, sources, targets)
+    for name in SUMS:
+        np.testing.assert_allclose(getattr(sums, name)[:2], rows(name, given, encoder, "encoder"), rtol=1e-12)
+        np.testing.assert_allclose(getattr(sums, name)[2:], rows(name, given, decoder, "decoder"), rtol=1e-12)
+
+
+def test_the_order_of_the_entries_does_not_change_a_bit() -> None:
+    given = statistics(PAIRS)
+    turned = replace(given, entries=dict(reversed(given.entries.items())))
+    for granularity, languages in (("global", ()), ("language", ("a",))):
+        assert same(aggregate(given, granularity, languages), aggregate(turned, granularity, languages))
+
+
+def test_default_granularity() -> None:
+    assert default_granularity((), ()) == "global"
+    assert default_granularity(("a",), ()) == default_granularity((), ("a",)) == "language"
+
+
+@pytest.mark.parametrize(
+    ("granularity", "sources", "targets", "kind", "message"),
+    [
+        ("global", ("a",), (), UsageError, "takes no --source"),
+        ("language", (), (), UsageError, "needs --source or --target"),
+        ("family", ("a",), (), UsageError, "No granularity 'family'"),
+        ("language", ("d",), (), StatisticsError, "no source language 'd'"),
+        ("language", (), ("eng",), StatisticsError, "no target language 'eng'"),
+        ("pair", ("a",), ("a",), UsageError, "no translation"),
+    ],
+)
+def test_languages_that_do_not_fit_are_refused(
+    granularity: str, sources: Sequence[str], targets: Sequence[str], kind: type[PruneError], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        aggregate(statistics(PAIRS), granularity, sources, targets)
+
+
+def test_an_unknown_language_brings_near_names_and_a_missing_pair_its_name() -> None:
+    given = statistics(["eng_Latn-fra_Latn", "fra_Latn-deu_Latn"])
+    with pytest.raises(StatisticsError, match="Did you mean eng_Latn"):
+        aggregate(given, "language", ["eng_Lat"], ["fra_Latn"])
+    with pytest.raises(StatisticsError, match="lack the pair eng_Latn-deu_Latn"):
+        aggregate(given, "pair", ["eng_Latn"], ["deu_Latn"])
+
+
+def nan(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["gate_sum"][1][2] = float("nan")
+
+
+def too_large(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["gate_sum"][1][2] = 10**400
+
+
+def negative(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["top1"][0][0] = -1
+
+
+def fraction(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["top1"][0][0] = 0.5
+
+
+def short(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["top2"].pop()
+
+
+def ragged(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["top2"][0].pop()
+
+
+def no_field(payload: dict[str, Any]) -> None:
+    del payload["entries"]["a-b"]["conf1_sum"]
+
+
+def no_entries(payload: dict[str, Any]) -> None:
+    payload["entries"] = {}
+
+
+def other_format(payload: dict[str, Any]) -> None:
+    payload["format"] = "prunecli.heads/1"
+
+
+def odd_pair(payload: dict[str, Any]) -> None:
+    payload["entries"]["a"] = payload["entries"].pop("a-b")
+
+
+def odd_mode(payload: dict[str, Any]) -> None:
+    payload["mode"] = "guessed"
+
+
+def text_model(payload: dict[str, Any]) -> None:
+    payload["model"] = "nllb"
+
+
+FAULTS = (
+    nan, too_large, negative, fraction, short, ragged, no_field, no_entries, other_format, odd_pair, odd_mode, text_model
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", FAULTS)
+def test_damaged_statistics_are_refused_in_two_lines(
+    spoil: Callable[[dict[str, Any]], None], tmp_path: Path
+) -> None:
+    payload = {"format": FORMAT, **gates_payload(statistics(["a-b"]))}
+    spoil(payload)
+    path = tmp_path / "gates.json"
+    path.write_text(json.dumps(payload))
+    with pytest.raises(StatisticsError, match=r"gates\.json") as refused:
+        read_gates(path)
+    assert len(str(refused.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]", "{", '{"format": "prunecli.gates/1", "lay', "3", "null", "{}"]
+)
+def test_what_is_no_statistics_file_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "gates.json"
+    path.write_text(text)
+    with pytest.raises(StatisticsError, match=r"gates\.json"):
+        read_gates(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StatisticsError, match="no such file"):
+        read_gates(tmp_path / "gates.json")
+
+
+def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        given = statistics(["a-b"], checkpoint.fingerprint)
+        check_matches(given, checkpoint)
+        check_matches(replace(given, fingerprint=None), checkpoint)  # published files name no model
+        for changed, message in (
+            (replace(given, fingerprint="sha256:1"), "another model"),
+            (replace(given, num_experts=16), "16 experts per layer; .* has 8"),
+            (replace(given, layers=LAYERS[:3]), "3 sparse layers .* has 4"),
+        ):
+            with pytest.raises(StatisticsError, match=message):
+                check_matches(changed, checkpoint)
