@@ -68,7 +68,7 @@ class Report:
     """The closing table with every variable filled in."""
 
     title: str
-    checkpoints: tuple[Path, ...]
+    checkpoints: Mapping[str, Path]
     evaluation: Path | None
     latency: Path | None
 
@@ -251,18 +251,17 @@ def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str
 
 
 def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
-    def path(name: str, value: str | None) -> Path | None:
-        filled = None if value is None else _substitute(value, variables, f"report.{name}", faults)
-        return None if filled is None else Path(as_text(filled))
+    def fill(name: str, value: str) -> str:
+        return as_text(_substitute(value, variables, f"report.{name}", faults))
 
-    checkpoints = _substitute(text.checkpoints, variables, "report.checkpoints", faults)
     return Report(
-        title=as_text(_substitute(text.title, variables, "report.title", faults)),
-        checkpoints=tuple(
-            Path(as_text(item)) for item in (checkpoints if isinstance(checkpoints, list) else [checkpoints])
-        ),
-        evaluation=path("evaluation", text.evaluation),
-        latency=path("latency", text.latency),
+        title=fill("title", text.title),
+        checkpoints={
+            fill("checkpoints", name): Path(fill("checkpoints", path))
+            for name, path in text.checkpoints.items()
+        },
+        evaluation=None if text.evaluation is None else Path(fill("evaluation", text.evaluation)),
+        latency=None if text.latency is None else Path(fill("latency", text.latency)),
     )
 
 
@@ -309,7 +308,10 @@ def _wiring_faults(steps: Sequence[Step]) -> list[str]:
 
 def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
     outputs = [output for step in steps for output in step.outputs]
-    named = [*report.checkpoints, *(path for path in (report.evaluation, report.latency) if path is not None)]
+    named = [
+        *report.checkpoints.values(),
+        *(path for path in (report.evaluation, report.latency) if path is not None),
+    ]
     return [
         f"report: {path} does not exist, and no step makes it"
         for path in named

@@ -41,10 +41,10 @@ class StepText(_Model):
 
 
 class ReportText(_Model):
-    """The closing table: the checkpoints and the measurements that it puts side by side."""
+    """The closing table: what to call each checkpoint (its row), and the measurements to show."""
 
     title: str = ""
-    checkpoints: Value = Field(default_factory=list)
+    checkpoints: dict[str, str] = Field(min_length=1)
     evaluation: str | None = None
     latency: str | None = None
 

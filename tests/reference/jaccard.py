@@ -13,18 +13,17 @@ def jaccard(first, second):
     return sum(1 for item in everything if item in first and item in second) / len(everything)
 
 
-def single_linkage_distances(vectors):
-    """The distances at which the nearest two clusters join, by comparing every member of every cluster."""
+def average_linkage_distances(vectors):
+    """The mean distances at which the nearest two clusters join, comparing all members of all clusters."""
     clusters = [[vector] for vector in vectors]
     joined = []
     while len(clusters) > 1:
-        distance, first, second = min(
-            (min(math.dist(a, b) for a in clusters[i] for b in clusters[j]), i, j)
-            for i in range(len(clusters))
-            for j in range(i)
-        )
+        candidates = []
+        for i, one in enumerate(clusters):
+            for j in range(i):
+                distances = [math.dist(a, b) for a in one for b in clusters[j]]
+                candidates.append((sum(distances) / len(distances), j, i))
+        distance, j, i = min(candidates)
         joined.append(distance)
-        clusters[first] += clusters.pop(second) if second > first else clusters[second]
-        if second < first:
-            clusters.pop(second)
+        clusters[j] = clusters[j] + clusters.pop(i)
     return joined

@@ -177,7 +177,7 @@ def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: boo
     """
     try:
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise StatisticsError(
             f"{where} is not an array of numbers.", "Collect the statistics again."
         ) from error

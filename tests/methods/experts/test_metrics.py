@@ -93,7 +93,7 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() ->
     sums = sums_of(routed(0, 9, 3))
     statistics = replace(statistics_of(sums), lacks=frozenset({"gate_sum", "conf1_sum"}))
     with pytest.raises(
-        StatisticsError, match="lack what the metric 'load-balance' needs .*gate_sum"
+        StatisticsError, match=r"lack what the metric 'load-balance' needs .*gate_sum"
     ) as refused:
         metric_values("load-balance", sums, statistics)
     assert refused.value.remedy == "Choose --metric top1 or top2."

@@ -82,14 +82,14 @@ def test_a_metric_whose_field_is_left_out_is_refused(tmp_path: Path) -> None:
     entry = {name: ratios(1)[name] for name in ("top1", "conf1")}
     read = read_gates(save(tmp_path / "stats.json", {"a-b": entry}), NAMES, 4)
     assert set(metric_values("importance", read.entries["a-b"], read)) == set(NAMES)
-    with pytest.raises(StatisticsError, match="'load-balance' needs .gate_sum"):
+    with pytest.raises(StatisticsError, match=r"'load-balance' needs .gate_sum"):
         metric_values("load-balance", read.entries["a-b"], read)
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"a-b": {"top1": [0.1] * 7}}, "holds 7 values; 8"),
+        ({"a-b": {"top1": [0.1] * 7}}, "holds 7 values; the model has 2 sparse layers x 4 experts = 8"),
         ({"a-b": {"top1": [0.1] * 7 + [-1]}}, "negative"),
         ({"a-b": {"top1": ["x"] * 8}}, "not an array of numbers"),
         ({"a-b": [1, 2]}, "neither"),
@@ -139,7 +139,7 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> Non
     path = save(tmp_path / "experts.json", [1, 3, 4, 6])
     assert read_experts(path, layers, (4, 4)) == {NAMES[0]: (1, 3), NAMES[1]: (0, 2)}
     with pytest.raises(
-        StatisticsError, match="keeps expert 0 of model.encoder.layers.1.ffn, .* no longer holds"
+        StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.ffn, .* no longer holds"
     ):
         read_experts(save(path, [0, 1, 4, 6]), layers, (4, 4))
 

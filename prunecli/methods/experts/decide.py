@@ -1,0 +1,252 @@
+"""From a checkpoint, statistics and options to a decision: which experts stay. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli import __version__
+from prunecli.checkpoint.layout import SparseLayer, sparse_layers
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.budget import MIN_PER_LAYER, Layer, Request, Strategy, keep_count
+from prunecli.methods.experts.fit import Fit, smallest_ratio
+from prunecli.methods.experts.granularity import aggregate, default_granularity
+from prunecli.methods.experts.metrics import DEFAULT_METRIC, RANDOM, Values, metric_values, random_values
+from prunecli.methods.experts.plan import DEFAULT_BALANCE, Selection, plan
+from prunecli.methods.experts.published import read_experts
+from prunecli.methods.experts.statistics import GateStatistics, check_matches, merge, read_gates
+
+if TYPE_CHECKING:
+    from prunecli.architectures.records import Side
+    from prunecli.checkpoint.reader import Checkpoint
+
+DEFAULT_RATIO = 0.8
+"""The published choice."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many experts go; at most one is given, none means DEFAULT_RATIO.
+
+    Attributes:
+        ratio: fraction of the experts that the checkpoint holds to remove.
+        fit: bytes of memory that the result must fit in.
+        per_layer: experts to keep in each layer of a side.
+    """
+
+    ratio: float | None = None
+    fit: int | None = None
+    per_layer: Mapping[Side, int] | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `prune-experts` is asked.
+
+    Attributes:
+        gates: statistics files, merged; not read for the metric `random`.
+        experts: a file of expert ids, instead of statistics and amount.
+        amount: how many experts go.
+        metric: a name of METRICS, or `random`.
+        strategy: the algorithm of 4.3.
+        balance: encoder experts per decoder expert.
+        minimum: experts to keep in each layer; None: the router's top-k, or 4 under a threshold.
+        granularity: None: by language where a source or target is given, else global.
+        sources: languages to translate from.
+        targets: languages to translate into.
+        dtype: type of the result; None: as stored. `fit` reckons with it.
+        seed: of the metric `random`.
+        load: `batch`, `beam` and `length` that `fit` reckons with.
+    """
+
+    gates: tuple[Path, ...] = (Path("gates.json"),)
+    experts: Path | None = None
+    amount: Amount = field(default_factory=Amount)
+    metric: str = DEFAULT_METRIC
+    strategy: Strategy = "per-layer"
+    balance: Fraction = DEFAULT_BALANCE
+    minimum: int | None = None
+    granularity: str | None = None
+    sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    dtype: str | None = None
+    seed: int = 0
+    load: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What stays, and why.
+
+    Attributes:
+        selection: kept ids per layer.
+        step: the entry for `Structure.history`.
+        reasons: plain lines that say how the experts were chosen.
+        fit: the arithmetic, where a memory was given.
+    """
+
+    selection: Selection
+    step: Mapping[str, Any]
+    reasons: tuple[str, ...]
+    fit: Fit | None = None
+
+
+def decide(checkpoint: Checkpoint, options: Options) -> Decision:
+    """Choose the experts to keep.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or has no experts.
+        StatisticsError: damaged files, of another model, or without these languages.
+        UsageError: options that contradict each other or leave too few experts.
+    """
+    found = sparse_layers(checkpoint)
+    layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
+    top_k = checkpoint.require_architecture().top_k or 1
+    if options.experts is not None:
+        return _from_ids(checkpoint, options, found, layers)
+    request, fit = _request(checkpoint, options, layers, top_k)
+    values, granularity = _values(checkpoint, options, found)
+    selection = plan(layers, values, request)
+    reasons = _reasons(options, granularity, selection)
+    step = _step(checkpoint, _arguments(options, request, granularity, fit), _files(options))
+    return Decision(selection, step, reasons, fit)
+
+
+def _from_ids(
+    checkpoint: Checkpoint, options: Options, found: Sequence[SparseLayer], layers: Sequence[Layer]
+) -> Decision:
+    assert options.experts is not None
+    if options.amount != Amount():
+        raise UsageError(
+            "--experts names what stays; it goes with none of --ratio, --fit, --experts-per-layer.",
+            "Leave them out, or select from statistics with --gates.",
+        )
+    originals = [layer.original_experts for layer in found]
+    kept = read_experts(options.experts, layers, originals, options.sources, options.targets)
+    arguments = {"source": list(options.sources), "target": list(options.targets), "dtype": options.dtype}
+    reasons = (f"Experts by {options.experts}{_languages(options)}.",)
+    return Decision(Selection(kept), _step(checkpoint, arguments, (options.experts,)), reasons)
+
+
+def _request(
+    checkpoint: Checkpoint, options: Options, layers: Sequence[Layer], top_k: int
+) -> tuple[Request, Fit | None]:
+    amount = options.amount
+    if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
+        raise UsageError(
+            "Give one of --ratio, --fit, --experts-per-layer.", "Each says how many experts stay."
+        )
+    minimum = options.minimum
+    if minimum is None:
+        minimum = top_k if options.strategy == "per-layer" else max(top_k, MIN_PER_LAYER)
+    if minimum < top_k:
+        raise UsageError(f"--min-per-layer {minimum}: the router picks {top_k} experts for each token.")
+    request = Request(None, amount.per_layer, options.strategy, options.balance, minimum)
+    if amount.per_layer is not None:
+        return request, None
+    held = sum(len(layer.experts) for layer in layers)
+    fit = None
+    if amount.fit is None:
+        keep = keep_count(DEFAULT_RATIO if amount.ratio is None else amount.ratio, held)
+    else:
+        fit = smallest_ratio(checkpoint, amount.fit, dtype=options.dtype, request=request, **options.load)
+        keep = fit.keep
+    return Request(keep, None, options.strategy, options.balance, minimum), fit
+
+
+def _values(
+    checkpoint: Checkpoint, options: Options, layers: Sequence[SparseLayer]
+) -> tuple[Mapping[str, Values], str | None]:
+    """The metric of every original expert, and the granularity that it was summed by."""
+    if options.metric == RANDOM:
+        return random_values({layer.name: layer.original_experts for layer in layers}, options.seed), None
+    statistics = read_all(checkpoint, options.gates, layers)
+    granularity = options.granularity or default_granularity(options.sources, options.targets)
+    sums = aggregate(statistics, granularity, options.sources, options.targets)
+    return metric_values(options.metric, sums, statistics), granularity
+
+
+def read_all(
+    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[SparseLayer] | None = None
+) -> GateStatistics:
+    """The statistics of several files, merged, of this checkpoint or of one that it was made from.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or that do not go together.
+    """
+    layers = sparse_layers(checkpoint) if layers is None else layers
+    names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
+    parts = []
+    for path in paths:
+        if not path.exists():
+            raise StatisticsError(f"{path}: no such file.", "Collect it first: prunecli collect-gates.")
+        parts.append(read_gates(path, names, experts))
+        try:
+            check_matches(parts[-1], checkpoint)
+        except StatisticsError as error:
+            raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
+    return merge(parts, [str(path) for path in paths])
+
+
+def _arguments(
+    options: Options, request: Request, granularity: str | None, fit: Fit | None
+) -> dict[str, Any]:
+    balance = options.balance
+    arguments: dict[str, Any] = {
+        "ratio": options.amount.ratio if fit is None else fit.ratio,
+        "keep": request.keep,
+        "experts_per_layer": None if request.per_layer is None else dict(request.per_layer),
+        "fit_bytes": options.amount.fit,
+        "metric": options.metric,
+        "seed": options.seed if options.metric == RANDOM else None,
+        "strategy": options.strategy,
+        "balance": f"{balance.numerator}:{balance.denominator}",
+        "min_per_layer": request.minimum,
+        "granularity": granularity,
+        "source": list(options.sources),
+        "target": list(options.targets),
+        "dtype": options.dtype,
+    }
+    return {name: value for name, value in arguments.items() if value not in (None, [])}
+
+
+def _files(options: Options) -> tuple[Path, ...]:
+    return () if options.metric == RANDOM else options.gates
+
+
+def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """The entry for `Structure.history`; names of files, not their places, so that equal runs give equal bytes."""
+    statistics = [{"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest()} for path in files]
+    step: dict[str, Any] = {
+        "command": "prune-experts",
+        "arguments": {name: value for name, value in arguments.items() if value not in (None, [])},
+        "prunecli": __version__,
+        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
+    }
+    if statistics:
+        step["statistics"] = statistics[0] if len(statistics) == 1 else statistics
+    return step
+
+
+def _reasons(options: Options, granularity: str | None, selection: Selection) -> tuple[str, ...]:
+    if granularity is None:
+        chosen = f"Experts drawn at random (seed {options.seed}); no statistics are read."
+    else:
+        implied = "" if options.granularity else " (default)"
+        files = ", ".join(str(path) for path in options.gates)
+        chosen = (
+            f"Metric {options.metric}, granularity {granularity}{implied}{_languages(options)}, from {files}."
+        )
+    thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in selection.thresholds.items())
+    return (chosen, f"Threshold theta: {thetas}.") if thetas else (chosen,)
+
+
+def _languages(options: Options) -> str:
+    if not options.sources and not options.targets:
+        return ""
+    source, target = (", ".join(names) or "any" for names in (options.sources, options.targets))
+    return f": {source} to {target}"

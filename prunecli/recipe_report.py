@@ -1,0 +1,82 @@
+"""A recipe's closing table: checkpoints beside what was measured of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from prunecli.checkpoint.documents import read_json
+from prunecli.checkpoint.layout import sparse_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import UnsupportedModelError
+from prunecli.evaluation.evaluate import labels_for
+from prunecli.recipe import Report
+
+COLUMNS: Mapping[str, Callable[[float], str]] = {
+    "experts": lambda value: f"{value:.0f}",
+    "parameters": lambda value: f"{value / 1e6:,.2f}M",
+    "size": lambda value: f"{value / 2**20:,.1f} MiB",
+    "chrF++": lambda value: f"{value:.1f}",
+    "BLEU": lambda value: f"{value:.1f}",
+    "spBLEU": lambda value: f"{value:.1f}",
+    "tokens/s": lambda value: f"{value:,.0f}",
+    "speed-up": lambda value: f"{value:.2f}x",
+}
+"""Column -> how its numbers are written, in the order of the table."""
+
+SCORES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
+
+
+def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
+    """The columns and the rows of the table, one row per checkpoint; columns without numbers are left out.
+
+    Scores are means over the language pairs; speed is that of the first batch size and beam.
+
+    Raises:
+        PruneError: a file that is damaged, or that does not speak of one of the checkpoints.
+    """
+    labels = {path: label for label, path in labels_for(list(report.checkpoints.values())).items()}
+    evaluation = _results(report.evaluation, "prunecli.evaluation/1")
+    latency = _results(report.latency, "prunecli.latency/1")
+    found = {
+        name: {
+            **_size(path),
+            **_scores(evaluation.get(labels[path], {})),
+            **_speed(latency.get(labels[path], {})),
+        }
+        for name, path in report.checkpoints.items()
+    }
+    columns = [column for column in COLUMNS if any(column in row for row in found.values())]
+    return ["checkpoint", *columns], [[name, *_cells(row, columns)] for name, row in found.items()]
+
+
+def _cells(row: Mapping[str, float], columns: Sequence[str]) -> list[str]:
+    return [COLUMNS[column](row[column]) if column in row else "-" for column in columns]
+
+
+def _results(path: Path | None, format: str) -> dict[str, Mapping[str, Any]]:  # noqa: A002 (the key's name)
+    """Checkpoint's label -> its results."""
+    return {} if path is None else {row["checkpoint"]: row for row in read_json(path, format)["results"]}
+
+
+def _size(path: Path) -> dict[str, float]:
+    with open_checkpoint(path) as checkpoint:
+        parameters = sum(info.numel for info in checkpoint.tensors.values())
+        sizes: dict[str, float] = {"parameters": parameters, "size": checkpoint.total_bytes}
+        try:
+            return {"experts": sum(layer.num_experts for layer in sparse_layers(checkpoint)), **sizes}
+        except UnsupportedModelError:  # a model without experts has sizes all the same
+            return sizes
+
+
+def _scores(result: Mapping[str, Any]) -> dict[str, float]:
+    mean = result.get("mean", {})
+    return {column: mean[name] for name, column in SCORES.items() if name in mean}
+
+
+def _speed(result: Mapping[str, Any]) -> dict[str, float]:
+    if not result:
+        return {}
+    timing = result["timings"][0]
+    return {"tokens/s": timing["tokens_per_second"]["mean"], "speed-up": timing["speedup"]["mean"]}

@@ -1,0 +1,73 @@
+"""prunecli.analysis.clustering against the slow restatement and trees drawn by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.analysis.clustering import cluster, feature_vector, leaves, text_tree
+from tests.reference.jaccard import average_linkage_distances
+
+LINE = {"far": np.array([10.0]), "a": np.array([0.0]), "b": np.array([1.0]), "c": np.array([4.0])}
+
+
+def test_each_layer_of_a_feature_vector_sums_to_one():
+    found = feature_vector([np.array([1.0, 3.0]), np.array([0.0, 0.0]), np.array([5.0])])
+    np.testing.assert_array_equal(found, [0.25, 0.75, 0, 0, 1])
+
+
+@given(st.lists(st.lists(st.integers(0, 1000), min_size=3, max_size=3), min_size=2, max_size=7))
+def test_average_linkage_joins_at_the_distances_of_the_slow_restatement(vectors):
+    found = cluster({str(i): np.array(v, float) for i, v in enumerate(vectors)}, "average")
+    assert found is not None
+    # Ties may join in another order and then at other distances: compare where there are none.
+    expected = average_linkage_distances(vectors)
+    if len({round(d, 9) for d in expected}) == len(expected) and len(_pairwise(vectors)) == len(
+        set(_pairwise(vectors))
+    ):
+        np.testing.assert_allclose(found.linkage[:, 2], expected)
+
+
+def _pairwise(vectors):
+    return [
+        sum((a - b) ** 2 for a, b in zip(one, other, strict=True))
+        for i, one in enumerate(vectors)
+        for other in vectors[:i]
+    ]
+
+
+@given(st.integers(2, 8))
+def test_every_language_is_a_leaf_once(count):
+    found = cluster({f"l{i}": np.array([float(i * i)]) for i in range(count)})
+    assert found is not None
+    assert sorted(leaves(found.root)) == sorted(found.languages)
+    assert found.order == tuple(leaves(found.root))
+
+
+def test_tree_of_four_points_on_a_line():
+    # a and b join at 1, with c at mean(4, 3) = 3.5, with far at mean(10, 9, 6) = 8.333.
+    found = cluster(LINE, "average")
+    assert found is not None
+    assert text_tree(found.root) == [
+        "8.333",
+        "├─ 3.500",
+        "│  ├─ 1.000",
+        "│  │  ├─ a",
+        "│  │  └─ b",
+        "│  └─ c",
+        "└─ far",
+    ]
+    assert found.root.to_json()["members"][1] == "far"
+    assert found.root.to_json()["members"][0]["distance"] == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("languages", [[], ["a"]])
+def test_fewer_than_two_languages_have_no_tree(languages):
+    assert cluster({language: LINE[language] for language in languages}) is None
+
+
+def test_vectors_of_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="shape"):
+        cluster({"a": np.zeros(2), "b": np.zeros(3)})
