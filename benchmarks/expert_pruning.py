@@ -47,7 +47,9 @@ def main() -> None:
         for pair in pairs:
             kept = select(layers, gates, pair, ratio, granularity, balance, options)
             mask(sparse_ffns(model), kept)
-            made = translate(model, tokenizer, text.sentences[pair[0]], pair, DecodingOptions(beam=options.beam))
+            made = translate(
+                model, tokenizer, text.sentences[pair[0]], pair, DecodingOptions(beam=options.beam)
+            )
             scores.append(score(made, text.sentences[pair[1]], make_metrics(None)))
         row = {
             "setting": name,
@@ -59,21 +61,30 @@ def main() -> None:
             "seconds": time.monotonic() - start,
         }
         rows.append(row)
-        print("  ".join(f"{v:8.3f}" if isinstance(v, float) else f"{v:36}" for k, v in row.items() if k != "pairs"), flush=True)
+        print(
+            "  ".join(
+                f"{v:8.3f}" if isinstance(v, float) else f"{v:36}" for k, v in row.items() if k != "pairs"
+            ),
+            flush=True,
+        )
     overlap(layers, gates, text, options)
     if options.output:
         options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def parse() -> Any:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--gates", type=Path, default=Path("gates.json"))
     parser.add_argument("--split", default="test")
     parser.add_argument("--sentences", type=int)
     parser.add_argument("--ratios", type=lambda t: [float(x) for x in t.split(",")], default=[0.5, 0.75, 0.8])
-    parser.add_argument("--granularities", type=lambda t: t.split(","), default=["language", "pair", "global", "random"])
+    parser.add_argument(
+        "--granularities", type=lambda t: t.split(","), default=["language", "pair", "global", "random"]
+    )
     parser.add_argument("--balances", type=lambda t: t.split(","), default=["1:1", "3:1"])
     parser.add_argument("--strategy", default="per-layer")
     parser.add_argument("--metric", default="importance")
@@ -129,7 +140,10 @@ def overlap(layers: Sequence[SparseLayer], gates: GateStatistics, text: Parallel
         for side, pair in (("encoder", (language, other)), ("decoder", (other, language))):
             kept = select(layers, gates, pair, ratio, "language", Fraction(1), options)
             named = {layer.layer: kept[layer.name] for layer in layers if layer.side == side}
-            print(f"{language} {side}: " + "; ".join(f"layer {i}: {' '.join(map(str, ids))}" for i, ids in named.items()))
+            print(
+                f"{language} {side}: "
+                + "; ".join(f"layer {i}: {' '.join(map(str, ids))}" for i, ids in named.items())
+            )
 
 
 if __name__ == "__main__":

@@ -21,9 +21,16 @@ def jaccard(first: Set[Any], second: Set[Any]) -> float:
 
 def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:
     """Jaccard similarity of all pairs of sets: [len(selections), len(selections)], symmetric, diagonal 1."""
-    matrix = np.eye(len(selections))
-    for row, column in combinations(range(len(selections)), 2):
-        matrix[row, column] = matrix[column, row] = jaccard(selections[row], selections[column])
+    members = {
+        member: column for column, member in enumerate(dict.fromkeys(m for s in selections for m in s))
+    }
+    holds = np.zeros((len(selections), max(len(members), 1)))
+    for row, selection in enumerate(selections):
+        holds[row, [members[member] for member in selection]] = 1
+    both = holds @ holds.T
+    sizes = holds.sum(axis=1)
+    either = sizes[:, None] + sizes[None, :] - both
+    matrix: NDArray[np.float64] = np.divide(both, either, out=np.ones_like(both), where=either > 0)
     return matrix
 
 

@@ -106,7 +106,7 @@ def _sparse_layer(
         or not all(0 <= expert < max(original, 1) for expert in ids)
     ):
         raise CheckpointError(
-            f"{path}: {name} holds {count} experts, its structure in config.json names {len(ids)} of {original}",
+            f"{path}: {name} holds {count} experts, config.json names {len(ids)} of {original} as kept",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
     prefix = f"{name}.{ffn.expert}"
@@ -138,7 +138,7 @@ def expected_tensors(
 
 
 def parts(checkpoint: Checkpoint) -> dict[str, Part | Literal["other"]]:
-    """What each tensor of the checkpoint is counted under; "other" for those that its family does not declare."""
+    """What each tensor is counted under; "other" for those that its family does not declare."""
     if checkpoint.architecture is None:
         return dict.fromkeys(checkpoint.tensors, "other")
     patterns = _part_patterns(checkpoint.architecture)

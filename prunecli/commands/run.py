@@ -96,8 +96,12 @@ def _execute(step: Step, replace: bool, quiet: bool) -> int:
     words += ["--quiet"] if quiet and "quiet" in step.accepts else []
     package_home = str(Path(__file__).parents[2])
     search_path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
+    return wait(subprocess.Popen([*words, *step.arguments], env={**os.environ, "PYTHONPATH": search_path}))
+
+
+def wait(child: subprocess.Popen[bytes]) -> int:
+    """The child's exit status as a shell says it; Ctrl-C and SIGTERM end the child first, then this."""
     with _terminable():
-        child = subprocess.Popen([*words, *step.arguments], env={**os.environ, "PYTHONPATH": search_path})
         try:
             status = child.wait()
         except BaseException as error:

@@ -94,7 +94,7 @@ def translate(
     done: dict[int, Translation] = {}
     for batch in length_bucketed([len(source) for source in sources], options.batch_tokens):
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model))
-        outputs = _generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
+        outputs = generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
         ends = _end_ids(model, tokenizer)
         for index, text, ids in zip(batch, texts, outputs, strict=True):
@@ -104,9 +104,10 @@ def translate(
     return [done[index] for index in range(len(sentences))]
 
 
-def _generate(
+def generate(
     model: Any, sources: Sequence[Sequence[int]], pad_id: int, settings: dict[str, Any], limit: int
 ) -> list[list[int]]:
+    """One batch through the model's `generate`; ids of each best hypothesis, the decoder's start included."""
     import torch
 
     ids, mask = pad(sources, pad_id)

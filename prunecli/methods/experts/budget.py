@@ -118,7 +118,7 @@ def side_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: 
     Raises:
         UsageError: `keep` leaves less than `minimum` per layer.
     """
-    sides = sorted({layer.side for layer in layers})
+    sides = list(dict.fromkeys(layer.side for layer in layers))
     own = {side: [layer for layer in layers if layer.side == side] for side in sides}
     widths = {side: sum(len(layer.experts) for layer in own[side]) for side in sides}
     lowest = {side: sum(min(minimum, len(layer.experts)) for layer in own[side]) for side in sides}

@@ -196,8 +196,11 @@ def _arguments(
     options: Options, request: Request, granularity: str | None, fit: Fit | None
 ) -> dict[str, Any]:
     balance = options.balance
+    ratio = options.amount.ratio if fit is None else fit.ratio
+    if ratio is None and request.per_layer is None:
+        ratio = DEFAULT_RATIO
     arguments: dict[str, Any] = {
-        "ratio": options.amount.ratio if fit is None else fit.ratio,
+        "ratio": ratio,
         "keep": request.keep,
         "experts_per_layer": None if request.per_layer is None else dict(request.per_layer),
         "fit_bytes": options.amount.fit,
@@ -219,7 +222,7 @@ def _files(options: Options) -> tuple[Path, ...]:
 
 
 def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """The entry for `Structure.history`; names of files, not their places, so that equal runs give equal bytes."""
+    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
     statistics = [{"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest()} for path in files]
     step: dict[str, Any] = {
         "command": "prune-experts",

@@ -151,7 +151,10 @@ def _check_languages(statistics: GateStatistics, asked: Sequence[str], position:
 
 def near_names(name: str, known: Sequence[str], label: str) -> str:
     """A remedy line: the names near to `name`, or the first of those known."""
-    near = get_close_matches(name, known, n=3, cutoff=0.5)
+    near = (
+        get_close_matches(name, known, n=3, cutoff=0.8)
+        or [other for other in known if name and other.startswith(name)][:3]
+    )
     if near:
         return f"Did you mean {' or '.join(near)}?"
     shown = ", ".join(sorted(known)[:8])

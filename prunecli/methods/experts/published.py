@@ -90,8 +90,8 @@ def _entry(entry: Mapping[str, Any], lacks: frozenset[str], shape: tuple[int, in
         else:
             if isinstance(entry[field], list) and len(entry[field]) != shape[0] * shape[1]:
                 raise StatisticsError(
-                    f"{where}: {field} holds {len(entry[field])} values; the model has {shape[0]} sparse layers "
-                    f"x {shape[1]} experts = {shape[0] * shape[1]}.",
+                    f"{where}: {field} holds {len(entry[field])} values; the model has "
+                    f"{shape[0]} sparse layers x {shape[1]} experts = {shape[0] * shape[1]}.",
                     "The authors' files are for NLLB-200 54.5B (12 x 128); collect the gates of this model.",
                 )
             flat = checked_array(entry[field], (shape[0] * shape[1],), f"{where}: {field}")

@@ -1,0 +1,92 @@
+"""Sentences per second of `evaluate`'s batches, against batches in file order, run in turns.
+
+    python benchmarks/evaluate.py CHECKPOINT --data DIR --split test --pair eng_Latn-deu_Latn
+
+The baseline takes the sentences one batch after the other as they stand in the file, as many in each batch as
+length-bucketed batches hold on average, with the same model, beam and length limit rule.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prunecli.data.batching import length_bucketed
+from prunecli.data.parallel import read_parallel
+from prunecli.data.tokens import encode, load_tokenizer
+from prunecli.evaluation.decoding import (
+    DecodingOptions,
+    generate,
+    generation_settings,
+    length_limit,
+    max_positions,
+    translate,
+)
+from prunecli.modules.loading import load_model
+
+
+def in_file_order(
+    model: Any, tokenizer: Any, sentences: Sequence[str], pair: tuple[str, str], beam: int, size: int
+) -> list[str]:
+    """Batches of `size` sentences in file order."""
+    settings = generation_settings(tokenizer, pair[1], beam)
+    texts: list[str] = []
+    for start in range(0, len(sentences), size):
+        sources = encode(tokenizer, sentences[start : start + size], pair[0], max_length=max_positions(model))
+        limit = length_limit(max(map(len, sources)), max_positions(model))
+        outputs = generate(model, sources, tokenizer.pad_token_id, settings, limit)
+        texts += tokenizer.batch_decode(outputs, skip_special_tokens=True)
+    return texts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--split", default="test")
+    parser.add_argument("--pair", required=True)
+    parser.add_argument("--sentences", type=int, default=500)
+    parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--batch-tokens", type=int, default=DecodingOptions.batch_tokens)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+
+    source, target = arguments.pair.split("-")
+    text = read_parallel(arguments.data, arguments.split, (source, target), arguments.sentences)
+    sentences = text.sentences[source]
+    model = load_model(arguments.checkpoint, device=arguments.device)
+    tokenizer = load_tokenizer(arguments.checkpoint)
+    lengths = [len(ids) for ids in encode(tokenizer, sentences, source, max_length=max_positions(model))]
+    size = round(len(sentences) / len(length_bucketed(lengths, arguments.batch_tokens)))
+    options = DecodingOptions(arguments.beam, arguments.batch_tokens)
+
+    translate(model, tokenizer, sentences[:size], (source, target), options)  # warm-up
+    seconds: dict[str, list[float]] = {"file order": [], "evaluate": []}
+    for _ in range(arguments.runs):
+        start = time.perf_counter()
+        plain = in_file_order(model, tokenizer, sentences, (source, target), arguments.beam, size)
+        seconds["file order"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        ours = translate(model, tokenizer, sentences, (source, target), options)
+        seconds["evaluate"].append(time.perf_counter() - start)
+    same = sum(a.strip() == b.text for a, b in zip(plain, ours, strict=True))
+    for name, values in seconds.items():
+        rate = [len(sentences) / value for value in values]
+        print(
+            f"{name:>10}: {statistics.fmean(rate):7.1f} sentences/s (runs: {', '.join(f'{r:.1f}' for r in rate)})"
+        )
+    ratios = [a / b for a, b in zip(seconds["file order"], seconds["evaluate"], strict=True)]
+    print(
+        f"     ratio: {statistics.median(ratios):.2f}x, about {size} sentences in a batch, {same} of {len(ours)} alike"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What `inspect` counts, from headers alone: parameters and bytes by part, experts per layer, types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prunecli.checkpoint.layout import SparseLayer, parts, sparse_layers
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.errors import UnsupportedModelError
+
+PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Tensors, their parameters (elements) and bytes."""
+
+    tensors: int = 0
+    parameters: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            self.tensors + other.tensors, self.parameters + other.parameters, self.bytes + other.bytes
+        )
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a checkpoint holds.
+
+    Attributes:
+        parts: part -> amount, in the order of `PARTS`, those that occur.
+        dtypes: safetensors type -> amount, the largest first.
+        layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
+        total: of all tensors.
+    """
+
+    parts: Mapping[str, Amount]
+    dtypes: Mapping[str, Amount]
+    layers: tuple[SparseLayer, ...]
+    total: Amount
+
+
+def take_inventory(checkpoint: Checkpoint) -> Inventory:
+    """Count what the checkpoint holds.
+
+    Raises:
+        CheckpointError: a sparse layer lacks an expert or its router.
+    """
+    by_part: dict[str, Amount] = {}
+    by_dtype: dict[str, Amount] = {}
+    part_of = parts(checkpoint)
+    for name, info in checkpoint.tensors.items():
+        amount = Amount(1, info.numel, info.nbytes)
+        by_part[part_of[name]] = by_part.get(part_of[name], Amount()) + amount
+        by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
+    try:
+        layers = sparse_layers(checkpoint)
+    except UnsupportedModelError:
+        layers = ()
+    return Inventory(
+        parts={part: by_part[part] for part in PARTS if part in by_part},
+        dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
+        layers=layers,
+        total=sum(by_part.values(), Amount()),
+    )
+
+
+def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, Any]:
+    """The fields of `prunecli inspect --json` beside the header."""
+    return {
+        "total": asdict(inventory.total),
+        "parts": {part: asdict(amount) for part, amount in inventory.parts.items()},
+        "dtypes": {dtype: asdict(amount) for dtype, amount in inventory.dtypes.items()},
+        "layers": [
+            {
+                "name": layer.name,
+                "experts": list(layer.experts),
+                "original_experts": layer.original_experts,
+            }
+            for layer in inventory.layers
+        ],
+        "files": [
+            {"name": str(path.relative_to(checkpoint.path)), "bytes": path.stat().st_size}
+            for path in checkpoint.files
+        ],
+        "history": [dict(step) for step in checkpoint.structure.history],
+    }

@@ -1,0 +1,165 @@
+"""`prunecli collect-gates`: what the routers of a mixture-of-experts model do, per language pair."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    BatchTokensOption,
+    CheckpointArgument,
+    ComputeDtypeOption,
+    DataOption,
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    LangsOption,
+    MaxSentencesOption,
+    PairsOption,
+    QuietOption,
+    SourceFileOption,
+    TargetFileOption,
+)
+
+if TYPE_CHECKING:
+    from prunecli.data.parallel import ParallelText
+    from prunecli.methods.experts.statistics import GateStatistics
+
+ROWS_SHOWN = 12
+
+
+class Mode(str, enum.Enum):
+    """Where the decoder's tokens come from."""
+
+    forced = "forced"
+    beam = "beam"
+
+
+def collect_gates(
+    checkpoint: CheckpointArgument = None,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    source_file: SourceFileOption = None,
+    target_file: TargetFileOption = None,
+    langs: LangsOption = None,
+    pairs: PairsOption = None,
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="forced: run on the reference, fast; beam: search, as in the paper.")
+    ] = Mode.forced,
+    beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
+    batch_tokens: BatchTokensOption = 4096,
+    max_sentences: MaxSentencesOption = None,
+    device: DeviceOption = "auto",
+    dtype: ComputeDtypeOption = "auto",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The statistics.")] = Path("gates.json"),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair.
+
+    The file holds sums over real tokens, so files of several runs add up. An interrupted run goes on where it stopped
+    when it is started again with the same arguments.
+    """
+    from prunecli.checkpoint.documents import header, refuse_existing, write_json
+    from prunecli.checkpoint.layout import sparse_layers
+    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.commands.found import chosen_text
+
+    refuse_existing(output, force=force)
+    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
+        sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
+        text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
+        text = text.first(max_sentences)
+
+        from prunecli.data.tokens import load_tokenizer
+        from prunecli.methods.experts.resume import Saver, partial_path, read_state
+        from prunecli.methods.experts.score import CollectOptions
+        from prunecli.methods.experts.score import collect_gates as collect
+        from prunecli.methods.experts.statistics import FORMAT, gates_payload
+        from prunecli.modules.loading import load_model
+
+        options = CollectOptions(mode.value, beam, batch_tokens)
+        key = _key(opened.fingerprint, text, chosen, options, dtype)
+        partial = partial_path(output)
+        state, saver = read_state(partial, key), Saver(partial, key)
+        if state.batches:
+            console.note(f"Going on from {partial}: {state.batches} batches are done.")
+        model = load_model(opened.path, device=device, dtype=dtype)
+        try:
+            statistics = collect(
+                opened,
+                model,
+                load_tokenizer(opened.path),
+                text,
+                chosen,
+                options,
+                state=state,
+                save=saver,
+                progress=console.progress(quiet),
+            )
+        except (KeyboardInterrupt, SystemExit):
+            saver.write()
+            if saver.last is not None:
+                console.note(f"Kept in {partial}: the same command goes on from it.")
+            raise
+        payload = {**header(FORMAT, [opened], None), **gates_payload(statistics)}
+    write_json(output, payload, force=force)
+    partial.unlink(missing_ok=True)
+    if json:
+        console.print_json({name: value for name, value in payload.items() if name != "entries"})
+    elif not quiet:
+        _show(statistics)
+        console.note(f"Written to {output}.")
+
+
+def _key(
+    fingerprint: str, text: ParallelText, pairs: Sequence[tuple[str, str]], options: Any, dtype: str
+) -> dict[str, Any]:
+    """Everything that the sums depend on."""
+    import hashlib
+    from dataclasses import asdict
+
+    digest = hashlib.sha256()
+    for language, lines in text.sentences.items():
+        digest.update("\n".join((language, *lines, "")).encode())
+    return {
+        "model": fingerprint,
+        "text": digest.hexdigest(),
+        "pairs": [list(pair) for pair in pairs],
+        "dtype": dtype,
+        **asdict(options),
+    }
+
+
+def _show(statistics: GateStatistics) -> None:
+    """Per pair: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
+    rows = []
+    for pair, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
+        shares = _busy_experts(statistics.layers, sums.top1)
+        first, last = int(sums.tokens[0]), int(sums.tokens[-1])
+        rows.append((pair, f"{first:,}", f"{last:,}", shares["encoder"], shares["decoder"]))
+    columns = ("pair", "encoder tokens", "decoder tokens", "busy experts, encoder", "decoder")
+    console.show(console.table("Gate statistics", columns, rows))
+    hidden = len(statistics.entries) - len(rows)
+    more = f"{hidden} more pairs in the file. " if hidden else ""
+    console.out(
+        f"{more}Busy: those that take 90 % of a layer's first choices, of {statistics.num_experts}; mean over layers."
+    )
+
+
+def _busy_experts(layers: Sequence[str], top1: Any) -> Mapping[str, str]:
+    import numpy as np
+
+    from prunecli.methods.experts.statistics import side_of
+
+    counts: dict[str, list[int]] = {"encoder": [], "decoder": []}
+    for layer, row in zip(layers, top1, strict=True):
+        running = np.cumsum(np.sort(row)[::-1])
+        counts[side_of(layer)].append(int(np.searchsorted(running, 0.9 * running[-1]) + 1))
+    return {side: f"{np.mean(found):.1f}" if found else "-" for side, found in counts.items()}

@@ -1,0 +1,162 @@
+"""`prunecli compare-languages`: which languages use the same experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import ForceOption, JsonOption, LangsOption, QuietOption
+from prunecli.errors import OutputError, StatisticsError, UsageError
+
+FORMAT = "prunecli.languages/1"
+TABLE_PAIRS = 12
+"""With more pairs than this, their similarities are summed up in the terminal, not listed."""
+
+
+def compare_languages(
+    gates: Annotated[
+        Optional[list[Path]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        typer.Argument(
+            metavar="[GATES.json]...", help="Gate statistics; default: ./gates.json.", show_default=False
+        ),
+    ] = None,
+    ratio: Annotated[
+        float, typer.Option("--ratio", help="Fraction of the experts removed, in [0, 1).")
+    ] = 0.75,
+    metric: Annotated[
+        str, typer.Option("--metric", help="importance, importance-vanilla, top1, top2, load-balance.")
+    ] = "importance",
+    strategy: Annotated[
+        str,
+        typer.Option(
+            "--strategy", help="What selects these sets: side-threshold, global-threshold, per-layer."
+        ),
+    ] = "side-threshold",
+    balance: Annotated[
+        str,
+        typer.Option("--balance", help="Encoder experts to decoder experts in these sets.", metavar="E:D"),
+    ] = "1:1",
+    min_per_layer: Annotated[
+        int, typer.Option("--min-per-layer", min=1, help="Experts that every layer keeps.")
+    ] = 4,
+    linkage: Annotated[
+        str,
+        typer.Option("--linkage", help="How clusters of languages join: ward, average, complete, single."),
+    ] = "ward",
+    langs: LangsOption = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", help="Also draw it all.", metavar="FILE.png", show_default=False),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("languages.json"),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare languages by the experts that they use.
+
+    Shows how alike the experts are that language pairs with a common source or target select, which languages
+    have like importance vectors, and how many experts each layer keeps under a global threshold.
+    """
+    from prunecli.checkpoint.documents import header, refuse_existing, write_json
+    from prunecli.commands.language_comparison import compare, comparison_of
+    from prunecli.methods.experts.statistics import merge, read_gates
+
+    files = gates or [Path("gates.json")]
+    if not gates and not files[0].is_file():
+        raise StatisticsError(
+            "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
+        )
+    for path in [output, *([] if plot is None else [plot])]:
+        refuse_existing(path, force=force)
+        if not path.parent.is_dir():
+            raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    if plot is not None:
+        from prunecli.analysis.plots import require_matplotlib
+
+        if plot.suffix.lower() != ".png":
+            raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
+        require_matplotlib()
+    comparison = comparison_of(
+        ratio=ratio,
+        metric=metric,
+        strategy=strategy,
+        balance=balance,
+        minimum=min_per_layer,
+        linkage=linkage,
+        languages=langs,
+    )
+    statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
+    model = {"fingerprint": statistics.fingerprint, "model_type": statistics.model_type}
+    payload = {
+        **header(FORMAT, [], None),
+        "models": [model],
+        "statistics": [path.name for path in files],
+        **compare(statistics, comparison),
+    }
+    if plot is not None:
+        _plot(plot, payload)
+    write_json(output, payload, force=force)
+    if json:
+        console.print_json(payload)
+    elif not quiet:
+        _show(payload)
+        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+
+
+def _show(payload: Mapping[str, Any]) -> None:
+    from prunecli.commands import languages_table as tables
+
+    removed = f"{payload['ratio']:.0%} of the experts removed by {payload['metric']}"
+    similarity = payload["similarity"]
+    if similarity is not None:
+        title = f"Jaccard similarity of the selected experts ({removed}, {payload['strategy']})"
+        console.show(tables.relations(title, similarity["relations"]))
+        if len(payload["pairs"]) <= TABLE_PAIRS:
+            console.show(tables.triangles(payload["pairs"], similarity["encoder"], similarity["decoder"]))
+        else:
+            console.out(
+                f"{len(payload['pairs'])} pairs; --langs A,B,C lists those between a few languages.\n"
+            )
+    elif payload["pairs"]:
+        console.out(f"{len(payload['pairs'])} pairs are too many to compare; --langs A,B,C chooses some.\n")
+    for side, by in (("encoder", "source"), ("decoder", "target")):
+        found = payload["clustering"][side]
+        if found is not None:
+            console.out(f"Clusters of languages, {side} by {by} ({payload['clustering']['linkage']} linkage)")
+            console.out("\n".join(tables.tree(found["clusters"])) + "\n")
+    if payload["experts_per_layer"] is not None:
+        console.show(tables.experts(removed, payload["experts_per_layer"]))
+
+
+def _plot(path: Path, payload: Mapping[str, Any]) -> None:
+    import numpy as np
+
+    from prunecli.analysis.plots import plot_languages
+    from prunecli.analysis.similarity import two_triangles
+
+    titles = {
+        "encoder": "Encoder experts, by source language",
+        "decoder": "Decoder experts, by target language",
+    }
+    trees = {
+        title: (payload["clustering"][side]["languages"], np.array(payload["clustering"][side]["matrix"]))
+        for side, title in titles.items()
+        if payload["clustering"][side] is not None
+    }
+    layers, similarity = payload["experts_per_layer"], payload["similarity"]
+    plot_languages(
+        path,
+        trees,
+        None if layers is None else (layers["layers"], layers["mean"]),
+        None
+        if similarity is None
+        else (
+            payload["pairs"],
+            two_triangles(np.array(similarity["encoder"]), np.array(similarity["decoder"])),
+        ),
+    )

@@ -1,0 +1,144 @@
+"""`prunecli inspect`: what a checkpoint holds and whether it fits, from headers alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import CheckpointArgument, JsonOption
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.inventory import Inventory
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.methods.experts.fit import Fit
+
+FORMAT = "prunecli.inspect/1"
+
+
+def inspect(
+    checkpoint: CheckpointArgument = None,
+    fit: Annotated[
+        Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        typer.Option(
+            "--fit",
+            help="Memory, such as 32GiB: does the model fit, and if not, the smallest ratio that does.",
+            metavar="SIZE",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--dtype", help="For --fit: type of the weights; default: as stored.", metavar="TYPE"),
+    ] = None,
+    balance: Annotated[
+        str, typer.Option("--balance", help="For --fit: experts kept, encoder to decoder.", metavar="E:D")
+    ] = "3:1",
+    fit_batch: Annotated[int, typer.Option("--fit-batch", min=1, help="Sentences decoded at a time.")] = 1,
+    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, help="Beam size.")] = 4,
+    fit_length: Annotated[int, typer.Option("--fit-length", min=1, help="Tokens of a sentence.")] = 128,
+    json: JsonOption = False,
+) -> None:
+    """Count a checkpoint's parameters and bytes by part, and its experts by layer.
+
+    Only headers are read (and 16 values of each tensor for the fingerprint that --json prints).
+    """
+    from prunecli.checkpoint.documents import header
+    from prunecli.checkpoint.dtypes import parse_dtype, parse_size
+    from prunecli.checkpoint.inventory import inventory_payload, take_inventory
+    from prunecli.checkpoint.reader import open_checkpoint
+
+    budget = None if fit is None else parse_size(fit)
+    stored_as = None if dtype is None else parse_dtype(dtype)
+    load = {"batch": fit_batch, "beam": fit_beam, "length": fit_length}
+    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
+        inventory = take_inventory(opened)
+        answer = None if budget is None else _fit(opened, budget, stored_as, balance, load)
+        if json:
+            payload = {**header(FORMAT, [opened], None), **inventory_payload(opened, inventory)}
+            if answer is not None:
+                from prunecli.methods.experts.fit import fit_payload
+
+                payload["fit"] = fit_payload(answer)
+            console.print_json(payload)
+            return
+        _show(opened, inventory)
+        if answer is not None:
+            _show_fit(opened, answer)
+
+
+def _fit(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fit:
+    from prunecli.methods.experts.budget import Request, parse_balance
+    from prunecli.methods.experts.fit import smallest_ratio
+
+    return smallest_ratio(
+        opened, budget, dtype=dtype, request=Request(balance=parse_balance(balance)), **load
+    )
+
+
+def _show_fit(opened: Checkpoint, fit: Fit) -> None:
+    from prunecli.methods.experts.fit import explain
+
+    for line in explain(fit):
+        console.out(line)
+    if fit.ratio == 0:
+        console.out("It fits as it is.")
+        return
+    console.out(
+        f"It does not fit with all its experts. Next: prunecli prune-experts {opened.path} --ratio {fit.ratio:g}"
+    )
+
+
+def _show(opened: Checkpoint, inventory: Inventory) -> None:
+    total = inventory.total
+    rows = [
+        [
+            part,
+            f"{amount.tensors:,}",
+            f"{amount.parameters:,}",
+            console.bytes_text(amount.bytes),
+            f"{amount.bytes / max(1, total.bytes):.1%}",
+        ]
+        for part, amount in (*inventory.parts.items(), ("total", total))
+    ]
+    console.out(f"{opened.path}: {opened.model_type}, {_dtypes(inventory)}, {_files(opened)}")
+    console.show(console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows))
+    if inventory.layers:
+        experts = [
+            [layer.name, _experts(layer.num_experts, layer.original_experts)] for layer in inventory.layers
+        ]
+        console.show(console.table("Experts", ("sparse layer", "experts"), experts))
+    if opened.architecture is None:
+        console.note(f'The family "{opened.model_type}" is not declared: its tensors are not sorted by part.')
+    if opened.structure.history:
+        console.out("\n".join(["History:", *(f"  {_step(step)}" for step in opened.structure.history)]))
+
+
+def _dtypes(inventory: Inventory) -> str:
+    from prunecli.checkpoint.dtypes import config_dtype
+
+    return " and ".join(config_dtype(dtype) for dtype in inventory.dtypes) or "empty"
+
+
+def _files(opened: Checkpoint) -> str:
+    count = len(opened.files)
+    return opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
+
+
+def _experts(held: int, original: int) -> str:
+    return f"{held}" if held == original else f"{held} of {original}"
+
+
+def _step(step: Any) -> str:
+    """One step of the history as it would be typed, and from what."""
+    words = [str(step.get("command", "?"))]
+    arguments = step.get("arguments")
+    for name, value in (arguments if isinstance(arguments, dict) else {}).items():
+        if value is True:
+            words.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False:
+            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+            words += [f"--{name.replace('_', '-')}", text]
+    source = step.get("source")
+    origin = f" (from {source['path']})" if isinstance(source, dict) and source.get("path") else ""
+    return " ".join(words) + origin

@@ -1,0 +1,204 @@
+"""What `compare-languages` measures: selections and importance vectors of every language, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, cast, get_args
+
+import numpy as np
+
+from prunecli.analysis.clustering import Dendrogram, LinkageMethod, cluster, feature_vector
+from prunecli.analysis.similarity import Pair, jaccard_matrix, spread_by_relation
+from prunecli.architectures.records import Side
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.granularity import aggregate
+from prunecli.methods.experts.metrics import metric_named, metric_values
+from prunecli.methods.experts.plan import (
+    MIN_PER_LAYER,
+    STRATEGIES,
+    Layer,
+    Request,
+    Strategy,
+    keep_count,
+    parse_balance,
+    plan,
+)
+from prunecli.methods.experts.statistics import ANY, GateStatistics, side_of, split_pair
+
+MOST_PAIRS = 1000
+"""Of more pairs than this, the similarities are left out: a matrix of a million numbers helps nobody."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        ratio: fraction of the experts removed.
+        metric: as in `prune-experts`.
+        strategy: what selects the experts whose sets are compared.
+        balance: encoder experts per decoder expert under that strategy (1 in section 6.2).
+        minimum: experts that every layer keeps.
+        linkage: how clusters join.
+        languages: only pairs between these; empty: all.
+    """
+
+    ratio: float = 0.75
+    metric: str = "importance"
+    strategy: Strategy = "side-threshold"
+    balance: Fraction = Fraction(1)
+    minimum: int = MIN_PER_LAYER
+    linkage: LinkageMethod = "ward"
+    languages: tuple[str, ...] = ()
+
+
+def comparison_of(
+    ratio: float, metric: str, strategy: str, balance: str, minimum: int, linkage: str, languages: str | None
+) -> Comparison:
+    """The comparison that options ask for.
+
+    Raises:
+        UsageError: a value that none of them takes.
+    """
+    if strategy not in STRATEGIES:
+        raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(STRATEGIES)}.")
+    if linkage not in get_args(LinkageMethod):
+        raise UsageError(f"No linkage {linkage!r}.", f"Choose one of {', '.join(get_args(LinkageMethod))}.")
+    metric_named(metric)
+    return Comparison(
+        ratio=ratio,
+        metric=metric,
+        strategy=cast("Strategy", strategy),
+        balance=parse_balance(balance),
+        minimum=minimum,
+        linkage=cast("LinkageMethod", linkage),
+        languages=tuple(name.strip() for name in languages.split(",") if name.strip()) if languages else (),
+    )
+
+
+Kept = Mapping[str, tuple[int, ...]]
+"""Layer's name -> ids of the experts that one pair keeps."""
+
+
+def compare(statistics: GateStatistics, comparison: Comparison) -> dict[str, Any]:
+    """The fields of languages.json beside those of `documents.header`.
+
+    - similarity: Jaccard similarity of the experts that the pairs select, by side (6.2, Table 4).
+    - clustering: languages by their importance vectors: encoder by source, decoder by target (6.3).
+    - experts_per_layer: what the global threshold keeps for each pair (Figure 1).
+
+    A part that the statistics do not allow is None.
+
+    Raises:
+        StatisticsError: no language is left, or a layer has no tokens.
+        UsageError: a ratio, metric or strategy that cannot be.
+    """
+    pairs = _pairs(statistics, comparison.languages)
+    clusters = {side: _dendrogram(statistics, comparison, side) for side in ("encoder", "decoder")}
+    return {
+        "metric": comparison.metric,
+        "ratio": comparison.ratio,
+        "strategy": comparison.strategy,
+        "balance": str(comparison.balance),
+        "mode": statistics.mode,
+        "pairs": pairs,
+        "similarity": _similarity(statistics, comparison, pairs) if len(pairs) <= MOST_PAIRS else None,
+        "clustering": {
+            "linkage": comparison.linkage,
+            **{side: None if tree is None else _tree_json(tree) for side, tree in clusters.items()},
+        },
+        "experts_per_layer": _experts_per_layer(statistics, comparison, pairs) if pairs else None,
+    }
+
+
+def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
+    names = [pair for pair in statistics.entries if ANY not in split_pair(pair)]
+    chosen = [pair for pair in names if not languages or set(split_pair(pair)) <= set(languages)]
+    if names and not chosen:
+        raise StatisticsError(
+            f"The statistics hold no pair between {', '.join(languages)}.", f"They hold {names[0]}, for one."
+        )
+    return chosen
+
+
+def _select(
+    statistics: GateStatistics, comparison: Comparison, pairs: Sequence[str], strategy: Strategy
+) -> list[Kept]:
+    layers = [Layer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers]
+    keep = keep_count(comparison.ratio, len(layers) * statistics.num_experts)
+    request = Request(keep=keep, strategy=strategy, balance=comparison.balance, minimum=comparison.minimum)
+    return [
+        plan(layers, metric_values(comparison.metric, statistics.entries[pair], statistics), request).kept
+        for pair in pairs
+    ]
+
+
+def _similarity(
+    statistics: GateStatistics, comparison: Comparison, pairs: Sequence[str]
+) -> dict[str, Any] | None:
+    if not pairs:
+        return None
+    selections = _select(statistics, comparison, pairs, comparison.strategy)
+    result: dict[str, Any] = {"relations": {}}
+    for side in ("encoder", "decoder"):
+        chosen = [
+            {(layer, expert) for layer, ids in kept.items() if side_of(layer) == side for expert in ids}
+            for kept in selections
+        ]
+        matrix = jaccard_matrix(chosen)
+        split: list[Pair] = [split_pair(pair) for pair in pairs]
+        result["relations"][side] = {
+            relation: None if spread.comparisons == 0 else _rounded(asdict(spread))
+            for relation, spread in spread_by_relation(split, matrix).items()
+        }
+        result[side] = np.round(matrix, 6).tolist()
+    return result
+
+
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in values.items()}
+
+
+def _dendrogram(statistics: GateStatistics, comparison: Comparison, side: str) -> Dendrogram | None:
+    """Languages by their metric values in the layers of one side: encoder by source, decoder by target."""
+    position = 0 if side == "encoder" else 1
+    found = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
+    names = [name for name in sorted(found) if name != ANY]
+    vectors = {}
+    for name in names:
+        if comparison.languages and name not in comparison.languages:
+            continue
+        sums = aggregate(statistics, "language", *(((name,), ()) if side == "encoder" else ((), (name,))))
+        values = metric_values(comparison.metric, sums, statistics)
+        vectors[name] = feature_vector([values[layer] for layer in values if side_of(layer) == side])
+    if not any(len(vector) for vector in vectors.values()):
+        return None
+    return cluster(vectors, comparison.linkage)
+
+
+def _tree_json(tree: Dendrogram) -> dict[str, Any]:
+    return {
+        "languages": list(tree.languages),
+        "order": list(tree.order),
+        "clusters": tree.root.to_json(),
+        "matrix": tree.linkage.tolist(),
+    }
+
+
+def _experts_per_layer(
+    statistics: GateStatistics, comparison: Comparison, pairs: Sequence[str]
+) -> dict[str, Any]:
+    selections = _select(statistics, comparison, pairs, "global-threshold")
+    counts = np.array([[len(kept[layer]) for layer in statistics.layers] for kept in selections])
+    sides: list[Side] = [side_of(layer) for layer in statistics.layers]
+    return {
+        "strategy": "global-threshold",
+        "layers": list(statistics.layers),
+        "sides": sides,
+        "mean": np.round(counts.mean(axis=0), 4).tolist(),
+        "lowest": counts.min(axis=0).tolist(),
+        "highest": counts.max(axis=0).tolist(),
+        "by_pair": {pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
+    }

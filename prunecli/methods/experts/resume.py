@@ -1,0 +1,70 @@
+"""The state of an interrupted `collect-gates`, in a hidden file beside its output."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from prunecli.checkpoint.documents import write_json
+from prunecli.methods.experts.score import State
+from prunecli.methods.experts.statistics import COUNTS, SUMS, GateSums
+
+SAVE_EVERY_S = 20.0
+
+
+def partial_path(output: Path) -> Path:
+    """Where the state for the result `output` is kept."""
+    return output.with_name(f".{output.name}.partial")
+
+
+def read_state(path: Path, key: Mapping[str, Any]) -> State:
+    """The state that a run with the same `key` left in `path`; an empty one where there is none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content["key"] != json.loads(json.dumps(key)):
+            return State()
+        sums = {
+            (source, target): GateSums(
+                *(np.array(entry[name], np.int64 if name in COUNTS else np.float64) for name in SUMS)
+            )
+            for source, target, entry in content["sums"]
+        }
+        return State(int(content["batches"]), sums)
+    except (OSError, ValueError, KeyError, TypeError):
+        return State()
+
+
+def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
+    """Replace the file at once; floats are written so that they read back to the last bit."""
+    sums = [
+        [source, target, {name: getattr(entry, name).tolist() for name in SUMS}]
+        for (source, target), entry in state.sums.items()
+    ]
+    write_json(path, {"key": dict(key), "batches": state.batches, "sums": sums}, force=True)
+
+
+class Saver:
+    """Writes the state now and then; `last` is what an interrupt should write."""
+
+    def __init__(
+        self, path: Path, key: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.last: State | None = None
+        self._path, self._key, self._clock = path, key, clock
+        self._written = clock()
+
+    def __call__(self, state: State) -> None:
+        self.last = state
+        if self._clock() - self._written >= SAVE_EVERY_S:
+            self.write()
+
+    def write(self) -> None:
+        """Write the last state, if there is one."""
+        if self.last is not None:
+            write_state(self._path, self._key, self.last)
+            self._written = self._clock()

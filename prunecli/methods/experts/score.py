@@ -1,0 +1,251 @@
+"""Measure: gate statistics of a mixture-of-experts translation model (2212.09811, 4.1-4.2).
+
+Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums go batch by
+batch into `State`, a value that can be saved and continued with the same result to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prunecli.checkpoint.layout import SparseLayer, sparse_layers
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.data.batching import length_bucketed, pad
+from prunecli.data.parallel import ParallelText, pair_name
+from prunecli.data.tokens import encode, language_id
+from prunecli.methods.experts.beams import limits, live_beams
+from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
+from prunecli.modules.loading import sparse_ffns
+from prunecli.modules.sparse_ffn import Routing, SparseFFN
+from prunecli.progress import Progress, silent
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """How statistics are collected.
+
+    Attributes:
+        mode: "forced" runs the decoder on the reference, "beam" searches as in the paper.
+        beam: hypotheses per sentence, at least 2, in beam mode.
+        batch_tokens: padded tokens in a batch (the beams come on top).
+    """
+
+    mode: Literal["forced", "beam"] = "forced"
+    beam: int = 4
+    batch_tokens: int = 4096
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run has counted so far.
+
+    Attributes:
+        batches: finished ones, in the order of `_work`.
+        sums: (source, "X") -> the encoder's sums, (source, target) -> the decoder's.
+    """
+
+    batches: int = 0
+    sums: Mapping[Pair, GateSums] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Sentences of one source, to be decoded into every target; `targets[language][sentence]` are label ids."""
+
+    source: str
+    sources: list[list[int]]
+    targets: Mapping[str, list[list[int]]]
+
+
+def collect_gates(
+    checkpoint: Checkpoint,
+    model: Any,
+    tokenizer: Any,
+    text: ParallelText,
+    pairs: Sequence[Pair],
+    options: CollectOptions = CollectOptions(),  # noqa: B008 (frozen)
+    *,
+    state: State = State(),  # noqa: B008 (frozen)
+    save: Callable[[State], None] = lambda _state: None,
+    progress: Progress = silent,
+) -> GateStatistics:
+    """Run `model` over the text of `pairs` and sum what its routers do.
+
+    The encoder runs once per source sentence, whatever the number of targets; its sums stand in every entry of that
+    source. Experts are numbered as in the original model; those that were pruned before hold zeros.
+
+    Args:
+        model: what `load_model` made of `checkpoint`.
+        state: of an interrupted run with the same arguments, to go on from.
+        save: called with the state after every batch.
+
+    Raises:
+        UnsupportedModelError: the model has no experts.
+        DataError: a language that the tokenizer lacks.
+    """
+    layers = sparse_layers(checkpoint)
+    for language in dict.fromkeys(name for pair in pairs for name in pair):
+        language_id(tokenizer, language)
+    total = len(text) * len(pairs)
+    unit = "sentences"
+    with (
+        torch.inference_mode(),
+        _recording(model, layers) as recorder,
+        progress("collecting gates", total, unit) as advance,
+    ):
+        for number, batch in enumerate(_work(model, tokenizer, text, pairs, options.batch_tokens)):
+            if number >= state.batches:
+                found = _run(model, tokenizer, batch, recorder, options)
+                sums = {
+                    key: state.sums[key] + value if key in state.sums else value
+                    for key, value in found.items()
+                }
+                # One assignment: an interrupt finds the state before the batch or after it, never between.
+                state = State(number + 1, {**state.sums, **sums})
+                save(state)
+            advance(len(batch.sources) * len(batch.targets))
+    family = checkpoint.require_architecture()
+    return GateStatistics(
+        fingerprint=checkpoint.fingerprint,
+        model_type=family.model_type,
+        mode=options.mode,
+        layers=tuple(layer.name for layer in layers),
+        num_experts=layers[0].original_experts,
+        top_k=int(family.top_k or 1),
+        entries={pair_name(*pair): state.sums[pair[0], ANY] + state.sums[pair] for pair in pairs},
+    )
+
+
+def _work(
+    model: Any, tokenizer: Any, text: ParallelText, pairs: Sequence[Pair], batch_tokens: int
+) -> Iterator[_Batch]:
+    """Every batch, in an order that is a function of the arguments."""
+    longest = model.config.max_position_embeddings - 1
+    for source in dict.fromkeys(pair[0] for pair in pairs):
+        targets = [pair[1] for pair in pairs if pair[0] == source]
+        sources = encode(tokenizer, text.sentences[source], source, max_length=longest)
+        labels = {
+            target: encode(tokenizer, text.sentences[target], target, as_target=True, max_length=longest)
+            for target in targets
+        }
+        lengths = [(len(ids), max(len(labels[t][i]) for t in targets)) for i, ids in enumerate(sources)]
+        for batch in length_bucketed(lengths, batch_tokens):
+            yield _Batch(
+                source, [sources[i] for i in batch], {t: [labels[t][i] for i in batch] for t in targets}
+            )
+
+
+def _run(
+    model: Any, tokenizer: Any, batch: _Batch, recorder: _Recorder, options: CollectOptions
+) -> dict[Pair, GateSums]:
+    """The sums of one batch: the encoder's once, the decoder's for every target."""
+    pad_id = int(tokenizer.pad_token_id)
+    ids, mask = (tensor.to(model.device) for tensor in pad(batch.sources, pad_id))
+    encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
+    found = {(batch.source, ANY): recorder.take()}
+    for target, labels in batch.targets.items():
+        if options.mode == "forced":
+            _force(model, labels, pad_id, encoded.last_hidden_state, mask)
+        else:
+            _search(model, tokenizer, target, encoded, mask, options.beam, recorder)
+        found[batch.source, target] = recorder.take()
+    return found
+
+
+def _force(model: Any, labels: Sequence[Sequence[int]], pad_id: int, encoded: Tensor, mask: Tensor) -> None:
+    """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
+    start = int(model.config.decoder_start_token_id)
+    ids, real = (tensor.to(model.device) for tensor in pad([[start, *row[:-1]] for row in labels], pad_id))
+    # The output layer's product is left out: routing does not need it.
+    model.get_decoder()(
+        input_ids=ids,
+        attention_mask=real,
+        encoder_hidden_states=encoded,
+        encoder_attention_mask=mask,
+        use_cache=False,
+    )
+
+
+def _search(
+    model: Any, tokenizer: Any, target: str, encoded: Any, mask: Tensor, beam: int, recorder: _Recorder
+) -> None:
+    """Translate with beam search; a sentence's beams count until it is finished."""
+    longest = limits(mask.sum(dim=1), int(model.config.max_position_embeddings))
+    with live_beams(model, beam, longest) as live:
+        recorder.live = live
+        try:
+            model.generate(
+                # generate expands the value that it is given: a copy keeps ours for the next target
+                encoder_outputs=type(encoded)(last_hidden_state=encoded.last_hidden_state),
+                attention_mask=mask,
+                forced_bos_token_id=language_id(tokenizer, target),
+                num_beams=beam,
+                do_sample=False,
+                max_new_tokens=int(longest.max()),
+                max_length=None,
+            )
+        finally:
+            recorder.live = None
+
+
+class _Recorder:
+    """Sums what the sparse layers route, until `take`; on the model's device, in integers and float64."""
+
+    def __init__(self, layers: Sequence[SparseLayer]) -> None:
+        self._layers = layers
+        self._sums: dict[int, list[Tensor]] = {}
+        self.live: Callable[[], Tensor] | None = None
+        """Which rows count, where not all do: `[batch * beams]` bool."""
+
+    def observe(self, index: int, routing: Routing) -> None:
+        gates, experts = routing.gates, routing.experts
+        if self.live is not None:
+            rows = self.live().to(gates.device)
+            gates, experts = gates[rows], experts[rows]
+        sums = [torch.tensor(len(gates)), gates.sum(dim=0, dtype=torch.float64)]
+        numbers = torch.arange(gates.shape[1], device=gates.device)
+        for rank in range(2):
+            # A masked sum, not a scatter: its order, and so its rounding, is fixed on every device.
+            chosen = experts[:, rank : rank + 1] == numbers
+            sums += [chosen.sum(dim=0), gates.where(chosen, 0.0).sum(dim=0, dtype=torch.float64)]
+        held = self._sums.get(index)
+        self._sums[index] = sums if held is None else [a + b for a, b in zip(held, sums, strict=True)]
+
+    def take(self) -> GateSums:
+        """The sums since the last call, in original expert ids."""
+        taken = GateSums.zeros(len(self._layers), self._layers[0].original_experts)
+        for index, (tokens, gate_sum, top1, conf1, top2, conf2) in self._sums.items():
+            ids = np.asarray(self._layers[index].experts)
+            taken.tokens[index] = int(tokens)
+            named = {"top1": top1, "top2": top2, "gate_sum": gate_sum, "conf1_sum": conf1, "conf2_sum": conf2}
+            for name in SUMS[1:]:
+                getattr(taken, name)[index, ids] = named[name].cpu().numpy()
+        self._sums = {}
+        return taken
+
+
+@contextmanager
+def _recording(model: Any, layers: Sequence[SparseLayer]) -> Iterator[_Recorder]:
+    """Observe every sparse FFN of `model` while the block runs."""
+    modules: Mapping[str, SparseFFN] = sparse_ffns(model)
+    recorder = _Recorder(layers)
+    for index, layer in enumerate(layers):
+        modules[layer.name].observer = _observer(recorder, index)
+    try:
+        yield recorder
+    finally:
+        for layer in layers:
+            modules[layer.name].observer = None
+
+
+def _observer(recorder: _Recorder, index: int) -> Callable[[Routing], None]:
+    return lambda routing: recorder.observe(index, routing)

@@ -1,0 +1,136 @@
+"""`prunecli compare-languages` on statistics whose answer is known beforehand."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from dataclasses import replace
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.compare_languages import compare_languages
+from prunecli.commands.language_comparison import Comparison, compare
+from prunecli.errors import OutputError, PruneError, StatisticsError, UsageError
+from tests.commands.gates import LAYERS, statistics, write_gates
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(compare_languages)
+    result = CliRunner().invoke(app, list(arguments))
+    if isinstance(result.exception, PruneError):
+        raise result.exception
+    return result
+
+
+def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
+    write_gates(workplace / "gates.json")
+    result = run("--plot", "languages.png")
+    assert result.exit_code == 0
+    found = json.loads((workplace / "languages.json").read_text())
+    assert found["format"] == "prunecli.languages/1"
+    assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "nllb-moe"}]
+    # 75 % of 2 x 16 leaves 8, 4 a side: just the language's own. Sisters share 2 of 6, strangers none.
+    relations = found["similarity"]["relations"]
+    assert relations["encoder"]["same source"] == {"comparisons": 12, "mean": 1, "lowest": 1, "highest": 1}
+    assert relations["decoder"]["same target"]["lowest"] == 1
+    assert relations["decoder"]["same source"]["highest"] == pytest.approx(1 / 3, abs=1e-6)
+    assert relations["decoder"]["same source"]["lowest"] == 0
+    first, second = (found["pairs"].index(pair) for pair in ("qba-qka", "qbo-qka"))
+    assert found["similarity"]["encoder"][first][second] == pytest.approx(1 / 3, abs=1e-6)
+    assert found["similarity"]["decoder"][first][second] == 1
+    for side in ("encoder", "decoder"):
+        families = [set(cluster["members"]) for cluster in found["clustering"][side]["clusters"]["members"]]
+        assert sorted(map(sorted, families)) == [["qba", "qbo"], ["qka", "qko"]]
+    assert found["experts_per_layer"]["mean"] == [4, 4]
+    assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
+    assert (workplace / "languages.png").read_bytes().startswith(b"\x89PNG")
+    for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
+        assert text in result.stdout
+
+
+def test_the_same_statistics_make_the_same_bytes(workplace):
+    gates = str(write_gates(workplace / "gates.json"))
+    for name in ("a", "b"):
+        run(gates, "--plot", f"{name}.png", "-o", f"{name}.json", "--quiet")
+    assert (workplace / "a.png").read_bytes() == (workplace / "b.png").read_bytes()
+
+
+def test_langs_leaves_out_the_others(workplace):
+    write_gates(workplace / "gates.json")
+    found = json.loads(run("--langs", "qba,qbo,qka", "--json").stdout)
+    assert len(found["pairs"]) == 6
+    assert found["clustering"]["decoder"]["languages"] == ["qba", "qbo", "qka"]
+
+
+def test_statistics_by_language_give_trees_alone():
+    pairs = statistics().entries
+    entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
+    found = compare(replace(statistics(), entries=entries), Comparison())
+    assert found["similarity"] is None
+    assert found["experts_per_layer"] is None
+    assert found["clustering"]["encoder"]["order"] == ["qba", "qka"]
+    assert found["clustering"]["decoder"] is None
+
+
+def test_one_pair_has_nothing_to_be_compared_with(workplace):
+    entries = {"qba-qka": statistics().entries["qba-qka"]}
+    found = compare(replace(statistics(), entries=entries), Comparison())
+    assert found["similarity"]["encoder"] == [[1.0]]
+    assert set(found["similarity"]["relations"]["encoder"].values()) == {None}
+    assert found["clustering"]["encoder"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["nowhere.json"], StatisticsError, "nowhere.json: no such file"),
+        (["--ratio", "1"], UsageError, "--ratio"),
+        (["--ratio", "0.9"], UsageError, "4"),
+        (["--metric", "importence"], UsageError, "No metric 'importence'"),
+        (["--strategy", "best"], UsageError, "No strategy 'best'"),
+        (["--linkage", "chain"], UsageError, "No linkage 'chain'"),
+        (["--balance", "much"], UsageError, "--balance"),
+        (["--langs", "xxx"], StatisticsError, "no pair between xxx"),
+        (["--plot", "a.pdf"], UsageError, "only PNG"),
+        (["-o", "nowhere/a.json"], OutputError, "nowhere: no such directory"),
+        (["-o", "gates.json"], OutputError, "gates.json"),
+    ],
+)
+def test_bad_input_writes_nothing(workplace, arguments, error, message):
+    write_gates(workplace / "gates.json")
+    before = (workplace / "gates.json").read_bytes()
+    with pytest.raises(error, match=message):
+        run(*arguments)
+    assert [path.name for path in workplace.iterdir()] == ["gates.json"]
+    assert (workplace / "gates.json").read_bytes() == before
+
+
+def test_without_gates_it_says_how_to_make_them():
+    with pytest.raises(StatisticsError) as caught:
+        run()
+    assert "collect-gates" in str(caught.value)
+
+
+def test_without_matplotlib_it_names_the_extra(workplace, monkeypatch):
+    write_gates(workplace / "gates.json")
+    real = builtins.__import__
+
+    def without(name, *rest, **named):
+        if name.split(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(PruneError) as caught:
+        run("--plot", "a.png")
+    assert "prunecli[plot]" in str(caught.value)
+    assert not (workplace / "languages.json").exists()

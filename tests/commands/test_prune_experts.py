@@ -1,0 +1,375 @@
+"""`prunecli prune-experts` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.architectures import REDUCED_PREFIX
+from prunecli.checkpoint.documents import write_json
+from prunecli.checkpoint.layout import check_tensors, sparse_layers
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.commands.app import describe
+from prunecli.commands.prune_experts import GranularityName, MetricName, StrategyName, prune_experts
+from prunecli.methods.experts.granularity import GRANULARITIES
+from prunecli.methods.experts.metrics import METRICS, RANDOM
+from prunecli.methods.experts.plan import STRATEGIES
+from prunecli.methods.experts.statistics import (
+    COUNTS,
+    FORMAT,
+    SUMS,
+    GateStatistics,
+    GateSums,
+    gates_payload,
+)
+from tests.tiny import tiny_nllb_moe
+
+PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
+ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+
+
+def run(*arguments: object) -> Result:
+    """One call of the command; failures are described as the command line does."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(prune_experts)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        return Result(result.exit_code, result.stdout, result.stderr)
+    text, status = describe(result.exception)
+    return Result(status, result.stdout, result.stderr + text)
+
+
+def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS) -> dict[str, Any]:
+    layers = sparse_layers(checkpoint)
+    shape = len(layers), layers[0].original_experts
+    entries = {}
+    for number, pair in enumerate(pairs):
+        draw = np.random.default_rng((seed, number))
+        entries[pair] = GateSums(
+            *(
+                draw.integers(1, 99, shape[:1] if name == "tokens" else shape)
+                if name in COUNTS
+                else draw.random(shape)
+                for name in SUMS
+            )
+        )
+    names = tuple(layer.name for layer in layers)
+    made = GateStatistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
+    return {"format": FORMAT, **gates_payload(made)}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the gates.json of `model`."""
+    with open_checkpoint(model) as checkpoint:
+        write_json(tmp_path / "gates.json", gates(checkpoint))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def kept(directory: Path) -> dict[str, tuple[int, ...]]:
+    with open_checkpoint(directory) as checkpoint:
+        check_tensors(checkpoint)
+        return {layer.name: layer.experts for layer in sparse_layers(checkpoint)}
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert [name.value for name in MetricName] == [*METRICS, RANDOM]
+    assert [name.value for name in StrategyName] == list(STRATEGIES)
+    assert [name.value for name in GranularityName] == list(GRANULARITIES)
+
+
+def test_prunes_by_language(model: Path, folder: Path) -> None:
+    result = run(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
+    assert result.status == 0, result.err
+    assert "granularity language (default): eng_Latn to fra_Latn" in result.err
+    assert "Written: pruned-experts" in result.out
+    found = kept(folder / "pruned-experts")
+    assert [len(ids) for ids in found.values()] == [6, 6, 2, 2]
+    with open_checkpoint(model) as full, open_checkpoint(folder / "pruned-experts") as pruned:
+        for layer, ids in found.items():
+            rows = full.read(f"{layer}.router.classifier.weight")[list(ids)]
+            np.testing.assert_array_equal(pruned.read(f"{layer}.router.classifier.weight"), rows)
+            for new, old in enumerate(ids):
+                np.testing.assert_array_equal(
+                    pruned.read(f"{layer}.experts.expert_{new}.fc2.weight"),
+                    full.read(f"{layer}.experts.expert_{old}.fc2.weight"),
+                )
+        step = pruned.structure.history[-1]
+        assert pruned.structure.fingerprints() == (full.fingerprint,)
+        assert str(pruned.config["model_type"]).startswith(REDUCED_PREFIX)
+    assert step["arguments"]["source"] == ["eng_Latn"]
+    assert step["arguments"]["ratio"] == 0.75
+    assert step["statistics"]["file"] == "gates.json"
+
+
+def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: Path) -> None:
+    result = run(model, "--balance", "1:1")
+    assert result.status == 0, result.err
+    assert "No --ratio given: removing 80 %" in result.err
+    assert "granularity global (default)" in result.err
+    assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
+    with open_checkpoint(folder / "pruned-experts") as pruned:
+        assert pruned.config["model_type"] == "nllb-moe"
+        assert pruned.config["num_experts"] == 3
+
+
+@pytest.mark.parametrize("metric", [*METRICS, RANDOM])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_metric_and_strategy(metric: str, strategy: str, model: Path, folder: Path) -> None:
+    result = run(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
+    assert result.status == 0, result.err
+    summary = json.loads(result.out)
+    assert summary["experts_before"] == 64
+    assert summary["experts_after"] == 32
+    assert sum(map(len, summary["kept"].values())) == 32
+    assert summary["parameters_after"] < summary["parameters_before"]
+    assert names(folder) == ["gates.json"]
+
+
+def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: Path) -> None:
+    result = run(model, "--dry-run", "--ratio", 0.5)
+    assert result.status == 0, result.err
+    assert names(folder) == ["gates.json"]
+    for text in (*ENCODER, *DECODER, "parameters", "bytes", "Dry run: nothing is written."):
+        assert text in result.out
+
+
+def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> None:
+    options = ("--ratio", 0.7, "--strategy", "global-threshold", "--min-per-layer", 2)
+    printed = run(model, *options, "--dry-run", "--json")
+    (folder / "choice.json").write_text(printed.out)
+    assert run(model, "--experts", "choice.json", "-o", "again").status == 0
+    assert run(model, *options, "-o", "direct").status == 0
+    assert kept(folder / "again") == kept(folder / "direct")
+
+
+def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model: Path, folder: Path) -> None:
+    (folder / "gates.json").unlink()
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        result = run(model, "--metric", "random", "--seed", seed, "-o", f"out{number}")
+        assert result.status == 0, result.err
+        found.append(kept(folder / f"out{number}"))
+    assert found[0] == found[1] != found[2]
+
+
+def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
+    for name in ("one", "two"):
+        assert run(model, "--ratio", 0.5, "-o", name).status == 0
+    one, two = ({p.name: p.read_bytes() for p in (folder / name).iterdir()} for name in ("one", "two"))
+    assert one == two
+
+
+def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(
+    model: Path, folder: Path
+) -> None:
+    assert run(model, "--ratio", 0.5, "--balance", "1:1", "-o", "half").status == 0
+    result = run("half", "--ratio", 0.5, "--balance", "1:1", "-o", "quarter", "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["experts_before"] == 32
+    assert run(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct").status == 0
+    assert kept(folder / "quarter") == kept(folder / "direct")
+    with open_checkpoint(folder / "quarter") as quarter:
+        assert len(quarter.structure.history) == 2
+        assert dict(quarter.structure.original_experts) == dict.fromkeys((*ENCODER, *DECODER), 16)
+
+
+def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0.5, "-o", "half").status == 0
+    with open_checkpoint(folder / "half") as half:
+        payload = gates(half, seed=1)
+        held = {layer.name: layer.experts for layer in sparse_layers(half)}
+    for entry in payload["entries"].values():
+        for row, layer in enumerate(payload["layers"]):
+            for name in set(SUMS) - {"tokens"}:
+                entry[name][row] = [v if e in held[layer] else 0 for e, v in enumerate(entry[name][row])]
+    write_json(folder / "half.json", payload)
+    result = run("half", "--gates", "half.json", "--ratio", 0.5, "-o", "quarter")
+    assert result.status == 0, result.err
+    assert all(set(ids) < set(held[layer]) for layer, ids in kept(folder / "quarter").items())
+
+
+def test_several_files_are_merged(model: Path, folder: Path) -> None:
+    with open_checkpoint(model) as checkpoint:
+        whole = gates(checkpoint)
+    for number in (0, 1):
+        part = {
+            pair: sums for index, (pair, sums) in enumerate(whole["entries"].items()) if index % 2 == number
+        }
+        write_json(folder / f"part{number}.json", {**whole, "entries": part})
+    assert run(model, "--ratio", 0.5, "-o", "whole").status == 0
+    assert (
+        run(model, "--ratio", 0.5, "--gates", "part1.json", "--gates", "part0.json", "-o", "parts").status
+        == 0
+    )
+    assert kept(folder / "whole") == kept(folder / "parts")
+
+
+def test_types_are_cast(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0, "--dtype", "float16", "-o", "half").status == 0
+    with open_checkpoint(folder / "half") as made, open_checkpoint(model) as full:
+        assert {info.dtype for info in made.tensors.values()} == {"F16"}
+        assert made.config["dtype"] == "float16"
+        assert made.total_bytes * 2 == full.total_bytes
+
+
+def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
+    with open_checkpoint(model) as checkpoint:
+        budget = checkpoint.total_bytes
+    result = run(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
+    assert result.status == 0, result.err
+    assert "10 %" in result.out
+    assert "batch 1, beam 1, 2 tokens" in result.out
+    with open_checkpoint(folder / "small") as made:
+        assert made.total_bytes <= budget * 0.9
+
+
+def test_experts_per_layer(model: Path, folder: Path) -> None:
+    assert run(model, "--experts-per-layer", "9,3", "-o", "small").status == 0
+    assert [len(ids) for ids in kept(folder / "small").values()] == [9, 9, 3, 3]
+
+
+def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: Path) -> None:
+    draw = np.random.default_rng(3)
+    entry = {name: draw.random(64).tolist() for name in ("top1", "conf1", "mean")}
+    (folder / "stats.json").write_text(json.dumps({"eng_Latn-X": entry, "X-fra_Latn": entry}))
+    languages = ("--source", "eng_Latn", "--target", "fra_Latn")
+    assert run(model, "--gates", "stats.json", *languages, "--ratio", 0.5, "-o", "a").status == 0
+    value = np.array(entry["top1"]) * np.exp(entry["conf1"])
+    first = kept(folder / "a")[ENCODER[0]]
+    assert set(first) == set(np.argsort(-value[:16])[: len(first)].tolist())
+    (folder / "ids.json").write_text(
+        json.dumps({"eng_Latn": list(range(64)), "fra_Latn": list(range(0, 64, 2))})
+    )
+    assert run(model, "--experts", "ids.json", *languages, "-o", "b").status == 0
+    assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
+
+
+def test_the_output_is_replaced_only_by_force(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0.5).status == 0
+    first = kept(folder / "pruned-experts")
+    refused = run(model, "--ratio", 0.25)
+    assert refused.status == 1
+    assert "pruned-experts" in refused.err
+    assert kept(folder / "pruned-experts") == first
+    assert run(model, "--ratio", 0.25, "--force").status == 0
+    assert kept(folder / "pruned-experts") != first
+    assert names(folder) == ["gates.json", "pruned-experts"]
+
+
+def other_model(payload: dict[str, Any]) -> None:
+    payload["model"]["fingerprint"] = "sha256:" + "0" * 64
+
+
+def other_count(payload: dict[str, Any]) -> None:
+    payload["num_experts"] = 15
+    for entry in payload["entries"].values():
+        for name in set(SUMS) - {"tokens"}:
+            entry[name] = [row[:15] for row in entry[name]]
+
+
+def nan(payload: dict[str, Any]) -> None:
+    payload["entries"][PAIRS[0]]["gate_sum"][0][0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(other_model, "another model"), (other_count, "15 experts per layer"), (nan, "NaN")],
+)
+def test_wrong_statistics_end_in_two_lines(
+    spoil: Callable[[dict[str, Any]], None], message: str, model: Path, folder: Path
+) -> None:
+    payload = json.loads((folder / "gates.json").read_text())
+    spoil(payload)
+    (folder / "gates.json").write_text(json.dumps(payload))
+    _refused(run(model), message, 1, folder)
+
+
+def test_statistics_that_are_cut_short_end_in_two_lines(model: Path, folder: Path) -> None:
+    text = (folder / "gates.json").read_text()
+    (folder / "gates.json").write_text(text[: len(text) // 2])
+    _refused(run(model), "cut short", 1, folder)
+
+
+REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
+    "ratio above": (("--ratio", 1.0), "outside", 2),
+    "ratio below": (("--ratio", -0.1), "outside", 2),
+    "below top-k": (("--ratio", 0.9), "would stay", 2),
+    "below the minimum": (("--ratio", 0.8, "--strategy", "global-threshold"), "would stay", 2),
+    "unknown language": (("--source", "eng_Lat"), "Did you mean eng_Latn", 1),
+    "same language": (
+        ("--granularity", "pair", "--source", "eng_Latn", "--target", "eng_Latn"),
+        "no tran",
+        2,
+    ),
+    "global by language": (("--granularity", "global", "--source", "eng_Latn"), "takes no --source", 2),
+    "language without names": (("--granularity", "language"), "needs --source or --target", 2),
+    "two amounts": (("--ratio", 0.5, "--experts-per-layer", "3,3"), "Give one of", 2),
+    "odd counts": (("--experts-per-layer", "3,x"), "not ENCODER,DECODER", 2),
+    "too many": (("--experts-per-layer", "17,3"), "2 to 16", 2),
+    "odd balance": (("--balance", "three"), "not ENCODER:DECODER", 2),
+    "odd size": (("--fit", "much"), "not a size", 2),
+    "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
+    "low minimum": (("--min-per-layer", 1), "router picks 2", 2),
+    "odd metric": (("--metric", "entropy"), "entropy", 2),
+    "odd type": (("--dtype", "int3"), "int3", 2),
+    "empty name": (("--source", "a,,b"), "empty name", 2),
+    "gates and ids": (("--gates", "gates.json", "--experts", "gates.json"), "exclude", 2),
+    "ratio of ids": (("--experts", "gates.json", "--ratio", 0.5), "names what stays", 2),
+    "statistics as ids": (("--experts", "gates.json"), "go with --gates", 1),
+    "no statistics": (("--gates", "none.json"), "prunecli collect-gates", 1),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_bad_usage_ends_in_two_lines(
+    arguments: tuple[object, ...], message: str, status: int, model: Path, folder: Path
+) -> None:
+    _refused(run(model, *arguments), message, status, folder)
+
+
+def test_checkpoints_that_have_no_experts_end_in_two_lines(model: Path, folder: Path) -> None:
+    _refused(run("nowhere"), "nowhere", 1, folder)
+    dense = tiny_nllb_moe(folder / "dense", sparse_step=0)
+    result = run(dense)
+    assert result.status == 1
+    assert "no experts" in result.err
+    config = json.loads((dense / "config.json").read_text())
+    (dense / "config.json").write_text(json.dumps(config | {"model_type": "bert"}))
+    result = run(dense)
+    assert result.status == 1
+    assert "bert" in result.err
+
+
+def _refused(result: Result, message: str, status: int, folder: Path) -> None:
+    assert result.status == status, result.err
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert names(folder) == ["gates.json"]
+    if "Error: " in result.err:
+        assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2
