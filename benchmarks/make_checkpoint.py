@@ -2,7 +2,7 @@
 
     python benchmarks/make_checkpoint.py DIR --experts 64 --dtype float16 --shard-bytes 2GB
 
-The defaults make one of DEFAULT GiB. Values are normal with the scale of a fresh model; they are cut from a
+The defaults make one of 4.4 GiB. Values are normal with the scale of a fresh model; they are cut from a
 pool, so that the disk sets the pace. Memory stays under 150 MB (safetensors) or at about one shard (.bin).
 """
 

@@ -93,7 +93,7 @@ def _bars(axes: Any, layers: Sequence[str], means: Sequence[float]) -> None:
 def _heatmap(figure: Any, axes: Any, pairs: Sequence[str], matrix: NDArray[np.float64]) -> None:
     image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
     figure.colorbar(image, ax=axes, shrink=0.8)
-    axes.set_title("Jaccard similarity: encoder below the diagonal, decoder above")
+    axes.set_title("Jaccard similarity: encoder below the diagonal, decoder above", fontsize=10)
     ticks = range(len(pairs)) if len(pairs) <= HEATMAP_LABELS else []
     axes.set_xticks(ticks, [pairs[tick] for tick in ticks], rotation=90, fontsize=6)
     axes.set_yticks(ticks, [pairs[tick] for tick in ticks], fontsize=6)

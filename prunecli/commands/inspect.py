@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -64,7 +65,7 @@ def inspect(
             return
         _show(opened, inventory)
         if answer is not None:
-            _show_fit(opened, answer)
+            _show_fit(answer, ["prune-experts", str(opened.path), "--balance", balance])
 
 
 def _fit(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fit:
@@ -76,7 +77,9 @@ def _fit(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load:
     )
 
 
-def _show_fit(opened: Checkpoint, fit: Fit) -> None:
+def _show_fit(fit: Fit, command: list[str]) -> None:
+    """The arithmetic, and `command` with the ratio (and type) that it leads to."""
+    from prunecli.checkpoint.dtypes import config_dtype
     from prunecli.methods.experts.fit import explain
 
     for line in explain(fit):
@@ -84,9 +87,10 @@ def _show_fit(opened: Checkpoint, fit: Fit) -> None:
     if fit.ratio == 0:
         console.out("It fits as it is.")
         return
-    console.out(
-        f"It does not fit with all its experts. Next: prunecli prune-experts {opened.path} --ratio {fit.ratio:g}"
-    )
+    words = [*command, "--ratio", f"{fit.ratio:g}"]
+    if fit.dtype is not None:
+        words += ["--dtype", config_dtype(fit.dtype)]
+    console.out(f"It does not fit with all its experts. Next: prunecli {shlex.join(words)}")
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:

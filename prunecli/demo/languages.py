@@ -41,7 +41,7 @@ VERB_FEATURES = ("past", "future", "negative", "agreement")
 FREE_FEATURES = ("past", "future", "negative", "genitive", "question")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """What two sister languages inherited.
 
@@ -62,7 +62,7 @@ class Family:
     prefixing: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Language:
     """One language.
 
@@ -227,8 +227,9 @@ def _features(word_class: str) -> Iterator[tuple[str, ...]]:
         cases: tuple[tuple[str, ...], ...] = ((), ("accusative",), ("genitive",))
         yield from (number + case for number, case in product(numbers, cases))
     elif word_class in ("transitive", "intransitive"):
-        for tense, polarity, number in product(((), ("past",), ("future",)), ((), ("negative",)), ((), ("agreement",))):
-            yield tense + polarity + number
+        tenses: tuple[tuple[str, ...], ...] = ((), ("past",), ("future",))
+        for tense, negative, agreement in product(tenses, (False, True), (False, True)):
+            yield tense + ("negative",) * negative + ("agreement",) * agreement
     else:
         yield ()
 
@@ -236,6 +237,10 @@ def _features(word_class: str) -> Iterator[tuple[str, ...]]:
 def word_forms(language: Language, root: str, word_class: str) -> set[str]:
     """Every surface form of a proto-root."""
     return {inflect(language, root, features) for features in _features(word_class)}
+
+
+def _paradigm_size(language: Language, word_class: str) -> int:
+    return len({tuple(f for f in features if f in language.bound) for features in _features(word_class)})
 
 
 def concepts() -> tuple[tuple[str, str], ...]:
@@ -265,8 +270,8 @@ def proto_lexicon(family: Family) -> Mapping[str, str]:
     """Proto-root of each meaning. No two word forms of a sister language coincide, particles included."""
     rng = Random(f"{SEED} {family.name}")
     sisters = [language for language in LANGUAGES if language.family is family]
-    used = {language.code: {inflect(language, family.affixes[feature]) for feature in FREE_FEATURES}
-            for language in sisters}
+    free = [family.affixes[feature] for feature in FREE_FEATURES]
+    used = {sister.code: {inflect(sister, form) for form in free} for sister in sisters}
     donors = FAMILIES[: FAMILIES.index(family)]
     lexicon: dict[str, str] = {}
     for concept, kind in concepts():
@@ -276,9 +281,8 @@ def proto_lexicon(family: Family) -> Mapping[str, str]:
             if loan:
                 root, loan = _adapt(proto_lexicon(pick(rng, donors))[concept], family), False
             forms = {language.code: word_forms(language, root, kind) for language in sisters}
-            expected = len(list(_features(kind)))
-            bare = all(len(found) == expected or language.family is KEMIC for language, found in zip(sisters, forms.values(), strict=True))
-            if bare and not any(forms[code] & used[code] for code in used):
+            distinct = all(len(forms[sister.code]) == _paradigm_size(sister, kind) for sister in sisters)
+            if root and distinct and not any(forms[code] & used[code] for code in used):
                 break
         for code, found in forms.items():
             used[code] |= found

@@ -107,7 +107,7 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
     top_k = checkpoint.require_architecture().top_k or 1
     if options.experts is not None:
-        return _from_ids(checkpoint, options, found, layers)
+        return _from_ids(checkpoint, options.experts, options, found)
     request, fit = _request(checkpoint, options, layers, top_k)
     values, granularity = _values(checkpoint, options, found)
     selection = plan(layers, values, request)
@@ -116,20 +116,18 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     return Decision(selection, step, reasons, fit)
 
 
-def _from_ids(
-    checkpoint: Checkpoint, options: Options, found: Sequence[SparseLayer], layers: Sequence[Layer]
-) -> Decision:
-    assert options.experts is not None
+def _from_ids(checkpoint: Checkpoint, path: Path, options: Options, found: Sequence[SparseLayer]) -> Decision:
     if options.amount != Amount():
         raise UsageError(
             "--experts names what stays; it goes with none of --ratio, --fit, --experts-per-layer.",
             "Leave them out, or select from statistics with --gates.",
         )
+    layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
     originals = [layer.original_experts for layer in found]
-    kept = read_experts(options.experts, layers, originals, options.sources, options.targets)
+    kept = read_experts(path, layers, originals, options.sources, options.targets)
     arguments = {"source": list(options.sources), "target": list(options.targets), "dtype": options.dtype}
-    reasons = (f"Experts by {options.experts}{_languages(options)}.",)
-    return Decision(Selection(kept), _step(checkpoint, arguments, (options.experts,)), reasons)
+    reasons = (f"Experts by {path}{_languages(options)}.",)
+    return Decision(Selection(kept), _step(checkpoint, arguments, (path,)), reasons)
 
 
 def _request(
@@ -199,7 +197,7 @@ def _arguments(
     ratio = options.amount.ratio if fit is None else fit.ratio
     if ratio is None and request.per_layer is None:
         ratio = DEFAULT_RATIO
-    arguments: dict[str, Any] = {
+    return {
         "ratio": ratio,
         "keep": request.keep,
         "experts_per_layer": None if request.per_layer is None else dict(request.per_layer),
@@ -214,7 +212,6 @@ def _arguments(
         "target": list(options.targets),
         "dtype": options.dtype,
     }
-    return {name: value for name, value in arguments.items() if value not in (None, [])}
 
 
 def _files(options: Options) -> tuple[Path, ...]:

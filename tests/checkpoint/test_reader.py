@@ -1,0 +1,476 @@
+"""The lazy reader: what it opens, that its bytes are the stored ones, and how it refuses damaged directories."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from tests.tiny import random_tensors, tiny_nllb_moe, write_json, write_weights
+
+FORMS: tuple[dict[str, Any], ...] = (
+    {},
+    {"shards": 3},
+    {"dtype": "F16", "router_bias": True},
+    {"dtype": "BF16"},
+    {"pickled": True},
+    {"pickled": True, "shards": 2, "dtype": "BF16"},
+)
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "config.json").read_text())
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "model")
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "model", shards=3)
+
+
+def weights(directory: Path, tensors: dict[str, np.ndarray], **options: Any) -> Path:
+    """`directory` with other weights."""
+    for path in (*directory.glob("*.safetensors*"), *directory.glob("*.bin*")):
+        path.unlink()
+    write_weights(directory, tensors, **options)
+    return directory
+
+
+class TestReading:
+    @pytest.mark.parametrize("form", FORMS, ids=str)
+    def test_names_types_shapes_and_bytes_are_the_stored_ones(
+        self, tmp_path: Path, form: dict[str, Any]
+    ) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", **form)
+        stored = random_tensors(config_of(directory), dtype=form.get("dtype", "F32"))
+        with open_checkpoint(directory) as checkpoint:
+            assert set(checkpoint.tensors) == set(stored)
+            for name, expected in stored.items():
+                info, values = checkpoint.tensors[name], checkpoint.read(name)
+                assert (info.name, info.shape, info.nbytes) == (name, expected.shape, expected.nbytes)
+                assert values.dtype == expected.dtype
+                assert values.tobytes() == expected.tobytes()
+            assert checkpoint.total_bytes == sum(tensor.nbytes for tensor in stored.values())
+            assert len(checkpoint.files) == form.get("shards", 1)
+
+    def test_offsets_agree_with_the_safetensors_library(self, tiny: Path) -> None:
+        with open_checkpoint(tiny) as checkpoint, safe_open(tiny / "model.safetensors", "np") as oracle:
+            assert list(checkpoint.tensors) == list(oracle.offset_keys())
+            for name in oracle.keys():  # noqa: SIM118
+                assert np.array_equal(checkpoint.read(name), oracle.get_tensor(name))
+
+    def test_a_range_of_bytes(self, tiny: Path) -> None:
+        name = "model.shared.weight"
+        with open_checkpoint(tiny) as checkpoint:
+            whole = checkpoint.read(name).tobytes()
+            buffer = bytearray(64)
+            assert bytes(checkpoint.read_range(name, 10, 30, buffer)) == whole[10:30]
+            assert bytes(buffer[:20]) == whole[10:30]
+            assert bytes(checkpoint.read_range(name, 5, 5, buffer)) == b""
+            with pytest.raises(ValueError, match="were asked for"):
+                checkpoint.read_range(name, 0, len(whole) + 1, bytearray(len(whole) + 1))
+
+    def test_a_location_holds_the_bytes(self, tiny: Path) -> None:
+        import os
+
+        with open_checkpoint(tiny) as checkpoint:
+            descriptor, offset, nbytes = checkpoint.location("model.encoder.layer_norm.weight")
+            expected = checkpoint.read("model.encoder.layer_norm.weight").tobytes()
+            assert os.pread(descriptor, nbytes, offset) == expected
+
+    def test_reading_after_close_opens_the_file_again(self, tiny: Path) -> None:
+        checkpoint = open_checkpoint(tiny)
+        before = checkpoint.read("model.shared.weight")
+        checkpoint.close()
+        assert np.array_equal(checkpoint.read("model.shared.weight"), before)
+        checkpoint.close()
+
+    @settings(deadline=None, max_examples=40)
+    @given(
+        shapes=st.dictionaries(
+            st.text("abc.0123", min_size=1, max_size=8),
+            st.lists(st.integers(0, 5), max_size=3),
+            min_size=1,
+            max_size=8,
+        ),
+        kind=st.sampled_from(
+            [np.float32, np.float16, np.int64, np.uint8, np.bool_, np.float64, ml_dtypes.bfloat16]
+        ),
+    )
+    def test_whatever_the_library_writes_is_read(
+        self, tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, list[int]], kind: type
+    ) -> None:
+        directory = tmp_path_factory.mktemp("any")
+        generator = np.random.default_rng(0)
+        tensors = {name: generator.integers(0, 2, shape).astype(kind) for name, shape in shapes.items()}
+        save_file(tensors, directory / "model.safetensors")
+        write_json(directory / "config.json", {"model_type": "some"})
+        with open_checkpoint(directory) as checkpoint:
+            assert set(checkpoint.tensors) == set(tensors)
+            for name, expected in tensors.items():
+                values = checkpoint.read(name)
+                assert (values.dtype, values.shape) == (expected.dtype, expected.shape)
+                assert values.tobytes() == expected.tobytes()
+
+    def test_side_files_are_all_but_weights_config_and_readme(self, sharded: Path) -> None:
+        for name in (
+            "README.md",
+            "modeling.py",
+            "chat_template.jinja",
+            "training_args.bin",
+            ".gitattributes",
+        ):
+            (sharded / name).write_text("x")
+        (sharded / ".git").mkdir()
+        names = {path.name for path in open_checkpoint(sharded).side_files}
+        assert names == {
+            "chat_template.jinja",
+            "generation_config.json",
+            "modeling.py",
+            "tokenizer.json",
+            "tokenizer_config.json",
+        }
+
+    def test_no_torch_on_the_way_to_safetensors(self, tiny: Path) -> None:
+        import subprocess
+
+        code = (
+            "import sys; from prunecli.checkpoint.reader import open_checkpoint\n"
+            "checkpoint = open_checkpoint(sys.argv[1]); checkpoint.fingerprint\n"
+            "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
+        )
+        assert subprocess.run([sys.executable, "-c", code, str(tiny)], check=False).returncode == 0
+
+
+class TestFamilies:
+    def test_a_reduced_model_type_belongs_to_its_family(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "prunecli-nllb-moe"})
+        architecture = open_checkpoint(directory).require_architecture()
+        assert architecture.model_type == "nllb-moe"
+
+    def test_an_undeclared_family_opens_but_is_not_treated(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "other-kind"})
+        checkpoint = open_checkpoint(directory)
+        assert checkpoint.architecture is None
+        assert "model.shared.weight" in checkpoint.tensors
+        with pytest.raises(UnsupportedModelError, match="architectures/other_kind.py"):
+            checkpoint.require_architecture()
+
+    @pytest.mark.parametrize("pickled", [False, True])
+    def test_equal_aliases_and_buffers_are_left_out(self, tiny: Path, pickled: bool) -> None:
+        stored = random_tensors(config_of(tiny))
+        extra = {
+            "lm_head.weight": stored["model.shared.weight"],
+            "model.decoder.embed_tokens.weight": stored["model.shared.weight"],
+            "model.encoder.embed_positions.weights": np.zeros((4, 16), np.float32),
+        }
+        assert set(open_checkpoint(weights(tiny, {**extra, **stored}, pickled=pickled)).tensors) == set(
+            stored
+        )
+
+    def test_long_aliases_are_compared_in_blocks(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", vocab=20_000, d_model=16, layers=1)
+        stored = random_tensors(config_of(directory))
+        shared = stored["model.shared.weight"]
+        assert shared.nbytes > 1 << 20
+        checkpoint = open_checkpoint(weights(directory, {**stored, "lm_head.weight": shared.copy()}))
+        assert set(checkpoint.tensors) == set(stored)
+        checkpoint = open_checkpoint(weights(directory, {**stored, "lm_head.weight": shared + 1}))
+        assert "lm_head.weight" in checkpoint.tensors
+
+    def test_an_alias_with_other_values_is_kept(self, tiny: Path) -> None:
+        stored = random_tensors(config_of(tiny))
+        other = {**stored, "lm_head.weight": stored["model.shared.weight"] + 1}
+        assert set(open_checkpoint(weights(tiny, other)).tensors) == set(other)
+
+    @pytest.mark.parametrize("alias", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
+    def test_a_lone_alias_gets_the_stored_name(self, tiny: Path, alias: str) -> None:
+        stored = random_tensors(config_of(tiny))
+        renamed = {alias if name == "model.shared.weight" else name: value for name, value in stored.items()}
+        checkpoint = open_checkpoint(weights(tiny, renamed))
+        assert set(checkpoint.tensors) == set(stored)
+        assert np.array_equal(checkpoint.read("model.shared.weight"), stored["model.shared.weight"])
+
+    def test_names_of_the_base_model_get_their_prefix(self, tiny: Path) -> None:
+        stored = random_tensors(config_of(tiny))
+        bare = {name.removeprefix("model."): value for name, value in stored.items()}
+        bare["decoder.embed_tokens.weight"] = bare["shared.weight"]
+        checkpoint = open_checkpoint(weights(tiny, bare))
+        assert set(checkpoint.tensors) == set(stored)
+        assert (
+            checkpoint.read("model.encoder.layer_norm.bias").tobytes()
+            == bare["encoder.layer_norm.bias"].tobytes()
+        )
+
+
+class TestPickled:
+    def save(self, directory: Path, payload: Any, **options: Any) -> Path:
+        import torch
+
+        directory.mkdir()
+        torch.save(payload, directory / "pytorch_model.bin", **options)
+        write_json(directory / "config.json", {"model_type": "some"})
+        return directory
+
+    @pytest.mark.parametrize(
+        "options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"]
+    )
+    def test_views_shared_storages_and_strides(self, tmp_path: Path, options: dict[str, Any]) -> None:
+        import torch
+
+        base = torch.arange(24.0).reshape(4, 6)
+        tensors = {
+            "base": base,
+            "alias": base,
+            "rows": base[1:3],
+            "transposed": base.t(),
+            "columns": base[:, ::2],
+            "expanded": torch.ones(1, 3).expand(4, 3),
+            "scalar": torch.tensor(2.5),
+            "empty": torch.empty(0, 4),
+            "half": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
+            "flags": torch.tensor([True, False]),
+        }
+        with open_checkpoint(self.save(tmp_path / "model", tensors, **options)) as checkpoint:
+            assert list(checkpoint.tensors) == list(tensors)
+            for name, tensor in tensors.items():
+                values = checkpoint.read(name)
+                assert values.shape == tuple(tensor.shape)
+                assert np.array_equal(values.astype(np.float64), tensor.detach().double().numpy())
+
+    def test_contiguous_tensors_are_read_in_place(self, tmp_path: Path) -> None:
+        import torch
+
+        payload = {"a": torch.ones(3), "b": torch.ones(2, 3).t()}
+        with open_checkpoint(self.save(tmp_path / "model", payload)) as checkpoint:
+            assert len({checkpoint.location(name)[0] for name in payload}) == 2  # the file and its spool
+            path = f"/proc/self/fd/{checkpoint.location('a')[0]}"
+            if Path(path).exists():
+                assert Path(path).resolve().name == "pytorch_model.bin"
+
+    def test_a_file_that_would_run_code_is_refused(self, tmp_path: Path) -> None:
+        import torch
+
+        directory = self.save(tmp_path / "model", {"layer": torch.nn.Linear(1, 1)})
+        with pytest.raises(CheckpointError, match="not a plain file of tensors"):
+            open_checkpoint(directory)
+
+    @pytest.mark.parametrize("payload", [[1, 2], {"step": 3}, {}], ids=str)
+    def test_other_payloads_are_refused(self, tmp_path: Path, payload: Any) -> None:
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+            open_checkpoint(self.save(tmp_path / "model", payload))
+
+    @pytest.mark.parametrize("kept", [0, 3, 40, 1000, -30])
+    def test_a_truncated_file_is_refused(self, tmp_path: Path, kept: int) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", pickled=True)
+        path = directory / "pytorch_model.bin"
+        path.write_bytes(path.read_bytes()[:kept])
+        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
+            open_checkpoint(directory)
+
+    def test_a_truncated_legacy_file_is_refused(self, tmp_path: Path) -> None:
+        import torch
+
+        directory = self.save(
+            tmp_path / "model", {"a": torch.ones(500)}, _use_new_zipfile_serialization=False
+        )
+        path = directory / "pytorch_model.bin"
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(CheckpointError, match="truncated or damaged"):
+            open_checkpoint(directory)
+
+
+class TestDirectories:
+    def test_no_such_directory(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match="no such directory"):
+            open_checkpoint(tmp_path / "absent")
+
+    def test_a_file_is_no_directory(self, tiny: Path) -> None:
+        with pytest.raises(CheckpointError, match="a file, not a directory"):
+            open_checkpoint(tiny / "config.json")
+
+    def test_an_empty_directory_is_no_checkpoint(self, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError, match=r"not a checkpoint \(it holds no config.json\)"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "nonsense", '"x"', '{"a": 1, "a": 2}', "\udcff"])
+    def test_a_damaged_config(self, tiny: Path, text: str) -> None:
+        (tiny / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            open_checkpoint(tiny)
+
+    def test_a_damaged_structure(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", config={"prunecli": {"experts": 3}})
+        with pytest.raises(CheckpointError, match=r"config\.json"):
+            open_checkpoint(directory)
+
+    def test_no_weights(self, tiny: Path) -> None:
+        (tiny / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match="holds no weights"):
+            open_checkpoint(tiny)
+
+    def test_a_missing_shard(self, sharded: Path) -> None:
+        (sharded / "model-00002-of-00003.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors: missing \(1 of 3"):
+            open_checkpoint(sharded)
+
+    def test_an_index_that_names_absent_tensors(self, sharded: Path) -> None:
+        path = sharded / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        index["weight_map"]["model.ghost.weight"] = "model-00001-of-00003.safetensors"
+        write_json(path, index)
+        with pytest.raises(CheckpointError, match=r"model\.ghost\.weight is not in model-00001"):
+            open_checkpoint(sharded)
+
+    @pytest.mark.parametrize(
+        "shard", ["../other.safetensors", "/etc/passwd", "a/../../b.safetensors", "..\\c.bin", ""]
+    )
+    def test_an_index_that_leaves_the_directory(self, sharded: Path, shard: str) -> None:
+        path = sharded / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        index["weight_map"]["model.shared.weight"] = shard
+        write_json(path, index)
+        with pytest.raises(CheckpointError, match="outside of its directory"):
+            open_checkpoint(sharded)
+
+    @pytest.mark.parametrize(
+        "value", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}], ids=str
+    )
+    def test_an_index_of_another_form(self, sharded: Path, value: dict[str, Any]) -> None:
+        write_json(sharded / "model.safetensors.index.json", value)
+        with pytest.raises(CheckpointError, match="holds no weight_map"):
+            open_checkpoint(sharded)
+
+    def test_linked_shards_as_in_a_download_cache(self, sharded: Path, tmp_path: Path) -> None:
+        blobs = tmp_path / "blobs"
+        blobs.mkdir()
+        for path in sharded.glob("*.safetensors"):
+            shutil.move(path, blobs / path.name)
+            path.symlink_to(blobs / path.name)
+        assert len(open_checkpoint(sharded).files) == 3
+
+    def test_a_tensor_that_is_not_there(self, tiny: Path) -> None:
+        checkpoint: Checkpoint = open_checkpoint(tiny)
+        with pytest.raises(CheckpointError, match="holds no tensor nonsense"):
+            checkpoint.read("nonsense")
+
+    def test_a_file_that_shrinks_while_it_is_open(self, tiny: Path) -> None:
+        checkpoint = open_checkpoint(tiny)
+        path = tiny / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-2000])
+        with pytest.raises(CheckpointError, match="truncated while it was read"):
+            for name in checkpoint.tensors:
+                checkpoint.read(name)
+
+
+class TestHeaders:
+    """Damaged .safetensors files: each is refused by name, as the safetensors library refuses it."""
+
+    ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+    def write(
+        self, directory: Path, header: bytes, data: bytes = b"\0" * 8, length: int | None = None
+    ) -> Path:
+        path = directory / "model.safetensors"
+        path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + data)
+        write_json(directory / "config.json", {"model_type": "some"})
+        return path
+
+    def test_the_form_that_is_damaged_below_is_a_good_one(self, tmp_path: Path) -> None:
+        self.write(tmp_path, json.dumps({"a": self.ENTRY}).encode())
+        assert list(open_checkpoint(tmp_path).tensors) == ["a"]
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"data_offsets": [0, 4]}, "its shape"),
+            ({"data_offsets": [8, 0]}, "its shape"),
+            ({"data_offsets": [-4, 4]}, "not a count"),
+            ({"data_offsets": [0]}, "not of the safetensors form"),
+            ({"data_offsets": [0, 8.0]}, "not a count"),
+            ({"shape": [3], "data_offsets": [0, 12]}, "truncated"),
+            ({"shape": [-2]}, "not a count"),
+            ({"shape": [True, 2]}, "not a count"),
+            ({"shape": 2}, "not of the safetensors form"),
+            ({"shape": [1], "data_offsets": [0, 4]}, "after the last tensor"),
+            ({"shape": [1], "data_offsets": [4, 8]}, "unused bytes"),
+            ({"dtype": "F31"}, "F31"),
+            ({"dtype": 3}, "type 3"),
+        ],
+    )
+    def test_entries(self, tmp_path: Path, change: dict[str, Any], says: str) -> None:
+        path = self.write(tmp_path, json.dumps({"a": {**self.ENTRY, **change}}).encode())
+        with pytest.raises(CheckpointError, match=says) as caught:
+            open_checkpoint(tmp_path)
+        assert str(path) in str(caught.value)
+        with pytest.raises(Exception, match=""), safe_open(path, "np") as oracle:
+            oracle.get_tensor("a")
+
+    def test_overlapping_tensors(self, tmp_path: Path) -> None:
+        other = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
+        self.write(tmp_path, json.dumps({"a": self.ENTRY, "b": other}).encode())
+        with pytest.raises(CheckpointError, match="b overlaps a"):
+            open_checkpoint(tmp_path)
+
+    def test_a_name_that_occurs_twice(self, tmp_path: Path) -> None:
+        entry = json.dumps(self.ENTRY)
+        self.write(tmp_path, f'{{"a": {entry}, "a": {entry}}}'.encode())
+        with pytest.raises(CheckpointError, match="occurs twice"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("length", [10**12, 2**63])
+    def test_an_absurd_header_size(self, tmp_path: Path, length: int) -> None:
+        self.write(tmp_path, b"{}", length=length)
+        with pytest.raises(CheckpointError, match="its header would be"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000])
+    def test_a_header_that_is_no_object(self, tmp_path: Path, header: bytes) -> None:
+        self.write(tmp_path, header)
+        with pytest.raises(CheckpointError, match="its header"):
+            open_checkpoint(tmp_path)
+
+    def test_a_git_lfs_pointer(self, tiny: Path) -> None:
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
+        (tiny / "model.safetensors").write_text(pointer)
+        with pytest.raises(CheckpointError, match="git lfs pull"):
+            open_checkpoint(tiny)
+
+    @settings(deadline=None, max_examples=60)
+    @given(cut=st.integers(0, 60_000))
+    def test_every_truncation_is_refused(self, tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
+        directory = tmp_path_factory.mktemp("cut")
+        data = _tiny_bytes()
+        (directory / "model.safetensors").write_bytes(data[: cut % len(data)])
+        write_json(directory / "config.json", {"model_type": "nllb-moe"})
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated"):
+            open_checkpoint(directory)
+
+
+_BYTES: list[bytes] = []
+
+
+def _tiny_bytes() -> bytes:
+    if not _BYTES:
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as directory:
+            _BYTES.append((tiny_nllb_moe(directory, experts=2, layers=2) / "model.safetensors").read_bytes())
+    return _BYTES[0]

@@ -1,0 +1,203 @@
+"""`prunecli run`: what it knows of the commands, what it runs, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import pytest
+import typer
+
+from prunecli.commands import run as command
+from prunecli.commands.signatures import signature, signatures
+from prunecli.errors import UsageError
+from prunecli.recipe import Step, resolve
+from prunecli.recipe_text import read_recipe
+from tests.commands.gates import write_gates
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
+
+RECIPE = """\
+variables: {ratio: 0.75, out: made}
+steps:
+  - name: compare-${ratio}
+    command: compare-languages
+    arguments: {gates: gates.json, ratio: "${ratio}", output: "${out}/languages.json"}
+"""
+
+
+class Color(str, Enum):
+    """Values of an option."""
+
+    red = "red"
+    dark_red = "dark-red"
+
+
+def example(
+    first: Annotated[Optional[Path], typer.Argument()] = None,  # noqa: UP045
+    files: Annotated[Optional[list[Path]], typer.Option("--files")] = None,  # noqa: UP045
+    number: Annotated[int, typer.Option("--number", "-n", min=1, max=9)] = 1,
+    color: Annotated[Color, typer.Option("--color")] = Color.red,
+    memory: Annotated[bool, typer.Option("--memory/--no-memory")] = True,
+    output: Annotated[Path, typer.Option("-o", "--output")] = Path("a"),
+    plain_name: Annotated[str, typer.Option()] = "",
+) -> None:
+    """A command."""
+
+
+def test_signature_is_what_typer_makes_of_the_function():
+    found = signature(example)
+    assert list(found) == ["first", "files", "number", "color", "memory", "output", "plain-name"]
+    assert [found[name].kind for name in found] == ["positional", *["option"] * 3, "flag", *["option"] * 2]
+    assert [name for name in found if found[name].role == "input"] == ["first", "files"]
+    assert [name for name in found if found[name].role == "output"] == ["output"]
+    assert [name for name in found if found[name].multiple] == ["files"]
+    assert found["memory"].negative == "--no-memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fault"),
+    [
+        ("number", "9", None),
+        ("number", "0", "0 is less than 1"),
+        ("number", "10", "10 is more than 9"),
+        ("number", "1.5", "'1.5' is not a whole number"),
+        ("color", "dark-red", None),
+        ("color", "dark_red", "'dark_red' is none of red, dark-red"),
+        ("plain-name", "anything", None),
+    ],
+)
+def test_values_are_checked_beforehand(name, value, fault):
+    assert signature(example)[name].fault(value) == fault
+
+
+def test_every_command_that_writes_has_an_output():
+    for name, parameters in signatures().items():
+        assert name == "inspect" or parameters["output"].role == "output"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert resolve(path, read_recipe(path), signatures(), {}, command._builtins()).steps
+
+
+def prunecli(directory, *arguments):
+    home = str(Path(__file__).parents[2])
+    return subprocess.run(
+        [sys.executable, "-m", "prunecli", "run", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": home},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def workplace(tmp_path):
+    write_gates(tmp_path / "gates.json")
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    return tmp_path
+
+
+def test_a_recipe_runs_its_commands_once(workplace):
+    dry = prunecli(workplace, "recipe.yaml", "--dry-run")
+    assert "compare-0.75: would run: made/languages.json does not exist" in dry.stdout
+    assert not (workplace / "made").exists()
+    first = prunecli(workplace, "recipe.yaml")
+    assert first.returncode == 0, first.stderr
+    assert (workplace / "made" / "languages.json").is_file()
+    assert "[1/1] compare-0.75: prunecli compare-languages" in first.stderr
+    assert "[1/1] compare-0.75: up to date" in prunecli(workplace, "recipe.yaml").stderr
+    changed = prunecli(workplace, "recipe.yaml", "--set", "ratio=0.5", "--quiet")
+    assert (changed.returncode, changed.stdout) == (0, "")
+
+
+def test_a_failing_step_ends_the_run_with_its_status(workplace):
+    (workplace / "gates.json").write_text("{")
+    result = prunecli(workplace, "recipe.yaml")
+    assert result.returncode == 1
+    assert "gates.json" in result.stderr
+    assert "step 'compare-0.75' failed with status 1" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_faults_end_with_status_2_and_run_nothing(workplace):
+    result = prunecli(workplace, "recipe.yaml", "--set", "ration=1")
+    assert result.returncode == 2
+    assert "did you mean 'ratio'" in result.stderr
+    assert not (workplace / "made").exists()
+
+
+def test_a_missing_recipe_ends_with_status_2(tmp_path):
+    result = prunecli(tmp_path, "nowhere.yaml")
+    assert result.returncode == 2
+    assert result.stderr.strip() == "Error: nowhere.yaml: cannot read this recipe: No such file or directory"
+
+
+def test_an_unknown_command_is_a_fault(tmp_path, monkeypatch):
+    (tmp_path / "recipe.yaml").write_text("steps: [{name: a, command: run}]")
+    with pytest.raises(UsageError, match="there is no command 'run'"):
+        command.run(tmp_path / "recipe.yaml")
+
+
+def test_force_and_quiet_reach_the_commands_that_have_them(monkeypatch):
+    words = []
+    monkeypatch.setattr(subprocess, "Popen", lambda given, env: words.append(given))
+    monkeypatch.setattr(command, "wait", lambda child: 0)
+    step = Step("a", "evaluate", ("--beam", "4"), accepts=frozenset({"force", "quiet"}))
+    command._execute(step, True, True)
+    command._execute(Step("b", "inspect", ()), True, True)
+    assert words[0][1:] == ["-m", "prunecli", "evaluate", "--force", "--quiet", "--beam", "4"]
+    assert words[1][1:] == ["-m", "prunecli", "inspect"]
+
+
+CHILD = """
+import pathlib, signal, sys, time
+def clean(number, frame):
+    pathlib.Path("cleaned").write_text(str(number))
+    sys.exit(1)
+signal.signal(signal.SIGINT, clean)
+signal.signal(signal.SIGTERM, clean)
+pathlib.Path("started").touch()
+time.sleep(60)
+"""
+PARENT = """
+import subprocess, sys
+from prunecli.commands.run import wait
+wait(subprocess.Popen([sys.executable, "child.py"]))
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_lets_the_step_clean_up(tmp_path, number):
+    (tmp_path / "child.py").write_text(CHILD)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "started").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        parent.send_signal(number)
+        assert parent.wait(30) != 0
+    finally:
+        parent.kill()
+    assert (tmp_path / "cleaned").read_text() == str(int(number))
+
+
+def test_a_step_that_a_signal_ended_has_the_status_of_a_shell(tmp_path):
+    child = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+    assert command.wait(child) == 137
