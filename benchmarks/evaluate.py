@@ -15,12 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prunecli.data.batching import length_bucketed
+import torch
+
+from prunecli.data.batching import length_bucketed, pad
 from prunecli.data.parallel import read_parallel
 from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.evaluation.decoding import (
     DecodingOptions,
-    generate,
     generation_settings,
     length_limit,
     max_positions,
@@ -38,7 +39,14 @@ def in_file_order(
     for start in range(0, len(sentences), size):
         sources = encode(tokenizer, sentences[start : start + size], pair[0], max_length=max_positions(model))
         limit = length_limit(max(map(len, sources)), max_positions(model))
-        outputs = generate(model, sources, tokenizer.pad_token_id, settings, limit)
+        ids, mask = pad(sources, tokenizer.pad_token_id)
+        with torch.inference_mode():
+            outputs = model.generate(
+                input_ids=ids.to(model.device),
+                attention_mask=mask.to(model.device),
+                max_new_tokens=limit,
+                **settings,
+            )
         texts += tokenizer.batch_decode(outputs, skip_special_tokens=True)
     return texts
 
@@ -79,12 +87,11 @@ def main() -> None:
     same = sum(a.strip() == b.text for a, b in zip(plain, ours, strict=True))
     for name, values in seconds.items():
         rate = [len(sentences) / value for value in values]
-        print(
-            f"{name:>10}: {statistics.fmean(rate):7.1f} sentences/s (runs: {', '.join(f'{r:.1f}' for r in rate)})"
-        )
+        each = ", ".join(f"{value:.1f}" for value in rate)
+        print(f"{name:>10}: {statistics.fmean(rate):7.1f} sentences/s (runs: {each})")
     ratios = [a / b for a, b in zip(seconds["file order"], seconds["evaluate"], strict=True)]
     print(
-        f"     ratio: {statistics.median(ratios):.2f}x, about {size} sentences in a batch, {same} of {len(ours)} alike"
+        f"     ratio: {statistics.median(ratios):7.2f}x, batches of about {size}, {same} of {len(ours)} outputs alike"
     )
 
 

@@ -171,11 +171,10 @@ class Checkpoint:
         key = index, spooled
         if key not in self._descriptors:
             file = self._files[index]
-            self._descriptors[key] = (
-                file.spool.fileno()
-                if spooled and file.spool is not None
-                else os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
-            )
+            if spooled and file.spool is not None:
+                self._descriptors[key] = file.spool.fileno()
+            else:
+                self._descriptors[key] = _open(file.path)
         return self._descriptors[key]
 
     def _named(self) -> dict[str, tuple[int, Stored]]:
@@ -204,6 +203,15 @@ def open_checkpoint(path: Path | str) -> Checkpoint:
     directory = Path(path)
     config = read_config(directory)
     return Checkpoint(directory, config, find_weights(directory))
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path}: {error.strerror}", "It was there when the checkpoint was opened."
+        ) from error
 
 
 def _structure(path: Path, config: dict[str, Any]) -> Structure:

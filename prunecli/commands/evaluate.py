@@ -41,7 +41,7 @@ def evaluate(
     pairs: PairsOption = None,
     task: Annotated[str, typer.Option("--task", help="What is measured: translation.")] = "translation",
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.")] = 4,
-    batch_tokens: BatchTokensOption = 4096,
+    batch_tokens: BatchTokensOption = 2048,
     max_new_tokens: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(

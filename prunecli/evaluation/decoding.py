@@ -25,7 +25,7 @@ class DecodingOptions:
     """
 
     beam: int = 4
-    batch_tokens: int = 4096
+    batch_tokens: int = 2048
     max_new_tokens: int | None = None
 
 
@@ -116,10 +116,28 @@ def generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             max_new_tokens=limit,
+            past_key_values=_beam_cache(model),
             **settings,
         )
     rows: list[list[int]] = outputs.tolist()
     return rows
+
+
+def _beam_cache(model: Any) -> Any:
+    """A cache that leaves the cross-attention's keys where they are when beams change places.
+
+    The beams of a sentence share its source, so that moving them, a copy of the whole cache at each step, changes
+    nothing. None, `generate`'s own choice, for models that are not an encoder with a decoder.
+    """
+    if not getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "_reorder_cache"):
+        return None
+    from transformers import DynamicCache, EncoderDecoderCache
+
+    class BeamCache(EncoderDecoderCache):  # type: ignore[misc]
+        def reorder_cache(self, beam_idx: Any) -> None:
+            self.self_attention_cache.reorder_cache(beam_idx)
+
+    return BeamCache(DynamicCache(), DynamicCache())
 
 
 def _end_ids(model: Any, tokenizer: Tokenizer) -> set[int]:

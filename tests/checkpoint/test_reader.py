@@ -1,4 +1,4 @@
-"""The lazy reader: what it opens, that its bytes are the stored ones, and how it refuses damaged directories."""
+"""The lazy reader: what it opens, that its bytes are the stored ones, what it refuses."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from tests.tiny import random_tensors, tiny_nllb_moe, write_json, write_weights
+
+ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+"""Of a good header: two float32 values at the beginning."""
 
 FORMS: tuple[dict[str, Any], ...] = (
     {},
@@ -170,7 +173,7 @@ class TestFamilies:
         checkpoint = open_checkpoint(directory)
         assert checkpoint.architecture is None
         assert "model.shared.weight" in checkpoint.tensors
-        with pytest.raises(UnsupportedModelError, match="architectures/other_kind.py"):
+        with pytest.raises(UnsupportedModelError, match=r"architectures/other_kind\.py"):
             checkpoint.require_architecture()
 
     @pytest.mark.parametrize("pickled", [False, True])
@@ -371,19 +374,22 @@ class TestDirectories:
         with pytest.raises(CheckpointError, match="holds no tensor nonsense"):
             checkpoint.read("nonsense")
 
+    def test_a_file_that_vanishes_before_it_is_read(self, tiny: Path) -> None:
+        checkpoint = open_checkpoint(tiny)
+        (tiny / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=r"model\.safetensors: .*No such file"):
+            checkpoint.read("model.shared.weight")
+
     def test_a_file_that_shrinks_while_it_is_open(self, tiny: Path) -> None:
         checkpoint = open_checkpoint(tiny)
         path = tiny / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-2000])
         with pytest.raises(CheckpointError, match="truncated while it was read"):
-            for name in checkpoint.tensors:
-                checkpoint.read(name)
+            checkpoint.read(list(checkpoint.tensors)[-1])
 
 
 class TestHeaders:
     """Damaged .safetensors files: each is refused by name, as the safetensors library refuses it."""
-
-    ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
     def write(
         self, directory: Path, header: bytes, data: bytes = b"\0" * 8, length: int | None = None
@@ -394,7 +400,7 @@ class TestHeaders:
         return path
 
     def test_the_form_that_is_damaged_below_is_a_good_one(self, tmp_path: Path) -> None:
-        self.write(tmp_path, json.dumps({"a": self.ENTRY}).encode())
+        self.write(tmp_path, json.dumps({"a": ENTRY}).encode())
         assert list(open_checkpoint(tmp_path).tensors) == ["a"]
 
     @pytest.mark.parametrize(
@@ -416,21 +422,21 @@ class TestHeaders:
         ],
     )
     def test_entries(self, tmp_path: Path, change: dict[str, Any], says: str) -> None:
-        path = self.write(tmp_path, json.dumps({"a": {**self.ENTRY, **change}}).encode())
+        path = self.write(tmp_path, json.dumps({"a": {**ENTRY, **change}}).encode())
         with pytest.raises(CheckpointError, match=says) as caught:
             open_checkpoint(tmp_path)
         assert str(path) in str(caught.value)
-        with pytest.raises(Exception, match=""), safe_open(path, "np") as oracle:
-            oracle.get_tensor("a")
+        with pytest.raises(SafetensorError):
+            safe_open(path, "np")
 
     def test_overlapping_tensors(self, tmp_path: Path) -> None:
         other = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
-        self.write(tmp_path, json.dumps({"a": self.ENTRY, "b": other}).encode())
+        self.write(tmp_path, json.dumps({"a": ENTRY, "b": other}).encode())
         with pytest.raises(CheckpointError, match="b overlaps a"):
             open_checkpoint(tmp_path)
 
     def test_a_name_that_occurs_twice(self, tmp_path: Path) -> None:
-        entry = json.dumps(self.ENTRY)
+        entry = json.dumps(ENTRY)
         self.write(tmp_path, f'{{"a": {entry}, "a": {entry}}}'.encode())
         with pytest.raises(CheckpointError, match="occurs twice"):
             open_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""What every declared family must answer: its record says the same as the class of transformers that it names.
+"""What every declared family must answer: its record says the same as the class of transformers.
 
 A new family adds a tiny config to `TINY`; every test below then runs on it.
 """

@@ -1,0 +1,157 @@
+"""Train the demo's NLLB-MoE: `python -m prunecli.demo.train --output DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prunecli.demo import LANGUAGES
+from prunecli.demo.corpus import parallel_text
+from prunecli.demo.model import build_model, save_checkpoint, sparse_ffns
+from prunecli.demo.objective import Gates, RoutingWeights, routing_loss
+from prunecli.demo.vocabulary import EOS, PAD, build_tokenizer
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A training run; the defaults made the bundled checkpoint."""
+
+    steps: int = 3000
+    sentences: int = 384
+    learning_rate: float = 4e-3
+    warmup: int = 200
+    balance: float = 0.05
+    concentration: float = 0.05
+    vocab_size: int = 800
+    seed: int = 1
+    threads: int = 2
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Token ids `[sentences, length]`, padded with PAD, and the index of each sentence's two languages."""
+
+    source: Tensor
+    target: Tensor
+    source_language: Tensor
+    target_language: Tensor
+
+
+def encode(tokenizer: Any) -> list[list[list[int]]]:
+    """Ids of the training text, `[language][line]`, as both source and target: language code, pieces, `</s>`."""
+    encoded = []
+    for code, sentences in parallel_text()["train"].items():
+        tokenizer.src_lang = code
+        encoded.append(tokenizer(list(sentences))["input_ids"])
+    return encoded
+
+
+def _pad(rows: Sequence[list[int]]) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [PAD] * (width - len(row)) for row in rows])
+
+
+def batches(encoded: Sequence[Sequence[list[int]]], settings: Settings) -> Iterator[Batch]:
+    """Endless batches of random sentences in random directions, similar lengths together, languages mixed."""
+    rng = np.random.default_rng(settings.seed)
+    lines, pool = len(encoded[0]), 16 * settings.sentences
+    while True:
+        line = rng.integers(lines, size=pool)
+        source = rng.integers(len(encoded), size=pool)
+        target = (source + rng.integers(1, len(encoded), size=pool)) % len(encoded)
+        order = sorted(range(pool), key=lambda i: len(encoded[source[i]][line[i]]) + len(encoded[target[i]][line[i]]))
+        chunks = [order[start : start + settings.sentences] for start in range(0, pool, settings.sentences)]
+        for chunk in (chunks[index] for index in rng.permutation(len(chunks))):
+            yield Batch(
+                _pad([encoded[source[i]][line[i]] for i in chunk]),
+                _pad([encoded[target[i]][line[i]] for i in chunk]),
+                torch.from_numpy(source[chunk]),
+                torch.from_numpy(target[chunk]),
+            )
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Linear warm-up, then a cosine down to a hundredth."""
+    if step < settings.warmup:
+        return settings.learning_rate * (step + 1) / settings.warmup
+    progress = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
+    return settings.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def losses(model: Any, gates: Gates, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Cross-entropy per target token in nats, and the routing loss summed over the sparse layers."""
+    start = torch.full((len(batch.target), 1), EOS)
+    inputs = torch.cat([start, batch.target[:, :-1]], dim=1)
+    inputs = inputs.masked_fill(batch.target == PAD, PAD)
+    logits = model(
+        input_ids=batch.source,
+        attention_mask=batch.source.ne(PAD).long(),
+        decoder_input_ids=inputs,
+        decoder_attention_mask=inputs.ne(PAD).long(),
+        use_cache=False,
+    ).logits
+    real = batch.target.ne(PAD)
+    cross_entropy = functional.cross_entropy(logits[real], batch.target[real])
+    weights = RoutingWeights(settings.balance, settings.concentration)
+    routing = torch.zeros(())
+    for name, layer_gates in gates.by_layer.items():
+        encoder = ".encoder." in name
+        mask = batch.source.ne(PAD) if encoder else inputs.ne(PAD)
+        language = batch.source_language if encoder else batch.target_language
+        per_token = language.unsqueeze(1).expand(mask.shape)[mask]
+        routing = routing + routing_loss(layer_gates, per_token, len(LANGUAGES), weights)
+    return cross_entropy, routing
+
+
+def train(settings: Settings, output: Path) -> None:
+    """Train and write a stock checkpoint directory. The same settings give the same bytes on the same machine."""
+    torch.manual_seed(settings.seed)
+    torch.set_num_threads(settings.threads)
+    text = parallel_text()["train"]
+    tokenizer = build_tokenizer((line for lines in text.values() for line in lines), settings.vocab_size)
+    model = build_model(len(tokenizer)).train()
+    gates = Gates(sparse_ffns(model))
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    begin = time.perf_counter()
+    total = 0.0
+    for step, batch in zip(range(settings.steps), batches(encode(tokenizer), settings), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, settings)
+        cross_entropy, routing = losses(model, gates, batch, settings)
+        optimizer.zero_grad(set_to_none=True)
+        (cross_entropy + routing).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        total += cross_entropy.item()
+        if (step + 1) % 100 == 0:
+            seconds = time.perf_counter() - begin
+            print(f"step {step + 1}/{settings.steps}: cross-entropy {total / 100:.4f}, routing {float(routing):.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            total = 0.0
+    save_checkpoint(model.eval(), tokenizer, output)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line of the training script."""
+    defaults = Settings()
+    parser = argparse.ArgumentParser(prog="python -m prunecli.demo.train", description=__doc__)
+    parser.add_argument("--output", type=Path, required=True, help="directory to write the checkpoint to")
+    for name, value in vars(defaults).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
+    options = vars(parser.parse_args(arguments))
+    output = options.pop("output")
+    train(Settings(**options), output)
+
+
+if __name__ == "__main__":
+    main()

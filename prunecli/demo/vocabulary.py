@@ -1,0 +1,41 @@
+"""The demo's tokenizer: BPE over all six languages, as an NllbTokenizer with the language codes as special tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from prunecli.demo import LANGUAGES
+
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+BOS, PAD, EOS, UNK = range(4)
+
+
+def build_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
+    """Learn a BPE of `vocab_size` pieces; `<mask>` and the language codes come on top.
+
+    Pieces are learned with the punctuation split off, so that no merge crosses it: NllbTokenizer splits at spaces
+    only, and finds the same pieces.
+    """
+    import json
+
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import NllbTokenizer
+
+    bpe = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=list(SPECIAL), show_progress=False)
+    bpe.train_from_iterator(sentences, trainer)
+    learned = json.loads(bpe.to_str())["model"]
+    return NllbTokenizer(
+        vocab=learned["vocab"],
+        merges=[tuple(pair) for pair in learned["merges"]],
+        src_lang=LANGUAGES[0],
+        extra_special_tokens=list(LANGUAGES),
+    )
+
+
+def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    tokenizer.save_pretrained(directory)

@@ -1,0 +1,77 @@
+"""Types and sizes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from prunecli.checkpoint.dtypes import config_dtype, is_float, itemsize, numpy_dtype, parse_dtype, parse_size
+from prunecli.errors import CheckpointError, UsageError
+
+SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "U8": 1, "BOOL": 1}
+
+
+@pytest.mark.parametrize(("dtype", "size"), SIZES.items())
+def test_sizes_of_types(dtype: str, size: int) -> None:
+    assert itemsize(dtype) == numpy_dtype(dtype).itemsize == size
+
+
+@pytest.mark.parametrize(
+    ("text", "dtype"),
+    [
+        ("float16", "F16"),
+        ("F16", "F16"),
+        ("f16", "F16"),
+        ("fp16", "F16"),
+        ("torch.bfloat16", "BF16"),
+        ("BF16", "BF16"),
+        (" float32 ", "F32"),
+        ("float8_e4m3fn", "F8_E4M3"),
+    ],
+)
+def test_names_of_types(text: str, dtype: str) -> None:
+    assert parse_dtype(text) == dtype
+    assert parse_dtype(config_dtype(dtype)) == dtype
+
+
+def test_which_types_are_floating() -> None:
+    assert [is_float(dtype) for dtype in ("F32", "BF16", "F8_E5M2", "I32", "BOOL")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "float17", "int4", "F4"])
+def test_unknown_types(text: str) -> None:
+    with pytest.raises(UsageError, match="unknown type"):
+        parse_dtype(text)
+
+
+def test_a_type_under_one_byte_has_no_numpy_form() -> None:
+    with pytest.raises(CheckpointError, match="F4"):
+        numpy_dtype("F4")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("30GiB", 30 * 2**30),
+        ("30GB", 30 * 10**9),
+        ("30G", 30 * 2**30),
+        ("1.5 MiB", 3 * 2**19),
+        ("0.5k", 512),
+        ("1tib", 2**40),
+        ("1048576", 2**20),
+        ("7 B", 7),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "1.2.3G", "3XB", "1e3", "nan", "inf", "0.1"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a size"):
+        parse_size(text)

@@ -1,0 +1,143 @@
+"""`prunecli inspect`, run in this process through the command line's own entry."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.commands.app import main
+from tests.tiny import random_tensors, tiny_nllb_moe
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "tiny")
+
+
+def run(*arguments: Any) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(["inspect", *map(str, arguments)])
+    return int(end.value.code or 0)
+
+
+def as_json(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    assert run(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_table_counts_every_part(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny) == 0
+    text = capsys.readouterr().out
+    assert "nllb-moe, float32, model.safetensors" in text
+    for word in ("embeddings", "attention", "ffn", "experts", "router", "norm", "total"):
+        assert word in text
+    assert "model.decoder.layers.3.ffn" in text
+    # an expert is 16 x 32 + 32 + 32 x 16 + 16 = 1,072 parameters; 4 layers of 8
+    assert "34,304" in text
+
+
+def test_json_holds_the_same_numbers(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = as_json(capsys, tiny)
+    tensors = random_tensors(json.loads((tiny / "config.json").read_text())).values()
+    assert found["format"] == "prunecli.inspect/1"
+    assert found["models"][0]["fingerprint"].startswith("sha256:")
+    assert found["total"] == {
+        "tensors": len(tensors),
+        "parameters": sum(tensor.size for tensor in tensors),
+        "bytes": sum(tensor.nbytes for tensor in tensors),
+    }
+    assert found["parts"]["experts"] == {"tensors": 128, "parameters": 34_304, "bytes": 4 * 34_304}
+    assert sum(part["bytes"] for part in found["parts"].values()) == found["total"]["bytes"]
+    assert found["dtypes"] == {"F32": found["total"]}
+    assert [layer["original_experts"] for layer in found["layers"]] == [8] * 4
+    assert found["files"] == [
+        {"name": "model.safetensors", "bytes": (tiny / "model.safetensors").stat().st_size}
+    ]
+
+
+def test_a_pruned_model_shows_what_is_left_and_how(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
+    step = {
+        "command": "prune-experts",
+        "arguments": {"ratio": 0.5, "metric": "importance", "force": True, "source": None},
+        "source": {"path": "base", "fingerprint": "sha256:0"},
+    }
+    structure = {
+        "version": 1,
+        "experts": {layer: [0, 3, 5, 6] for layer in layers},
+        "original_experts": dict.fromkeys(layers, 8),
+        "history": [step],
+    }
+    directory = tiny_nllb_moe(tmp_path / "pruned", experts=4, shards=2, config={"prunecli": structure})
+    assert run(directory) == 0
+    text = capsys.readouterr().out
+    assert text.count("4 of 8") == 4
+    assert "2 .safetensors files" in text
+    assert "prune-experts --force --metric importance --ratio 0.5 (from base)" in text
+    assert as_json(capsys, directory)["layers"][0]["experts"] == [0, 3, 5, 6]
+
+
+def test_an_undeclared_family_is_counted_as_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bert"})
+    assert run(directory) == 0
+    captured = capsys.readouterr()
+    assert "other" in captured.out
+    assert '"bert" is not declared' in captured.err
+
+
+def test_it_fits_as_it_is(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiny, "--fit", "1GiB") == 0
+    assert "It fits as it is." in capsys.readouterr().out
+    assert as_json(capsys, tiny, "--fit", "1GiB")["fit"]["ratio"] == 0
+
+
+def test_the_smallest_ratio_that_fits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4, "--balance", "1:1")
+    full = as_json(capsys, tiny, "--fit", "1GiB", *load)["fit"]
+    needed = sum(full[f"{part}_bytes"] for part in ("dense", "expert", "cache", "activation"))
+    budget = (
+        needed - full["expert_bytes"] // 2
+    ) * 10 // 9 + 10  # room for half of the experts, 10 % left free
+    fit = as_json(capsys, tiny, "--fit", budget, *load)["fit"]
+    assert (fit["ratio"], fit["keep"], fit["held"]) == (0.5, 16, 32)
+    assert run(tiny, "--fit", budget, *load, "--dtype", "float32") == 0
+    assert "--balance 1:1 --ratio 0.5 --dtype float32" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (["--fit", "much"], 2, '"much" is not a size'),
+        (["--fit", "1KiB"], 2, "No ratio fits"),
+        (["--fit", "1GiB", "--dtype", "float17"], 2, "unknown type"),
+        (["--fit", "1GiB", "--balance", "3-1"], 2, "--balance"),
+        (["--fit", "1GiB", "--fit-beam", "0"], 2, "--fit-beam"),
+    ],
+)
+def test_bad_options(
+    tiny: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, says: str
+) -> None:
+    assert run(tiny, *arguments) == status
+    assert says in capsys.readouterr().err
+
+
+def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path / "absent") == 1
+    assert "no such directory" in capsys.readouterr().err
+    assert run(tmp_path) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "not a checkpoint" in lines[0]
+    assert len(lines) == 2
+
+
+def test_a_model_without_experts_has_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tiny_nllb_moe(tmp_path / "dense", sparse_step=0)
+    assert run(directory) == 0
+    capsys.readouterr()
+    assert run(directory, "--fit", "1GiB") == 1
+    assert "has no experts" in capsys.readouterr().err
