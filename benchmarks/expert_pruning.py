@@ -48,16 +48,20 @@ def main() -> None:
             kept = select(layers, gates, pair, ratio, granularity, balance, options)
             mask(sparse_ffns(model), kept)
             made = translate(
-                model, tokenizer, text.sentences[pair[0]], pair, DecodingOptions(beam=options.beam)
+                model,
+                tokenizer,
+                text.sentences[pair[0]],
+                pair,
+                DecodingOptions(options.beam, max_new_tokens=options.max_new_tokens),
             )
             scores.append(score(made, text.sentences[pair[1]], make_metrics(None)))
         row = {
             "setting": name,
-            "chrF++": stats.mean(s.values["chrF++"] for s in scores),
-            "BLEU": stats.mean(s.values["BLEU"] for s in scores),
+            "chrF++": stats.mean(s.values["chrf++"] for s in scores),
+            "BLEU": stats.mean(s.values["bleu"] for s in scores),
             "length_ratio": stats.mean(s.length_ratio for s in scores),
             "over_generated": stats.mean(s.over_generated for s in scores),
-            "pairs": {"-".join(p): s.values["chrF++"] for p, s in zip(pairs, scores, strict=True)},
+            "pairs": {"-".join(p): s.values["chrf++"] for p, s in zip(pairs, scores, strict=True)},
             "seconds": time.monotonic() - start,
         }
         rows.append(row)
@@ -89,6 +93,7 @@ def parse() -> Any:
     parser.add_argument("--strategy", default="per-layer")
     parser.add_argument("--metric", default="importance")
     parser.add_argument("--beam", type=int, default=4)
+    parser.add_argument("--max-new-tokens", type=int)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("-o", "--output", type=Path)

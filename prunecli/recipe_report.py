@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,8 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.evaluation.evaluate import labels_for
 from prunecli.recipe import Report
 
-COLUMNS: Mapping[str, Callable[[float], str]] = {
-    "experts": lambda value: f"{value:.0f}",
-    "parameters": lambda value: f"{value / 1e6:,.2f}M",
-    "size": lambda value: f"{value / 2**20:,.1f} MiB",
-    "chrF++": lambda value: f"{value:.1f}",
-    "BLEU": lambda value: f"{value:.1f}",
-    "spBLEU": lambda value: f"{value:.1f}",
-    "tokens/s": lambda value: f"{value:,.0f}",
-    "speed-up": lambda value: f"{value:.2f}x",
-}
-"""Column -> how its numbers are written, in the order of the table."""
+COLUMNS = ("experts", "parameters", "size", "chrF++", "BLEU", "spBLEU", "tokens/s", "speed-up")
+"""In the order of the table."""
 
 SCORES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
 
@@ -31,7 +22,8 @@ SCORES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
 def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """The columns and the rows of the table, one row per checkpoint; columns without numbers are left out.
 
-    Scores are means over the language pairs; speed is that of the first batch size and beam.
+    Scores are means over the language pairs; speed is that of the first batch size and beam, with its
+    deviation over the runs: a ratio alone would not show how much of it is noise.
 
     Raises:
         PruneError: a file that is damaged, or that does not speak of one of the checkpoints.
@@ -48,11 +40,9 @@ def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
         for name, path in report.checkpoints.items()
     }
     columns = [column for column in COLUMNS if any(column in row for row in found.values())]
-    return ["checkpoint", *columns], [[name, *_cells(row, columns)] for name, row in found.items()]
-
-
-def _cells(row: Mapping[str, float], columns: Sequence[str]) -> list[str]:
-    return [COLUMNS[column](row[column]) if column in row else "-" for column in columns]
+    return ["checkpoint", *columns], [
+        [name, *(row.get(column, "-") for column in columns)] for name, row in found.items()
+    ]
 
 
 def _results(path: Path | None, format: str) -> dict[str, Mapping[str, Any]]:  # noqa: A002 (the key's name)
@@ -60,23 +50,30 @@ def _results(path: Path | None, format: str) -> dict[str, Mapping[str, Any]]:  #
     return {} if path is None else {row["checkpoint"]: row for row in read_json(path, format)["results"]}
 
 
-def _size(path: Path) -> dict[str, float]:
+def _size(path: Path) -> dict[str, str]:
     with open_checkpoint(path) as checkpoint:
         parameters = sum(info.numel for info in checkpoint.tensors.values())
-        sizes: dict[str, float] = {"parameters": parameters, "size": checkpoint.total_bytes}
+        sizes = {
+            "parameters": f"{parameters / 1e6:,.2f}M",
+            "size": f"{checkpoint.total_bytes / 2**20:,.1f} MiB",
+        }
         try:
-            return {"experts": sum(layer.num_experts for layer in sparse_layers(checkpoint)), **sizes}
+            return {"experts": str(sum(layer.num_experts for layer in sparse_layers(checkpoint))), **sizes}
         except UnsupportedModelError:  # a model without experts has sizes all the same
             return sizes
 
 
-def _scores(result: Mapping[str, Any]) -> dict[str, float]:
+def _scores(result: Mapping[str, Any]) -> dict[str, str]:
     mean = result.get("mean", {})
-    return {column: mean[name] for name, column in SCORES.items() if name in mean}
+    return {column: f"{mean[name]:.1f}" for name, column in SCORES.items() if name in mean}
 
 
-def _speed(result: Mapping[str, Any]) -> dict[str, float]:
+def _speed(result: Mapping[str, Any]) -> dict[str, str]:
     if not result:
         return {}
     timing = result["timings"][0]
-    return {"tokens/s": timing["tokens_per_second"]["mean"], "speed-up": timing["speedup"]["mean"]}
+    tokens, ratio = timing["tokens_per_second"], timing["speedup"]
+    return {
+        "tokens/s": f"{tokens['mean']:,.0f} ± {tokens['std']:,.0f}",
+        "speed-up": f"{ratio['mean']:.2f} ± {ratio['std']:.2f}",
+    }

@@ -42,11 +42,24 @@ def test_scores_and_speed_stand_beside_the_sizes(tmp_path, checkpoints):
     latency = write(
         tmp_path / "latency.json",
         "prunecli.latency/1",
-        [{"checkpoint": "b", "timings": [{"tokens_per_second": {"mean": 1234.5}, "speedup": {"mean": 1.5}}]}],
+        [
+            {
+                "checkpoint": "b",
+                "timings": [
+                    {
+                        "tokens_per_second": {"mean": 1234.4, "std": 56.0},
+                        "speedup": {"mean": 1.5, "std": 0.25},
+                    }
+                ],
+            }
+        ],
     )
     columns, rows = closing_table(Report("", checkpoints, evaluation, latency))
     assert columns[4:] == ["chrF++", "BLEU", "tokens/s", "speed-up"]
-    assert [row[4:] for row in rows] == [["81.2", "70.0", "-", "-"], ["81.2", "60.0", "1,234", "1.50x"]]
+    assert [row[4:] for row in rows] == [
+        ["81.2", "70.0", "-", "-"],
+        ["81.2", "60.0", "1,234 ± 56", "1.50 ± 0.25"],
+    ]
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path, checkpoints):

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from prunecli.architectures.records import Architecture, Attention, FeedForward, Stack, TensorSpec, linear, norm
+from prunecli.architectures.records import (
+    Architecture,
+    Attention,
+    FeedForward,
+    Stack,
+    TensorSpec,
+    linear,
+    norm,
+)
 
 
 def _attention(name: str, kind: str, heads: str) -> Attention:

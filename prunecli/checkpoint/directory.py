@@ -59,10 +59,10 @@ def find_weights(directory: Path) -> tuple[WeightFile, ...]:
         CheckpointError: there are none, one is missing or damaged, or the index names what is not there.
     """
     for name in WEIGHT_NAMES:
-        if (directory / name).exists():
+        if (directory / name).is_file():
             return (_describe(directory / name),)
         index = directory / f"{name}.index.json"
-        if index.exists():
+        if index.is_file():
             return _sharded(directory, index)
     raise CheckpointError(
         f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
@@ -105,6 +105,11 @@ def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
         or not all(isinstance(f, str) for f in weight_map.values())
     ):
         raise CheckpointError(f"{index}: holds no weight_map from tensors to files", "Download it again.")
+    odd = [text for entry in weight_map.items() for text in entry if not text.isprintable()]
+    if odd:
+        raise CheckpointError(
+            f"{index}: damaged: {odd[0]!r} is no name of a tensor or file", "Download it again."
+        )
     shards = {shard: directory / shard for shard in sorted(set(weight_map.values()))}
     for shard, path in shards.items():
         parts = PurePosixPath(shard.replace("\\", "/"))

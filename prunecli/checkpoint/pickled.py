@@ -67,7 +67,9 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
             f"{path}: not a plain file of tensors (torch.load with weights_only=True refuses it)",
             "Files that would run code are not opened; use a .safetensors copy of the checkpoint.",
         ) from error
-    except (RuntimeError, EOFError, KeyError, ValueError, OSError, AssertionError) as error:
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(
             f"{path}: truncated or damaged ({_first_line(error)})", "Download or copy the file again."
         ) from error
@@ -88,7 +90,8 @@ def _state_dict(path: Path, loaded: Any) -> dict[str, torch.Tensor]:
     if not isinstance(loaded, dict) or not loaded:
         raise CheckpointError(f"{path}: holds no named tensors but a {type(loaded).__name__}")
     for name, value in loaded.items():
-        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+        is_name = isinstance(name, str) and name.isprintable()
+        if not is_name or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(
                 f"{path}: the entry {name!r} is no dense tensor but a {type(value).__name__}",
                 "Weight files hold a flat mapping from names to tensors; a training checkpoint is not one.",

@@ -60,7 +60,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f'"{next(key for key in keys if keys.count(key) > 1)}" occurs twice')
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
     return made
 
 
@@ -75,6 +75,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
+    if not name.isprintable():
+        raise _damaged(path, f"{name!r} is no name of a tensor")
     try:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
@@ -85,7 +87,7 @@ def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
         )
     if not isinstance(dtype, str) or not is_known(dtype):
         raise CheckpointError(
-            f"{path}: {name} has the type {dtype}, which prunecli does not read",
+            f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
             "Convert the checkpoint to float32, float16 or bfloat16 first.",
         )
     info = TensorInfo(name, dtype, shape)

@@ -206,7 +206,7 @@ def _cast(source: Checkpoint, piece: Piece, output: Output, target: int, buffer:
             cast = values.astype(wanted)
         if is_float(output.dtype):
             _check_overflow(source, piece.source, values, cast, output.dtype)
-        _write_all(target, memoryview(cast.view(np.uint8)))
+        _write_all(target, cast.view(np.uint8).data)
 
 
 def _check_overflow(source: Checkpoint, name: str, values: np.ndarray, cast: np.ndarray, dtype: str) -> None:

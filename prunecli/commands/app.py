@@ -45,7 +45,7 @@ def _version(asked: bool) -> None:
 @app.callback()
 def prunecli(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of a failure.")] = False,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (its callback does the work)
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:

@@ -67,8 +67,15 @@ def progress(quiet: bool = False) -> Progress:
 @contextmanager
 def _bars(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Callable[[float], None]]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.progress import DownloadColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     amount = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
     with Progress(
@@ -118,4 +125,5 @@ def demo_checkpoint(given: Path | None) -> Path:
     from prunecli import demo
 
     note("No checkpoint given: using the bundled demo model.")
-    return demo.CHECKPOINT
+    found: Path = demo.CHECKPOINT
+    return found

@@ -9,7 +9,9 @@ import typer
 
 CheckpointArgument = Annotated[
     Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
-    typer.Argument(metavar="[CHECKPOINT]", help="Checkpoint directory; default: the bundled demo model.", show_default=False),
+    typer.Argument(
+        metavar="[CHECKPOINT]", help="Checkpoint directory; default: the bundled demo model.", show_default=False
+    ),
 ]
 CheckpointsArgument = Annotated[
     Optional[list[Path]],  # noqa: UP045

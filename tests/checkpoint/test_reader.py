@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import struct
@@ -280,6 +281,18 @@ class TestPickled:
         with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
             open_checkpoint(self.save(tmp_path / "model", payload))
 
+    def test_damaged_bytes_are_refused_or_read_as_other_values(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", pickled=True, experts=2, layers=1)
+        path, generator = directory / "pytorch_model.bin", np.random.default_rng(0)
+        data = path.read_bytes()
+        for _ in range(50):
+            damaged = bytearray(data)
+            for position in generator.integers(0, 6000, 4):
+                damaged[position] = generator.integers(256)
+            path.write_bytes(damaged)
+            with contextlib.suppress(CheckpointError), open_checkpoint(directory) as checkpoint:
+                checkpoint.read("model.shared.weight")
+
     @pytest.mark.parametrize("kept", [0, 3, 40, 1000, -30])
     def test_a_truncated_file_is_refused(self, tmp_path: Path, kept: int) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", pickled=True)
@@ -360,6 +373,21 @@ class TestDirectories:
         write_json(sharded / "model.safetensors.index.json", value)
         with pytest.raises(CheckpointError, match="holds no weight_map"):
             open_checkpoint(sharded)
+
+    def test_an_index_with_names_that_a_terminal_would_obey(self, sharded: Path) -> None:
+        path = sharded / "model.safetensors.index.json"
+        index = json.loads(path.read_text())
+        index["weight_map"]["a\x1b[2J\nb"] = "model-00001-of-00003.safetensors"
+        write_json(path, index)
+        with pytest.raises(CheckpointError, match="is no name of a tensor") as caught:
+            open_checkpoint(sharded)
+        assert caught.value.message.isprintable()
+
+    def test_a_folder_in_the_place_of_weights(self, tiny: Path) -> None:
+        (tiny / "model.safetensors").unlink()
+        (tiny / "model.safetensors").mkdir()
+        with pytest.raises(CheckpointError, match="holds no weights"):
+            open_checkpoint(tiny)
 
     def test_linked_shards_as_in_a_download_cache(self, sharded: Path, tmp_path: Path) -> None:
         blobs = tmp_path / "blobs"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from prunecli.checkpoint.dtypes import is_float, itemsize, parse_dtype
@@ -45,7 +45,7 @@ class Fit:
     """The smallest ratio that fits; bytes throughout.
 
     Attributes:
-        ratio: fraction of the held experts to remove, rounded up to four places.
+        ratio: fraction of the held experts to remove; `--ratio` with it keeps as many experts.
         keep: experts that stay, of `held`.
         held: experts that the checkpoint holds.
         counts: layer's name -> experts that stay; under a threshold, an average.
@@ -135,7 +135,8 @@ def smallest_ratio(
         low, high = (middle, high) if cost(middle)[0] <= room else (low, middle - 1)
     experts, counts = cost(low)
     keep = sum(counts.values())
-    ratio = ceil((1 - Fraction(keep, held)) * 10_000) / 10_000
+    places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
+    ratio = floor((1 - Fraction(keep, held)) * places) / places
     return Fit(
         ratio, keep, held, counts, dense, experts, cache, activations, margin, budget_bytes, load, target
     )

@@ -56,7 +56,7 @@ def aggregate(
                 "--granularity global sums over all languages; it takes no --source and no --target.",
                 "Leave them out, or choose --granularity language or pair.",
             )
-        return _by_side(statistics, _of_source(statistics, ()), _of_target(statistics, ()))
+        return _by_side(statistics, _of(statistics, 0, ()), _of(statistics, 1, ()))
     if not sources and not targets:
         raise UsageError(
             f"--granularity {granularity} needs --source or --target.", f"Known: {_known(statistics)}."
@@ -66,7 +66,7 @@ def aggregate(
     if granularity == "pair":
         pairs = _pairs(statistics, sources, targets)
         return _by_side(statistics, pairs, pairs)
-    return _by_side(statistics, _of_source(statistics, sources), _of_target(statistics, targets))
+    return _by_side(statistics, _of(statistics, 0, sources), _of(statistics, 1, targets))
 
 
 def _by_side(statistics: GateStatistics, encoder: Sequence[str], decoder: Sequence[str]) -> GateSums:
@@ -81,31 +81,17 @@ def _by_side(statistics: GateStatistics, encoder: Sequence[str], decoder: Sequen
     )
 
 
-def _of_source(statistics: GateStatistics, sources: Sequence[str]) -> list[str]:
-    """Entries for the encoder: per source `SOURCE-X` where there is one, else its pairs."""
-    chosen = sources or _languages(statistics, 0) or [ANY]
-    return [
-        pair
-        for source in dict.fromkeys(chosen)
-        for pair in (
-            [f"{source}-{ANY}"]
-            if f"{source}-{ANY}" in statistics.entries
-            else [pair for pair in statistics.entries if split_pair(pair)[0] == source]
-        )
-    ]
+def _of(statistics: GateStatistics, position: int, asked: Sequence[str]) -> list[str]:
+    """Entries of the asked sources (position 0) or targets (1), by default of all.
 
-
-def _of_target(statistics: GateStatistics, targets: Sequence[str]) -> list[str]:
-    chosen = targets or _languages(statistics, 1) or [ANY]
-    return [
-        pair
-        for target in dict.fromkeys(chosen)
-        for pair in (
-            [f"{ANY}-{target}"]
-            if f"{ANY}-{target}" in statistics.entries
-            else [pair for pair in statistics.entries if split_pair(pair)[1] == target]
-        )
-    ]
+    Per language the one entry that stands for all of its pairs, `SOURCE-X` or `X-TARGET`, else its pairs.
+    """
+    found = []
+    for language in dict.fromkeys(asked or _languages(statistics, position) or [ANY]):
+        whole = (f"{language}-{ANY}", f"{ANY}-{language}")[position]
+        pairs = [pair for pair in statistics.entries if split_pair(pair)[position] == language]
+        found += [whole] if whole in statistics.entries else pairs
+    return found
 
 
 def _pairs(statistics: GateStatistics, sources: Sequence[str], targets: Sequence[str]) -> list[str]:

@@ -72,9 +72,9 @@ def collect_gates(
     tokenizer: Any,
     text: ParallelText,
     pairs: Sequence[Pair],
-    options: CollectOptions = CollectOptions(),  # noqa: B008 (frozen)
+    options: CollectOptions = CollectOptions(),
     *,
-    state: State = State(),  # noqa: B008 (frozen)
+    state: State = State(),
     save: Callable[[State], None] = lambda _state: None,
     progress: Progress = silent,
 ) -> GateStatistics:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prunecli.checkpoint.stream import Copy, Rows
 
 from prunecli.checkpoint.layout import expected_tensors, sparse_layers
 from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.checkpoint.stream import Copy, Rows
 from prunecli.errors import UsageError
 from prunecli.methods.experts.rewrite import rewrite
 from tests.tiny import tiny_nllb_moe
