@@ -91,7 +91,7 @@ def main() -> None:
         print(f"{name:>10}: {statistics.fmean(rate):7.1f} sentences/s (runs: {each})")
     ratios = [a / b for a, b in zip(seconds["file order"], seconds["evaluate"], strict=True)]
     print(
-        f"     ratio: {statistics.median(ratios):7.2f}x, batches of about {size}, {same} of {len(ours)} outputs alike"
+        f"     ratio: {statistics.median(ratios):7.2f}x, batches of about {size}, {same} of {len(ours)} alike"
     )
 
 

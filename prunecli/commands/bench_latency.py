@@ -139,7 +139,7 @@ def _sizes(result: Mapping[str, Any]) -> list[str]:
     load, resident, device = (result.get(key) for key in ("load_s", "resident_peak", "device_peak"))
     return [
         result["checkpoint"],
-        f"{result['parameters'] / 1e6:,.1f}M",
+        f"{result['parameters'] / 1e6:,.2f}M",
         console.bytes_text(result["checkpoint_bytes"]),
         "-" if load is None else f"{load:.1f} s",
         "-" if resident is None else console.bytes_text(resident),

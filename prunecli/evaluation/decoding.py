@@ -126,8 +126,8 @@ def generate(
 def _beam_cache(model: Any) -> Any:
     """A cache that leaves the cross-attention's keys where they are when beams change places.
 
-    The beams of a sentence share its source, so that moving them, a copy of the whole cache at each step, changes
-    nothing. None, `generate`'s own choice, for models that are not an encoder with a decoder.
+    The beams of a sentence share its source, so that moving them, a copy of the whole cache at each step,
+    changes nothing. None, `generate`'s own choice, for models that are not an encoder with a decoder.
     """
     if not getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "_reorder_cache"):
         return None

@@ -180,7 +180,6 @@ def decode(
             num_beams=beam,
             do_sample=False,
             max_length=None,
-            min_length=0,
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
             **settings,

@@ -20,7 +20,8 @@ class Significance:
     """One score of one system beside the baseline's.
 
     Attributes:
-        p_value: probability of a difference this large by chance (two-sided); None for the baseline itself.
+        p_value: probability of a difference this large by chance (two-sided); None for the baseline itself; 1
+            where the scores are equal (sacrebleu's count of larger differences would call that significant).
         mean: mean of the score over the resamples.
         ci95: half the width of its 95 % confidence interval.
     """
@@ -67,6 +68,8 @@ def paired_bootstrap(
         results = next(column for key, column in table.items() if key != "System")
         for place, result in zip(found, results, strict=True):
             p_value = None if result.p_value is None else float(result.p_value)
+            if p_value is not None and result.score == results[0].score:
+                p_value = 1.0
             place[name] = Significance(p_value, float(result.mean), float(result.ci))
     return found
 

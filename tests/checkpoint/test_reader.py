@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,15 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from tests.tiny import random_tensors, tiny_nllb_moe, write_json, write_weights
-
-ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-"""Of a good header: two float32 values at the beginning."""
 
 FORMS: tuple[dict[str, Any], ...] = (
     {},
@@ -224,95 +219,6 @@ class TestFamilies:
         )
 
 
-class TestPickled:
-    def save(self, directory: Path, payload: Any, **options: Any) -> Path:
-        import torch
-
-        directory.mkdir()
-        torch.save(payload, directory / "pytorch_model.bin", **options)
-        write_json(directory / "config.json", {"model_type": "some"})
-        return directory
-
-    @pytest.mark.parametrize(
-        "options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"]
-    )
-    def test_views_shared_storages_and_strides(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        import torch
-
-        base = torch.arange(24.0).reshape(4, 6)
-        tensors = {
-            "base": base,
-            "alias": base,
-            "rows": base[1:3],
-            "transposed": base.t(),
-            "columns": base[:, ::2],
-            "expanded": torch.ones(1, 3).expand(4, 3),
-            "scalar": torch.tensor(2.5),
-            "empty": torch.empty(0, 4),
-            "half": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
-            "flags": torch.tensor([True, False]),
-        }
-        with open_checkpoint(self.save(tmp_path / "model", tensors, **options)) as checkpoint:
-            assert list(checkpoint.tensors) == list(tensors)
-            for name, tensor in tensors.items():
-                values = checkpoint.read(name)
-                assert values.shape == tuple(tensor.shape)
-                assert np.array_equal(values.astype(np.float64), tensor.detach().double().numpy())
-
-    def test_contiguous_tensors_are_read_in_place(self, tmp_path: Path) -> None:
-        import torch
-
-        payload = {"a": torch.ones(3), "b": torch.ones(2, 3).t()}
-        with open_checkpoint(self.save(tmp_path / "model", payload)) as checkpoint:
-            assert len({checkpoint.location(name)[0] for name in payload}) == 2  # the file and its spool
-            path = f"/proc/self/fd/{checkpoint.location('a')[0]}"
-            if Path(path).exists():
-                assert Path(path).resolve().name == "pytorch_model.bin"
-
-    def test_a_file_that_would_run_code_is_refused(self, tmp_path: Path) -> None:
-        import torch
-
-        directory = self.save(tmp_path / "model", {"layer": torch.nn.Linear(1, 1)})
-        with pytest.raises(CheckpointError, match="not a plain file of tensors"):
-            open_checkpoint(directory)
-
-    @pytest.mark.parametrize("payload", [[1, 2], {"step": 3}, {}], ids=str)
-    def test_other_payloads_are_refused(self, tmp_path: Path, payload: Any) -> None:
-        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-            open_checkpoint(self.save(tmp_path / "model", payload))
-
-    def test_damaged_bytes_are_refused_or_read_as_other_values(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", pickled=True, experts=2, layers=1)
-        path, generator = directory / "pytorch_model.bin", np.random.default_rng(0)
-        data = path.read_bytes()
-        for _ in range(50):
-            damaged = bytearray(data)
-            for position in generator.integers(0, 6000, 4):
-                damaged[position] = generator.integers(256)
-            path.write_bytes(damaged)
-            with contextlib.suppress(CheckpointError), open_checkpoint(directory) as checkpoint:
-                checkpoint.read("model.shared.weight")
-
-    @pytest.mark.parametrize("kept", [0, 3, 40, 1000, -30])
-    def test_a_truncated_file_is_refused(self, tmp_path: Path, kept: int) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", pickled=True)
-        path = directory / "pytorch_model.bin"
-        path.write_bytes(path.read_bytes()[:kept])
-        with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-            open_checkpoint(directory)
-
-    def test_a_truncated_legacy_file_is_refused(self, tmp_path: Path) -> None:
-        import torch
-
-        directory = self.save(
-            tmp_path / "model", {"a": torch.ones(500)}, _use_new_zipfile_serialization=False
-        )
-        path = directory / "pytorch_model.bin"
-        path.write_bytes(path.read_bytes()[:-100])
-        with pytest.raises(CheckpointError, match="truncated or damaged"):
-            open_checkpoint(directory)
-
-
 class TestDirectories:
     def test_no_such_directory(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no such directory"):
@@ -414,97 +320,3 @@ class TestDirectories:
         path.write_bytes(path.read_bytes()[:-2000])
         with pytest.raises(CheckpointError, match="truncated while it was read"):
             checkpoint.read(list(checkpoint.tensors)[-1])
-
-
-class TestHeaders:
-    """Damaged .safetensors files: each is refused by name, as the safetensors library refuses it."""
-
-    def write(
-        self, directory: Path, header: bytes, data: bytes = b"\0" * 8, length: int | None = None
-    ) -> Path:
-        path = directory / "model.safetensors"
-        path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + data)
-        write_json(directory / "config.json", {"model_type": "some"})
-        return path
-
-    def test_the_form_that_is_damaged_below_is_a_good_one(self, tmp_path: Path) -> None:
-        self.write(tmp_path, json.dumps({"a": ENTRY}).encode())
-        assert list(open_checkpoint(tmp_path).tensors) == ["a"]
-
-    @pytest.mark.parametrize(
-        ("change", "says"),
-        [
-            ({"data_offsets": [0, 4]}, "its shape"),
-            ({"data_offsets": [8, 0]}, "its shape"),
-            ({"data_offsets": [-4, 4]}, "not a count"),
-            ({"data_offsets": [0]}, "not of the safetensors form"),
-            ({"data_offsets": [0, 8.0]}, "not a count"),
-            ({"shape": [3], "data_offsets": [0, 12]}, "truncated"),
-            ({"shape": [-2]}, "not a count"),
-            ({"shape": [True, 2]}, "not a count"),
-            ({"shape": 2}, "not of the safetensors form"),
-            ({"shape": [1], "data_offsets": [0, 4]}, "after the last tensor"),
-            ({"shape": [1], "data_offsets": [4, 8]}, "unused bytes"),
-            ({"dtype": "F31"}, "F31"),
-            ({"dtype": 3}, "type 3"),
-        ],
-    )
-    def test_entries(self, tmp_path: Path, change: dict[str, Any], says: str) -> None:
-        path = self.write(tmp_path, json.dumps({"a": {**ENTRY, **change}}).encode())
-        with pytest.raises(CheckpointError, match=says) as caught:
-            open_checkpoint(tmp_path)
-        assert str(path) in str(caught.value)
-        with pytest.raises(SafetensorError):
-            safe_open(path, "np")
-
-    def test_overlapping_tensors(self, tmp_path: Path) -> None:
-        other = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
-        self.write(tmp_path, json.dumps({"a": ENTRY, "b": other}).encode())
-        with pytest.raises(CheckpointError, match="b overlaps a"):
-            open_checkpoint(tmp_path)
-
-    def test_a_name_that_occurs_twice(self, tmp_path: Path) -> None:
-        entry = json.dumps(ENTRY)
-        self.write(tmp_path, f'{{"a": {entry}, "a": {entry}}}'.encode())
-        with pytest.raises(CheckpointError, match="occurs twice"):
-            open_checkpoint(tmp_path)
-
-    @pytest.mark.parametrize("length", [10**12, 2**63])
-    def test_an_absurd_header_size(self, tmp_path: Path, length: int) -> None:
-        self.write(tmp_path, b"{}", length=length)
-        with pytest.raises(CheckpointError, match="its header would be"):
-            open_checkpoint(tmp_path)
-
-    @pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000])
-    def test_a_header_that_is_no_object(self, tmp_path: Path, header: bytes) -> None:
-        self.write(tmp_path, header)
-        with pytest.raises(CheckpointError, match="its header"):
-            open_checkpoint(tmp_path)
-
-    def test_a_git_lfs_pointer(self, tiny: Path) -> None:
-        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
-        (tiny / "model.safetensors").write_text(pointer)
-        with pytest.raises(CheckpointError, match="git lfs pull"):
-            open_checkpoint(tiny)
-
-    @settings(deadline=None, max_examples=60)
-    @given(cut=st.integers(0, 60_000))
-    def test_every_truncation_is_refused(self, tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
-        directory = tmp_path_factory.mktemp("cut")
-        data = _tiny_bytes()
-        (directory / "model.safetensors").write_bytes(data[: cut % len(data)])
-        write_json(directory / "config.json", {"model_type": "nllb-moe"})
-        with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated"):
-            open_checkpoint(directory)
-
-
-_BYTES: list[bytes] = []
-
-
-def _tiny_bytes() -> bytes:
-    if not _BYTES:
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as directory:
-            _BYTES.append((tiny_nllb_moe(directory, experts=2, layers=2) / "model.safetensors").read_bytes())
-    return _BYTES[0]
