@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +10,15 @@ from typing import Any
 
 from prunecli.architectures import REDUCED_PREFIX
 from prunecli.checkpoint.card import front_matter, model_card
+from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
-from prunecli.checkpoint.layout import check_tensors, sparse_layers
+from prunecli.checkpoint.layout import check_tensors, expected_tensors, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.checkpoint.stream import Output
+from prunecli.checkpoint.stream import Output, check_outputs
 from prunecli.checkpoint.structure import KEY, Structure
 from prunecli.checkpoint.transaction import new_directory
 from prunecli.checkpoint.writer import SHARD_BYTES, write_tensors
+from prunecli.errors import CheckpointError
 from prunecli.modules.shim import SHIM_FILE, SHIM_SOURCE
 from prunecli.progress import Progress, silent
 
@@ -29,7 +30,7 @@ class Rewrite:
     Attributes:
         structure: of the result, its history included.
         outputs: every tensor of the result.
-        config: config.json of the result.
+        config: config.json of the result, but for the type of its weights.
     """
 
     structure: Structure
@@ -48,7 +49,21 @@ class Summary:
 
 
 def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
-    """Parameters and bytes before and after."""
+    """Parameters and bytes before and after; checks every name and shape, so that a dry run refuses what a run would.
+
+    Raises:
+        CheckpointError: source tensors that its config does not ask for, or lack of some.
+    """
+    check_tensors(source)
+    check_outputs(source, rewrite.outputs)
+    made = {output.name: output.shape for output in rewrite.outputs}
+    wanted = expected_tensors(source.require_architecture(), rewrite.config, rewrite.structure)
+    if made != wanted:
+        odd = sorted(name for name in {*made, *wanted} if made.get(name) != wanted.get(name))
+        raise CheckpointError(
+            f"{source.path}: the result would not be what its config says: {odd[0]} would have the shape "
+            f"{made.get(odd[0])}, not {wanted.get(odd[0])} ({len(odd)} such tensors)",
+        )
     return Summary(
         parameters_before=sum(info.numel for info in source.tensors.values()),
         parameters_after=sum(output.info.numel for output in rewrite.outputs),
@@ -95,32 +110,41 @@ def rewrite_checkpoint(
         CheckpointError: the source is damaged, or the result would not be what its config says.
     """
     summary = summarize(source, rewrite)
-    with new_directory(
-        output, force=force, needed_bytes=summary.bytes_after, source=source.path
-    ) as directory:
+    needed = summary.bytes_after + sum(path.stat().st_size for path in source.side_files)
+    with new_directory(output, force=force, needed_bytes=needed, source=source.path) as directory:
         write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
-        _write_config(rewrite, directory)
-        for path in source.side_files:
-            place = directory / path.relative_to(source.path)
-            place.parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, place)
+        _write_side_files(source, directory)
+        write_json(directory / "config.json", _with_dtype(rewrite))
         (directory / SHIM_FILE).write_text(SHIM_SOURCE, encoding="utf-8")
-        card = source.path / "README.md"
-        front = front_matter(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else {}
-        text = model_card(output.name, rewrite.structure, rewrite.config, front)
-        (directory / "README.md").write_text(text, encoding="utf-8")
+        (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
         with open_checkpoint(directory) as made:
             check_tensors(made)
     return summary
 
 
-def _write_config(rewrite: Rewrite, directory: Path) -> None:
+def _write_side_files(source: Checkpoint, directory: Path) -> None:
+    for path in source.side_files:
+        place = directory / path.relative_to(source.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary) -> str:
+    card = source.path / "README.md"
+    front = front_matter(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else {}
+    return model_card(
+        rewrite.structure,
+        rewrite.config,
+        front,
+        (summary.parameters_before, summary.parameters_after),
+        (summary.bytes_before, summary.bytes_after),
+    )
+
+
+def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:
     config = dict(rewrite.config)
-    dtype = _main_dtype(rewrite.outputs)
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
-    config[key] = config_dtype(dtype)
-    text = json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True)
-    (directory / "config.json").write_text(text + "\n", encoding="utf-8")
+    return {**config, key: config_dtype(_main_dtype(rewrite.outputs))}
 
 
 def _main_dtype(outputs: Sequence[Output]) -> str:

@@ -3,79 +3,148 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.checkpoint.structure import Structure
 
-CARRIED = ("license", "license_name", "license_link", "language", "base_model", "pipeline_tag")
+CARRIED = ("license", "license_name", "license_link", "language", "base_model", "datasets", "pipeline_tag")
 """Keys of the source card's front matter that hold for the result too."""
 
+SHOWN_IDS = 8
+"""Ids at either end of a longer list of experts; config.json has all."""
 
-def model_card(name: str, structure: Structure, config: Mapping[str, Any], front: Mapping[str, Any]) -> str:
-    """The card's text.
+
+def model_card(
+    structure: Structure,
+    config: Mapping[str, Any],
+    front: Mapping[str, Any],
+    parameters: tuple[int, int],
+    nbytes: tuple[int, int],
+) -> str:
+    """The card's text; it names no path, so that equal runs give equal bytes wherever they write.
 
     Args:
-        name: of the result's directory.
-        structure: of the result.
+        structure: of the result; the first step of its history names the original.
         config: of the result.
         front: front matter of the source's card.
+        parameters: of the source and of the result.
+        nbytes: of their tensors.
     """
-    matter = {key: front[key] for key in CARRIED if key in front}
-    matter |= {"library_name": "prunecli", "tags": ["prunecli", "pruned"]}
-    lines = [
-        "---",
-        *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in matter.items()),
-        "---",
+    origin = structure.history[0].get("source", {}).get("path") if structure.history else None
+    title = f"{origin}, pruned" if origin else "Pruned checkpoint"
+    paragraphs = [
+        _front_matter(front),
+        f"# {title}",
+        "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
+        _sizes(parameters, nbytes),
+        *_loading(config),
+        *_experts(structure),
+        *_history(structure),
     ]
-    lines += ["", f"# {name}", "", "Made smaller by prunecli.", "", "## Load", "", "```python"]
-    lines += ["import prunecli", "", f'model = prunecli.load_model("{name}")', "```", ""]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def front_matter(card: str) -> dict[str, Any]:
+    """The YAML between the leading `---` lines of a card; empty where there is none or it cannot be read."""
+    lines = card.splitlines()
+    if not lines or lines[0].strip() != "---":
+        return {}
+    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
+    if end is None:
+        return {}
+    import yaml
+
+    try:
+        value = yaml.safe_load("\n".join(lines[1:end]))
+    except (yaml.YAMLError, ValueError):
+        return {}
+    return dict(value) if isinstance(value, dict) else {}
+
+
+def _front_matter(front: Mapping[str, Any]) -> str:
+    matter = {key: front[key] for key in CARRIED if key in front}
+    tags = front.get("tags")
+    own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    matter |= {"library_name": "transformers", "tags": list(dict.fromkeys([*own, "prunecli", "pruned"]))}
+    # JSON is YAML; what YAML alone knows (dates) is written as text.
+    lines = (f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in matter.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def _sizes(parameters: tuple[int, int], nbytes: tuple[int, int]) -> str:
+    rows = [
+        ("parameters", f"{parameters[0]:,}", f"{parameters[1]:,}", parameters),
+        ("bytes of weights", f"{nbytes[0]:,}", f"{nbytes[1]:,}", nbytes),
+    ]
+    lines = [f"| {name} | {a} | {b} | {_share(*both)} |" for name, a, b, both in rows]
+    return "\n".join(["| | before | after | left |", "| --- | ---: | ---: | ---: |", *lines])
+
+
+def _share(before: int, after: int) -> str:
+    return f"{after / before:.1%}" if before else "-"
+
+
+def _loading(config: Mapping[str, Any]) -> list[str]:
     auto_class = next((key for key in config.get("auto_map", {}) if key != "AutoConfig"), None)
+    lines = [
+        "import prunecli",
+        "from transformers import AutoTokenizer",
+        "",
+        'model = prunecli.load_model("path/to/this/directory")',
+        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")',
+    ]
+    found = ["## How to load it", "\n".join(["```python", *lines, "```"])]
     if auto_class:
-        lines += [
-            f'or `{auto_class}.from_pretrained("{name}", trust_remote_code=True)` from transformers',
-            "",
-        ]
-        lines += [
-            "(prunecli must be installed; so must the tokenizer be opened: with `trust_remote_code=True`).",
-            "",
-        ]
-    lines += _experts(structure) + _history(structure)
-    return "\n".join(lines)
+        found.append(
+            f'`transformers.{auto_class}.from_pretrained("path/to/this/directory", trust_remote_code=True)` '
+            "gives the same model. Both need prunecli (`pip install prunecli`)."
+        )
+    return found
 
 
 def _experts(structure: Structure) -> list[str]:
     if not structure.experts:
         return []
-    lines = ["## Experts", "", "| layer | kept | of | ids |", "| --- | ---: | ---: | --- |"]
+    lines = [
+        "| layer | kept | of | removed | ids of the kept experts |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
     for layer, ids in structure.experts.items():
-        original = structure.original_experts.get(layer, "?")
-        lines.append(f"| `{layer}` | {len(ids)} | {original} | {' '.join(map(str, ids))} |")
-    return [*lines, ""]
+        original = structure.original_experts.get(layer, len(ids))
+        gone = f"{1 - len(ids) / original:.1%}" if original else "-"
+        lines.append(f"| `{layer}` | {len(ids)} | {original} | {gone} | {_ids(ids)} |")
+    kept = sum(map(len, structure.experts.values()))
+    whole = sum(structure.original_experts.get(layer, len(ids)) for layer, ids in structure.experts.items())
+    return [
+        "## Experts",
+        f"{kept} of {whole} experts are left in these layers. Ids are those of the original model; config.json "
+        'holds all of them, under `"prunecli"`.',
+        "\n".join(lines),
+    ]
+
+
+def _ids(ids: Sequence[int]) -> str:
+    if len(ids) <= 3 * SHOWN_IDS:
+        return " ".join(map(str, ids))
+    return f"{' '.join(map(str, ids[:SHOWN_IDS]))} … {' '.join(map(str, ids[-SHOWN_IDS:]))}"
 
 
 def _history(structure: Structure) -> list[str]:
-    lines = ["## How it was made", ""]
-    for step in structure.history:
-        arguments = ", ".join(f"{key} {value}" for key, value in step.get("arguments", {}).items())
-        source = step.get("source", {})
-        lines.append(f"- `{step.get('command')}` ({arguments})")
-        lines.append(f"  - from {source.get('path')}, {source.get('fingerprint')}")
+    if not structure.history:
+        return []
+    steps = []
+    for number, step in enumerate(structure.history, 1):
+        source = step.get("source") or {}
+        steps.append(f"{number}. `{step.get('command')}` of prunecli {step.get('prunecli')}")
+        steps.append(f"   - from `{source.get('path')}`, {source.get('fingerprint')}")
+        options = ", ".join(
+            f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
+            for name, value in (step.get("arguments") or {}).items()
+        )
+        if options:
+            steps.append(f"   - options: {options}")
         statistics = step.get("statistics") or []
         for file in [statistics] if isinstance(statistics, Mapping) else statistics:
-            lines.append(f"  - statistics {file.get('file')}, sha256 {file.get('sha256')}")
-    return [*lines, ""]
-
-
-def front_matter(card: str) -> dict[str, Any]:
-    """The YAML between the leading `---` lines of a card; empty where there is none or it cannot be read."""
-    head, found, _ = card.removeprefix("---\n").partition("\n---")
-    if not card.startswith("---\n") or not found:
-        return {}
-    import yaml
-
-    try:
-        value = yaml.safe_load(head)
-    except yaml.YAMLError:
-        return {}
-    return dict(value) if isinstance(value, dict) else {}
+            steps.append(f"   - statistics: `{file.get('file')}`, sha256 {file.get('sha256')}")
+    return ["## How it was made", "\n".join(steps)]

@@ -76,8 +76,12 @@ class Structure:
                     "Install a newer prunecli.",
                 )
             return cls(
-                experts={str(layer): tuple(int(e) for e in ids) for layer, ids in value.get("experts", {}).items()},
-                original_experts={str(layer): int(n) for layer, n in value.get("original_experts", {}).items()},
+                experts={
+                    str(layer): tuple(int(e) for e in ids) for layer, ids in value.get("experts", {}).items()
+                },
+                original_experts={
+                    str(layer): int(n) for layer, n in value.get("original_experts", {}).items()
+                },
                 history=tuple(dict(step) for step in value.get("history", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

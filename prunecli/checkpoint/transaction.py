@@ -6,9 +6,13 @@ import errno
 import os
 import re
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from prunecli.errors import OutputError
 
@@ -22,7 +26,8 @@ def new_directory(
 ) -> Iterator[Path]:
     """A hidden directory beside `target` to write into; it becomes `target` when the block ends well.
 
-    Whatever ends the block early (an error, Ctrl-C, a polite kill) removes it and leaves `target` as it was.
+    Whatever ends the block early (an error, Ctrl-C, SIGTERM, SIGHUP) removes it and leaves `target` as it was. What
+    a SIGKILL left behind goes when the same target is written the next time.
 
     Args:
         force: replace an existing `target`, at the very end.
@@ -30,67 +35,107 @@ def new_directory(
         source: a directory that `target` must neither be, hold nor lie in.
 
     Raises:
-        OutputError: `target` exists, cannot be made, overlaps `source`, or the disk lacks room.
+        OutputError: `target` exists, cannot be written, overlaps `source`, or the disk lacks room.
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (a link stays a link)
     refuse_target(target, force=force, source=source)
-    _sweep(target)
-    _require_room(target, needed_bytes)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        partial.mkdir()
-        yield partial
-        _publish(partial, target)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OutputError(
-                f"{target}: the disk is full; nothing was written",
-                "Free some space, or choose another --output.",
-            ) from error
-        raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _termination_as_exit():
+        try:
+            _sweep(target)
+            _require_room(target, needed_bytes)
+            partial.mkdir()
+            yield partial
+            _to_disk(partial)
+            _publish(partial, target, force=force)
+        except OSError as error:
+            raise _output_error(target, error) from error
+        finally:
+            with _uninterrupted():
+                shutil.rmtree(partial, ignore_errors=True)
 
 
 def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> None:
-    """Raise OutputError where a result cannot go, before any work is done."""
+    """Refuse a place where a result cannot go, before any work is done.
+
+    Raises:
+        OutputError: it overlaps `source`, exists (with `force`: and is not a checkpoint), or has no parent.
+    """
     if source is not None:
         one, other = target.resolve(), source.resolve()
         if one == other or one in other.parents or other in one.parents:
             raise OutputError(f"{target}: overlaps the checkpoint {source}", "Choose another --output.")
     if os.path.lexists(target) and not force:
         raise OutputError(f"{target}: exists already", "Choose another --output, or replace it with --force.")
-    if os.path.lexists(target) and (target.is_symlink() or not (target / "config.json").is_file()):
+    if os.path.lexists(target) and not _is_replaceable(target):
         raise OutputError(
             f"{target}: is not a checkpoint directory; --force replaces only those",
             "Choose another --output.",
         )
-    if not target.parent.is_dir():
+    if not target.absolute().parent.is_dir():
         raise OutputError(f"{target.parent}: no such directory", "Make it first, or choose another --output.")
+
+
+def _is_replaceable(target: Path) -> bool:
+    if target.is_symlink() or not target.is_dir():
+        return False
+    return (target / "config.json").is_file() or not any(target.iterdir())
 
 
 def _require_room(target: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < needed_bytes + SPARE_BYTES:
+        needed = (needed_bytes + SPARE_BYTES) / 2**30
         raise OutputError(
-            f"{target.parent}: {(needed_bytes + SPARE_BYTES) / 2**30:.2f} GiB are needed, {free / 2**30:.2f} are free",
+            f"{target.parent}: {needed:.2f} GiB are needed, {free / 2**30:.2f} are free",
             "Free some space, or choose another --output.",
         )
 
 
-def _publish(partial: Path, target: Path) -> None:
-    if not target.exists():
-        partial.rename(target)
-        return
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    target.rename(old)
+def _to_disk(directory: Path) -> None:
+    """Wait until files and folders below `directory` are on the disk: a rename must not overtake their contents."""
+    for folder, _, files in os.walk(directory, topdown=False):
+        for name in files:
+            _sync(Path(folder) / name)
+        _sync(Path(folder))
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some network file systems cannot sync a folder; what the disk could not take must be heard of.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def _publish(partial: Path, target: Path, *, force: bool) -> None:
+    if os.path.lexists(target):
+        refuse_target(target, force=force)  # it appeared meanwhile
+        old = target.with_name(f".{target.name}.{os.getpid()}.old")
+        with _uninterrupted():
+            target.rename(old)
+            try:
+                partial.rename(target)
+            except BaseException:
+                old.rename(target)
+                raise
+            shutil.rmtree(old, ignore_errors=True)
+    else:
         partial.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    _sync(target.parent)
+
+
+def _output_error(target: Path, error: OSError) -> OutputError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return OutputError(
+            f"{target}: the disk is full; nothing was written", "Free some space, or choose another --output."
+        )
+    of = f" ({error.filename})" if error.filename else ""
+    return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another --output.")
 
 
 def _sweep(target: Path) -> None:
@@ -98,18 +143,58 @@ def _sweep(target: Path) -> None:
     pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.(partial|old)")
     for path in target.parent.iterdir():
         found = pattern.fullmatch(path.name)
-        if found and not _is_alive(int(found.group(1))):
-            if found.group(2) == "old" and not target.exists():
+        if found and not _is_other_process(int(found.group(1))):
+            if found.group(2) == "old" and not os.path.lexists(target):
                 path.rename(target)
             else:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _is_alive(pid: int) -> bool:
+def _is_other_process(pid: int) -> bool:
+    """Whether `pid` runs and is not this process (containers give the same number again and again)."""
+    if pid == os.getpid():
+        return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
     return True
+
+
+@contextmanager
+def _termination_as_exit() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the process as an exception, so that cleaning up happens; main thread only."""
+    found: dict[int, object] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+            if signal.getsignal(number) == signal.SIG_DFL:
+                found[number] = signal.signal(number, _exit)
+    try:
+        yield
+    finally:
+        for number in found:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _exit(number: int, frame: FrameType | None) -> NoReturn:  # noqa: ARG001
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C and polite kills wait until the block ends; main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda got, _frame: arrived.append(got)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    if arrived:
+        signal.raise_signal(arrived[0])

@@ -1,35 +1,29 @@
-"""Writes safetensors files as a stream: sizes are known beforehand, one chunk is in memory at a time."""
+"""Writes safetensors files as a stream: every size is known beforehand, a few blocks are in memory at a time."""
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
-from prunecli.checkpoint.dtypes import is_float, itemsize, numpy_dtype
+from prunecli.checkpoint.copying import Move, carry_out
+from prunecli.checkpoint.dtypes import itemsize
 from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import Copy, Output
-from prunecli.errors import CheckpointError
+from prunecli.checkpoint.stream import Output, byte_ranges, check_outputs
 from prunecli.progress import Progress, silent
 
-CHUNK_BYTES = 16 << 20
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
+CAST_THREADS = 4
+"""Casts are bound by the processor; plain copies are not, and a second thread does not speed them up."""
 
-@dataclass(frozen=True)
-class Piece:
-    """Bytes of a source tensor that stand together: `nbytes` from `start`, in elements of `source_dtype`."""
-
-    source: str
-    start: int
-    nbytes: int
+FLUSH_BYTES = 256 << 20
+"""Written bytes after which the disk is asked to take them, while the writing goes on."""
 
 
 def write_tensors(
@@ -42,34 +36,38 @@ def write_tensors(
 ) -> dict[str, str]:
     """Write `outputs` into `directory`: one file, or shards of at most `shard_bytes` with an index.
 
-    Equal types are copied by the kernel; others are cast chunk by chunk, rounded to nearest even.
+    Equal types are copied by the kernel, neighbours in the source at once; others are cast block by block, each
+    value rounded to the nearest, ties to even. The bytes depend on nothing but the arguments.
 
     Returns:
         Tensor's name -> file.
 
     Raises:
-        CheckpointError: a source tensor is missing or cut short, or a finite value overflows the new type.
+        CheckpointError: a source tensor is missing or cut short, or a value cannot be cast.
         OSError: the disk is full, among others.
     """
-    shards = _shards(outputs, shard_bytes)
+    check_outputs(source, outputs)
+    shards = shards_of(outputs, shard_bytes)
     names = _file_names(len(shards))
-    placed: dict[str, str] = {}
+    weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
+    casts = any(source.info(output.recipe.source).dtype != output.dtype for output in outputs)
+    threads = min(CAST_THREADS, os.cpu_count() or 1) if casts else 1
     with progress("writing", sum(output.nbytes for output in outputs), "bytes") as advance:
         for file, shard in zip(names, shards, strict=True):
-            _write_shard(source, shard, directory / file, advance)
-            placed.update((output.name, file) for output in shard)
+            _write_shard(source, shard, directory / file, threads, advance)
     if len(shards) > 1:
-        total = sum(output.nbytes for output in outputs)
-        parameters = sum(output.info.numel for output in outputs)
         index = {
-            "metadata": {"total_parameters": parameters, "total_size": total},
-            "weight_map": dict(sorted(placed.items())),
+            "metadata": {
+                "total_parameters": sum(output.info.numel for output in outputs),
+                "total_size": sum(output.nbytes for output in outputs),
+            },
+            "weight_map": dict(sorted(weight_map.items())),
         }
         (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    return placed
+    return weight_map
 
 
-def _shards(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]:
+def shards_of(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]:
     """Cut in order; a shard is over the limit only where one tensor is."""
     shards: list[list[Output]] = [[]]
     held = 0
@@ -80,34 +78,6 @@ def _shards(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]:
         shards[-1].append(output)
         held += output.nbytes
     return shards
-
-
-def _file_names(count: int) -> list[str]:
-    if count == 1:
-        return [SINGLE_FILE]
-    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
-
-
-def _write_shard(
-    source: Checkpoint, shard: Sequence[Output], path: Path, advance: Callable[[float], None]
-) -> None:
-    # Wide types first, as the safetensors library does: every tensor is then aligned to its type.
-    ordered = sorted(shard, key=lambda output: -itemsize(output.dtype))
-    with path.open("wb", buffering=0) as file:
-        _write_all(file.fileno(), memoryview(header_bytes(ordered)))
-        buffer = memoryview(bytearray(CHUNK_BYTES))
-        pending = _Run(source, file.fileno(), advance)
-        for output in ordered:
-            info = source.info(output.recipe.source)
-            same = info.dtype == output.dtype
-            for piece in _pieces(output, info.shape, info.dtype):
-                if same:
-                    pending.add(piece)
-                else:
-                    pending.flush()
-                    _cast(source, piece, output, file.fileno(), buffer)
-                    advance(piece.nbytes // itemsize(info.dtype) * itemsize(output.dtype))
-        pending.flush()
 
 
 def header_bytes(outputs: Sequence[Output]) -> bytes:
@@ -127,92 +97,84 @@ def header_bytes(outputs: Sequence[Output]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _pieces(output: Output, shape: tuple[int, ...], dtype: str) -> Iterator[Piece]:
-    """The bytes of its source that the output is made of, in order; neighbouring rows as one piece."""
-    whole = itemsize(dtype) * int(np.prod(shape, dtype=np.int64))
-    if isinstance(output.recipe, Copy):
-        yield Piece(output.recipe.source, 0, whole)
-        return
-    row_bytes = whole // shape[0] if shape[0] else 0
-    start, count = 0, 0
-    for row in output.recipe.rows:
-        if count and row == start + count:
-            count += 1
-            continue
-        if count:
-            yield Piece(output.recipe.source, start * row_bytes, count * row_bytes)
-        start, count = row, 1
-    if count:
-        yield Piece(output.recipe.source, start * row_bytes, count * row_bytes)
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE_FILE]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-class _Run:
-    """Pieces that follow each other in the source file, copied at once."""
-
-    def __init__(self, source: Checkpoint, target: int, advance: Callable[[float], None]) -> None:
-        self._source, self._target, self._advance = source, target, advance
-        self._file = self._start = self._end = -1
-
-    def add(self, piece: Piece) -> None:
-        file, offset, _ = self._source.location(piece.source)
-        start = offset + piece.start
-        if file != self._file or start != self._end:
-            self.flush()
-            self._file = file
-            self._start = start
-        self._end = start + piece.nbytes
-
-    def flush(self) -> None:
-        while self._start < self._end:
-            count = _copy(self._file, self._target, self._start, min(self._end - self._start, CHUNK_BYTES))
-            if count == 0:
-                raise CheckpointError(
-                    f"{self._source.path}: a weight file ended early while it was copied",
-                    "Download or copy it again.",
-                )
-            self._start += count
-            self._advance(count)
-        self._file = self._start = self._end = -1
-
-
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-
-
-def _copy(source: int, target: int, offset: int, count: int) -> int:
-    """Copy up to `count` bytes to the end of `target`, in the kernel where it can; 0 at the source's end."""
-    if hasattr(os, "copy_file_range"):
+def _write_shard(
+    source: Checkpoint,
+    shard: Sequence[Output],
+    path: Path,
+    threads: int,
+    advance: Callable[[float], None],
+) -> None:
+    # Wide types first, as the safetensors library does: every tensor is then aligned to its type.
+    ordered = sorted(shard, key=lambda output: -itemsize(output.dtype))
+    head = header_bytes(ordered)
+    with path.open("wb", buffering=0) as file:
+        file.write(head)
+        moves = [
+            part
+            for move in coalesced(_moves(source, ordered, file.fileno(), len(head)))
+            for part in move.parts()
+        ]
+        pool, disk = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
         try:
-            return os.copy_file_range(source, target, count, offset_src=offset)
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-    data = os.pread(source, count, offset)
-    _write_all(target, memoryview(data))
-    return len(data)
+            _follow([pool.submit(carry_out, move) for move in moves], file.fileno(), disk, advance)
+        finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
+            pool.shutdown(cancel_futures=True)
+            disk.shutdown(cancel_futures=True)
 
 
-def _write_all(target: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(target, data) :]
+def _follow(
+    jobs: Sequence[Future[int]], file: int, disk: ThreadPoolExecutor, advance: Callable[[float], None]
+) -> None:
+    """Report what is written, and have it taken to the disk meanwhile: the fsync at the end finds little to do."""
+    flushing: Future[None] | None = None
+    waiting = 0
+    for job in jobs:
+        count = job.result()
+        advance(count)
+        waiting += count
+        if waiting >= FLUSH_BYTES and (flushing is None or flushing.done()):
+            if flushing is not None:
+                flushing.result()
+            flushing, waiting = disk.submit(os.fsync, file), 0
+    if flushing is not None:
+        flushing.result()
 
 
-def _cast(source: Checkpoint, piece: Piece, output: Output, target: int, buffer: memoryview) -> None:
-    """Write the piece in the output's type, one buffer at a time."""
-    wanted, given = numpy_dtype(output.dtype), numpy_dtype(source.info(piece.source).dtype)
-    for start in range(piece.start, piece.start + piece.nbytes, len(buffer)):
-        end = min(start + len(buffer), piece.start + piece.nbytes)
-        values = np.frombuffer(source.read_range(piece.source, start, end, buffer), dtype=given)
-        with np.errstate(over="ignore", invalid="ignore"):
-            cast = values.astype(wanted)
-        if is_float(output.dtype):
-            _check_overflow(source, piece.source, values, cast, output.dtype)
-        _write_all(target, cast.view(np.uint8).data)
+def _moves(source: Checkpoint, outputs: Sequence[Output], target: int, start: int) -> Iterator[Move]:
+    for output in outputs:
+        info = source.info(output.recipe.source)
+        file, offset, _ = source.location(info.name)
+        cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
+        for first, nbytes in byte_ranges(output, info):
+            move = Move(f"{source.path}: {info.name}", file, offset + first, nbytes, target, start, cast)
+            yield move
+            start += move.written
 
 
-def _check_overflow(source: Checkpoint, name: str, values: np.ndarray, cast: np.ndarray, dtype: str) -> None:
-    lost = np.isfinite(values) & ~np.isfinite(cast)
-    if lost.any():
-        worst = float(np.abs(values[lost].astype(np.float64)).max())
-        raise CheckpointError(
-            f"{source.path}: {name} holds {worst:g}, too large for {dtype}", "Choose bfloat16 or float32."
-        )
+def coalesced(moves: Iterator[Move]) -> Iterator[Move]:
+    """Plain copies of neighbouring bytes joined to one; empty ones left out."""
+    held: Move | None = None
+    for move in moves:
+        if not move.nbytes:
+            continue
+        if (
+            held is not None
+            and held.cast is None
+            and move.cast is None
+            and held.source == move.source
+            and held.source_offset + held.nbytes == move.source_offset
+            and held.target_offset + held.nbytes == move.target_offset
+        ):
+            held = replace(held, nbytes=held.nbytes + move.nbytes)
+            continue
+        if held is not None:
+            yield held
+        held = move
+    if held is not None:
+        yield held

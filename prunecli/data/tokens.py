@@ -109,6 +109,8 @@ def encode(
     if hasattr(tokenizer, "src_lang") and languages(tokenizer):
         language_id(tokenizer, language)
         setattr(tokenizer, "tgt_lang" if as_target else "src_lang", language)
+    if not sentences:
+        return []  # which tokenizers stumble over
     key = "text_target" if as_target else "text"
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
     ids = tokenizer(**{key: list(sentences)}, **options)["input_ids"]

@@ -26,6 +26,8 @@ SIZES: dict[str, Any] = {
     "num_experts": 64,
     "max_position_embeddings": 128,
     "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
     "moe_token_dropout": 0.0,

@@ -133,10 +133,10 @@ def train(settings: Settings, output: Path) -> None:
         (cross_entropy + routing).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        total += cross_entropy.item()
+        total += float(cross_entropy.detach())
         if (step + 1) % 100 == 0:
             seconds = time.perf_counter() - begin
-            print(f"step {step + 1}/{settings.steps}: cross-entropy {total / 100:.4f}, routing {float(routing):.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
+            print(f"step {step + 1}/{settings.steps}: cross-entropy {total / 100:.4f}, routing {float(routing.detach()):.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
             total = 0.0
     save_checkpoint(model.eval(), tokenizer, output)
 

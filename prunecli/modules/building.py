@@ -95,7 +95,9 @@ def _replace(
         top_k=int(family.top_k or 1),
         activation=str(config_value(family, config, "activation_function")),
         router_bias=any(tensor.endswith(".bias") for tensor in layer.router_tensors),
-        token_dropout=float(config_value(family, config, family.token_dropout)) if family.token_dropout else 0.0,
+        token_dropout=float(config_value(family, config, family.token_dropout))
+        if family.token_dropout
+        else 0.0,
         device="meta",
         dtype=dtype,
     )
@@ -130,8 +132,12 @@ def _read_tensors(
             module = model.get_submodule(owner)
             place = getattr(module, attribute)
         except AttributeError:
-            raise CheckpointError(f"{checkpoint.path}: the model has no place for the tensor {name}") from None
-        made = torch.empty(place.shape, dtype=dtype if place.is_floating_point() else place.dtype, device=device)
+            raise CheckpointError(
+                f"{checkpoint.path}: the model has no place for the tensor {name}"
+            ) from None
+        made = torch.empty(
+            place.shape, dtype=dtype if place.is_floating_point() else place.dtype, device=device
+        )
         if tuple(place.shape) != info.shape:
             raise CheckpointError(
                 f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"

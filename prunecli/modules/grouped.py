@@ -6,7 +6,7 @@ each expert has. Nothing is dropped, and an expert without rows costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -59,7 +59,7 @@ def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, counts: Tensor)
         product = functional.grouped_mm(tokens, weight.transpose(1, 2), offs=offsets)
         return product + bias.repeat_interleave(counts, dim=0, output_size=tokens.shape[0])
     sizes = tuple(counts.tolist())
-    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, sizes)
+    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, sizes)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -74,10 +74,12 @@ def _has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
     )
 
 
-def _spans(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+def expert_spans(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
     """`(expert, first row, end row)` of each expert that has rows."""
     ends = list(accumulate(sizes))
-    return [(expert, end - size, end) for expert, (size, end) in enumerate(zip(sizes, ends, strict=True)) if size]
+    return [
+        (expert, end - size, end) for expert, (size, end) in enumerate(zip(sizes, ends, strict=True)) if size
+    ]
 
 
 class _GroupedLinear(torch.autograd.Function):
@@ -88,7 +90,7 @@ class _GroupedLinear(torch.autograd.Function):
         ctx.save_for_backward(tokens, weight)
         ctx.sizes = sizes
         result = tokens.new_empty(tokens.shape[0], weight.shape[1])
-        for expert, start, end in _spans(sizes):
+        for expert, start, end in expert_spans(sizes):
             torch.addmm(bias[expert], tokens[start:end], weight[expert].t(), out=result[start:end])
         return result
 
@@ -96,7 +98,7 @@ class _GroupedLinear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         tokens, weight = ctx.saved_tensors
         gradient = gradients[0].contiguous()
-        spans = _spans(ctx.sizes)
+        spans = expert_spans(ctx.sizes)
         to_tokens = to_weight = to_bias = None
         if ctx.needs_input_grad[0]:
             to_tokens = torch.empty_like(tokens)
@@ -111,6 +113,3 @@ class _GroupedLinear(torch.autograd.Function):
             for expert, start, end in spans:
                 torch.sum(gradient[start:end], dim=0, out=to_bias[expert])
         return to_tokens, to_weight, to_bias, None
-
-
-Activation = Callable[[Tensor], Tensor]

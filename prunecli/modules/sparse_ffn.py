@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from prunecli.modules.expert_threads import run_experts
 from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
 
 MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
@@ -41,7 +42,7 @@ class Router(nn.Linear):
             moved = fn(tensor)
             return moved if moved.dtype == torch.float32 else tensor.to(moved.device, torch.float32)
 
-        super()._apply(keep_float32, recurse)
+        super()._apply(keep_float32, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -150,7 +151,9 @@ class SparseFFN(nn.Module):
     ) -> None:
         super().__init__()
         if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k is {top_k} but there are {num_experts} experts: it must lie in 1..num_experts.")
+            raise ValueError(
+                f"top_k is {top_k} but there are {num_experts} experts: it must lie in 1..num_experts."
+            )
         self.d_model, self.ffn_dim, self.num_experts, self.top_k = d_model, ffn_dim, num_experts, top_k
         self.token_dropout, self.activation_dropout = token_dropout, activation_dropout
         self.activation = _activation(activation)
@@ -213,10 +216,15 @@ class SparseFFN(nn.Module):
         parameters = (self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = (parameter.to(dtype) for parameter in parameters)
         plan = dispatch(experts, self.num_experts)
+        rows = tokens.to(dtype)[plan.source]
         with torch.autocast(device_type, enabled=False):
-            hidden = grouped_linear(tokens.to(dtype)[plan.source], fc1_weight, fc1_bias, plan.counts)
-            hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
-            outputs = grouped_linear(hidden, fc2_weight, fc2_bias, plan.counts)
+            if rows.device.type == "cpu" and not (torch.is_grad_enabled() or self.training):
+                stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+                outputs = run_experts(rows, stacked, plan.counts.tolist(), self.activation)
+            else:
+                hidden = grouped_linear(rows, fc1_weight, fc1_bias, plan.counts)
+                hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
+                outputs = grouped_linear(hidden, fc2_weight, fc2_bias, plan.counts)
             return self._combine(outputs, weights, plan)
 
     def _combine(self, outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
@@ -234,6 +242,8 @@ def _activation(name: str) -> Callable[[Tensor], Tensor]:
     from transformers.activations import ACT2FN
 
     if name not in ACT2FN:
-        raise ValueError(f"activation {name!r} is unknown to transformers; known are {', '.join(sorted(ACT2FN))}.")
+        raise ValueError(
+            f"activation {name!r} is unknown to transformers; known are {', '.join(sorted(ACT2FN))}."
+        )
     module: Callable[[Tensor], Tensor] = ACT2FN[name]
     return module

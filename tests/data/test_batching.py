@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +46,7 @@ def test_pairs_stay_within_the_budget_on_both_sides(lengths, max_tokens):
 @given(LENGTHS, st.integers(1, 200))
 def test_batches_are_as_full_as_the_order_allows(lengths, max_tokens):
     batches = length_bucketed(lengths, max_tokens)
-    for batch, following in zip(batches, batches[1:], strict=False):
+    for batch, following in itertools.pairwise(batches):
         assert following
         assert (len(batch) + 1) * lengths[batch[0]] > max_tokens
 

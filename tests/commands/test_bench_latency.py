@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.bench_latency import bench_latency
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from tests.tiny import tiny_nllb_moe
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tiny_nllb_moe("full")
+    tiny_nllb_moe("pruned", experts=4)
+    (tmp_path / "data").mkdir()
+    for language, lines in {"eng_Latn": "the hat\nno\na hen\nin\n", "fra_Latn": "a\nb\nc\nd\n"}.items():
+        (tmp_path / "data" / f"test.{language}").write_text(lines)
+    return tmp_path
+
+
+def _run(*arguments):
+    app = typer.Typer()
+    app.command()(bench_latency)
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+QUICK = (
+    "--data",
+    "data",
+    "--new-tokens",
+    "2",
+    "--runs",
+    "2",
+    "--warm-up",
+    "0",
+    "--no-memory",
+    "--device",
+    "cpu",
+)
+
+
+def test_two_checkpoints_side_by_side(folder):
+    result = _run("full", "pruned", *QUICK, "--batch-size", "1,2", "--beam", "1,3", "--sentences", "3")
+    assert result.exit_code == 0
+    for text in ("tokens/s", "s/sentence", "1.00x", "pruned", "parameters", "threads"):
+        assert text in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 120
+    payload = json.loads((folder / "latency.json").read_text())
+    assert [r["checkpoint"] for r in payload["results"]] == ["full", "pruned"]
+    assert payload["sentences"] == 4  # full batches of 2
+    assert [(t["batch_size"], t["beam"]) for t in payload["results"][1]["timings"]] == [
+        (1, 1),
+        (1, 3),
+        (2, 1),
+        (2, 3),
+    ]
+
+
+def test_json(folder):
+    result = _run(
+        "full", *QUICK, "--sentences", "1", "--beam", "1", "--pairs", "fra_Latn-eng_Latn", "--json", "--quiet"
+    )
+    payload = json.loads(result.stdout)
+    assert payload["pair"] == "fra_Latn-eng_Latn"
+    assert payload == json.loads((folder / "latency.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("full", *QUICK, "--beam", "1,x"), UsageError, "--beam 1,x"),
+        (("full", *QUICK, "--batch-size", "0"), UsageError, "--batch-size 0"),
+        (("full", *QUICK, "--sentences", "9"), DataError, "sentences were asked for"),
+        (("full", *QUICK, "--split", "dev"), DataError, "no split 'dev'"),
+        (("nothing", *QUICK, "--sentences", "1"), CheckpointError, "nothing"),
+        (("full", *QUICK, "-o", "data/test.eng_Latn"), OutputError, "exists"),
+        (("full", *QUICK, "-o", "nothing/latency.json"), OutputError, "no such directory"),
+    ],
+)
+def test_refused(folder, arguments, error, message):
+    with pytest.raises(error, match=message):
+        _run(*arguments)
+    assert not (folder / "latency.json").exists()

@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands import found
+from prunecli.commands.evaluate import evaluate
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from tests.tiny import tiny_nllb_moe
+
+TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": "le chapeau\nnon\n"}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a checkpoint `full`, one like it that bears prunecli's mark, and text."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
+    tiny_nllb_moe("full")
+    history = [
+        {
+            "command": "prune-experts",
+            "arguments": {"source": ["eng_Latn"], "target": ["deu_Latn", "fra_Latn"]},
+        }
+    ]
+    mark = {"prunecli": {"version": 1, "experts": {}, "original_experts": {}, "history": history}}
+    tiny_nllb_moe("pruned", seed=1, config=mark)
+    (tmp_path / "data").mkdir()
+    for language, lines in TEXT.items():
+        (tmp_path / "data" / f"test.{language}").write_text(lines)
+    return tmp_path
+
+
+def _run(*arguments):
+    app = typer.Typer()
+    app.command()(evaluate)
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+QUICK = ("--max-new-tokens", "3", "--beam", "1", "--device", "cpu", "--bootstrap", "10")
+
+
+def test_two_checkpoints_side_by_side(folder):
+    result = _run("full", "pruned", "--data", "data", "--langs", "eng_Latn,fra_Latn,deu_Latn", *QUICK)
+    assert result.exit_code == 0
+    for text in (
+        "chrF++",
+        "over-gen.",
+        "full",
+        "pruned",
+        "mean of 2 pairs",
+        "eng_Latn-deu_Latn",
+        "paired bootstrap",
+    ):
+        assert text in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 120
+    assert "2 of 6 pairs" in result.stderr
+    assert "--spm FILE" in result.stderr
+    payload = json.loads((folder / "evaluation.json").read_text())
+    assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
+
+
+def test_given_pairs_are_what_is_evaluated(folder):
+    result = _run("pruned", "--data", "data", "--pairs", "fra_Latn-eng_Latn", "--json", "--quiet", *QUICK)
+    payload = json.loads(result.stdout)
+    assert payload["pairs"] == ["fra_Latn-eng_Latn"]
+    assert payload == json.loads((folder / "evaluation.json").read_text())
+
+
+def test_source_and_target_file(folder):
+    files = ("--source-file", "data/test.eng_Latn", "--target-file", "data/test.deu_Latn")
+    result = _run("full", *files, "--pairs", "eng_Latn-deu_Latn", "--max-sentences", "1", *QUICK)
+    assert "eng_Latn-deu_Latn" in result.stdout
+    assert json.loads((folder / "evaluation.json").read_text())["data"]["sentences"] == 1
+
+
+def test_an_interrupt_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
+    from prunecli.evaluation import evaluate as module
+
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "score", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(
+                checkpoints=[folder / "full"],
+                data=folder / "data",
+                pairs="eng_Latn-deu_Latn",
+                beam=1,
+                max_new_tokens=3,
+            )
+    assert "the same command goes on" in capsys.readouterr().err
+    assert not (folder / "evaluation.json").exists()
+    result = _run(
+        "full", "--data", "data", "--pairs", "eng_Latn-deu_Latn", "--beam", "1", "--max-new-tokens", "3"
+    )
+    assert "Going on from" in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "evaluation.json", "full", "pruned"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("full", "--task", "lm"), UsageError, "no such task"),
+        (("full", "--data", "nothing"), DataError, "no such directory"),
+        (("full", "--data", "data", "--split", "dev"), DataError, "no split 'dev'"),
+        (
+            ("full", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"),
+            DataError,
+            "unknown language 'xxx_Latn'",
+        ),
+        (("full", "--data", "data", "--max-sentences", "3"), DataError, "3 sentences were asked for"),
+        (("full", "--source-file", "data/test.eng_Latn"), UsageError, "go together"),
+        (("full", "--data", "data", "--spm", "nothing"), DataError, "no such file"),
+        (("full", "full", "--data", "data"), UsageError, "given twice"),
+        (("nothing", "--data", "data"), CheckpointError, "nothing"),
+        (("full", "--data", "data", "-o", "data/test.eng_Latn"), OutputError, "exists"),
+        (("full", "--data", "data", "--seed", "0"), UsageError, "seed 0"),
+    ],
+)
+def test_refused(folder, arguments, error, message):
+    with pytest.raises(error, match=message):
+        _run(*arguments)
+    assert not (folder / "evaluation.json").exists()
+
+
+def test_found_checkpoints_are_those_with_prunecli_s_mark(folder):
+    assert found.prunecli_checkpoints(folder) == [folder / "pruned"]
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{")
+    assert found.prunecli_checkpoints(folder) == [folder / "pruned"]
+
+
+def test_pairs_that_pruned_checkpoints_share(folder):
+    pairs = (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn"))
+    assert found.pruned_pairs([folder / "full"], pairs) == list(pairs)
+    assert found.pruned_pairs([folder / "full", folder / "pruned"], pairs) == [("eng_Latn", "deu_Latn")]

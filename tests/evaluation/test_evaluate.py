@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prunecli.data.parallel import ParallelText
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.evaluation import evaluate as module
+from prunecli.evaluation.decoding import DecodingOptions, Translation
+from prunecli.evaluation.evaluate import EvaluationOptions, evaluate, hypothesis_path, labels_for
+from prunecli.evaluation.partial import partial_path
+from tests.tiny import tiny_nllb_moe
+
+TEXT = ParallelText(
+    "test", {"eng_Latn": ("the hat", "no", "a hen"), "fra_Latn": ("le chapeau", "non", "une poule")}
+)
+PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "eng_Latn"))
+OPTIONS = EvaluationOptions(decoding=DecodingOptions(2, 64, 6), device="cpu", samples=20)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluate")
+    return {name: tiny_nllb_moe(folder / name, seed=seed) for seed, name in enumerate(("full", "pruned"))}
+
+
+@pytest.fixture
+def good_and_bad(monkeypatch):
+    """Translations by script: "full" is right, "pruned" is wrong in French; returns the calls made."""
+    calls: list[tuple[str, tuple[str, str]]] = []
+
+    def load_model(path, **_options):
+        return Path(path).name
+
+    def translate(model, _tokenizer, sentences, pair, _options, _advance):
+        calls.append((model, pair))
+        wrong = model == "pruned" and pair[1] == "fra_Latn"
+        right = TEXT.sentences[pair[1]]
+        return [Translation("x" * 200 if wrong else right[i], not wrong) for i in range(len(sentences))]
+
+    monkeypatch.setattr("prunecli.modules.loading.load_model", load_model)
+    monkeypatch.setattr(module, "translate", translate)
+    return calls
+
+
+def test_the_whole_way_with_real_models(checkpoints, tmp_path):
+    output = tmp_path / "evaluation.json"
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    assert json.loads(output.read_text()) == payload
+    assert payload["format"] == "prunecli.evaluation/1"
+    assert payload["pairs"] == ["eng_Latn-fra_Latn", "fra_Latn-eng_Latn"]
+    assert [model["path"] for model in payload["models"]] == ["full", "pruned"]
+    assert [result["checkpoint"] for result in payload["results"]] == ["full", "pruned"]
+    assert not partial_path(output).exists()
+
+
+def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "e.json")
+    full, pruned = payload["results"]
+    assert full["mean"]["chrf++"] == 100
+    assert pruned["pairs"]["fra_Latn-eng_Latn"]["chrf++"] == 100
+    assert pruned["pairs"]["eng_Latn-fra_Latn"]["over_generated"] == 1
+    assert pruned["mean"]["over_generated"] == 0.5
+    assert pruned["mean"]["chrf++"] == pytest.approx(
+        (100 + pruned["pairs"]["eng_Latn-fra_Latn"]["chrf++"]) / 2
+    )
+    assert pruned["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]["p_value"] == pytest.approx(
+        1 / 21, abs=1e-6
+    )
+    assert pruned["pairs"]["fra_Latn-eng_Latn"]["bootstrap"]["chrf++"]["p_value"] == 1
+    assert pruned["mean"]["significant"]["chrf++"] == {"worse": 1, "better": 0}
+    assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
+    assert payload["significance"]["baseline"] == "full"
+    assert set(payload["signatures"]) == {"chrf++", "bleu"}
+
+
+def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
+    payload = evaluate({"full": checkpoints["full"]}, TEXT, PAIRS, OPTIONS, tmp_path / "e.json")
+    assert payload["significance"] is None
+    assert "bootstrap" not in payload["results"][0]["pairs"]["eng_Latn-fra_Latn"]
+
+
+def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
+    options = EvaluationOptions(decoding=OPTIONS.decoding, samples=0, hypotheses=tmp_path / "hyps")
+    evaluate(checkpoints, TEXT, PAIRS, options, tmp_path / "e.json")
+    path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
+    assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
+    assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
+
+
+def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tmp_path, monkeypatch):
+    scripted = module.translate
+
+    def interrupted(model, *rest):
+        if (model, rest[2]) == ("pruned", PAIRS[1]):
+            raise KeyboardInterrupt
+        return scripted(model, *rest)
+
+    output = tmp_path / "e.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "translate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    assert not output.exists()
+    assert partial_path(output).exists()
+    good_and_bad.clear()
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    assert good_and_bad == [("pruned", PAIRS[1])]
+    assert not partial_path(output).exists()
+    assert payload == evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "whole.json")
+
+
+def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):
+    def interrupted(*_arguments, **_options):
+        raise KeyboardInterrupt
+
+    output = tmp_path / "e.json"
+    with monkeypatch.context() as patch:
+        patch.setattr("prunecli.checkpoint.documents.write_json", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    assert len(good_and_bad) == 4
+    wider = EvaluationOptions(decoding=DecodingOptions(3, 64, 6), device="cpu", samples=20)
+    evaluate(checkpoints, TEXT, PAIRS, wider, output)
+    assert len(good_and_bad) == 8
+
+
+def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):
+    output = tmp_path / "e.json"
+    output.write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    assert good_and_bad == []
+    assert output.read_text() == "mine"
+    assert evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True) == json.loads(output.read_text())
+
+
+def test_existing_hypotheses_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):
+    kept = hypothesis_path(tmp_path, "pruned", "test", "fra_Latn-eng_Latn")
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    options = EvaluationOptions(decoding=OPTIONS.decoding, hypotheses=tmp_path)
+    with pytest.raises(OutputError, match="exists"):
+        evaluate(checkpoints, TEXT, PAIRS, options, tmp_path / "e.json")
+    assert good_and_bad == []
+
+
+def test_no_directory_for_the_output(checkpoints, tmp_path):
+    with pytest.raises(OutputError, match="no such directory"):
+        evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "nothing" / "e.json")
+
+
+def test_not_a_checkpoint(checkpoints, tmp_path):
+    with pytest.raises(CheckpointError):
+        evaluate({**checkpoints, "none": tmp_path}, TEXT, PAIRS, OPTIONS, tmp_path / "e.json")
+
+
+def test_a_language_that_the_tokenizer_lacks(checkpoints, good_and_bad, tmp_path):
+    text = ParallelText("test", {"eng_Latn": ("a",), "zho_Hans": ("b",)})
+    with pytest.raises(DataError, match="unknown language 'zho_Hans'"):
+        evaluate(checkpoints, text, (("eng_Latn", "zho_Hans"),), OPTIONS, tmp_path / "e.json")
+    assert good_and_bad == []
+
+
+def test_labels_are_names_or_whole_paths_where_names_meet():
+    assert labels_for([Path("/a/full"), Path("/b/small")]) == {
+        "full": Path("/a/full"),
+        "small": Path("/b/small"),
+    }
+    assert list(labels_for([Path("/a/x"), Path("/b/x")])) == ["/a/x", "/b/x"]
+
+
+def test_a_checkpoint_given_twice_is_refused():
+    with pytest.raises(UsageError, match="given twice"):
+        labels_for([Path("/a/x"), Path("/a/../a/x")])
