@@ -86,13 +86,16 @@ def _share(before: int, after: int) -> str:
 
 
 def _loading(config: Mapping[str, Any]) -> list[str]:
-    auto_class = next((key for key in config.get("auto_map", {}) if key != "AutoConfig"), None)
+    auto_map = config.get("auto_map", {})
+    auto_class = next((key for key in auto_map if key != "AutoConfig"), None)
+    # Where the config needs custom code, opening the tokenizer asks for it too.
+    trust = ", trust_remote_code=True" if "AutoConfig" in auto_map else ""
     lines = [
         "import prunecli",
         "from transformers import AutoTokenizer",
         "",
         'model = prunecli.load_model("path/to/this/directory")',
-        'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory")',
+        f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory"{trust})',
     ]
     found = ["## How to load it", "\n".join(["```python", *lines, "```"])]
     if auto_class:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +29,18 @@ class Gates:
 
 
 @dataclass(frozen=True)
-class RoutingWeights:
-    """Weights of the terms of `routing_loss`."""
+class RoutingGoals:
+    """How tokens should spread over a layer's experts.
 
-    balance: float
-    concentration: float
+    Attributes:
+        weight: of the routing loss beside the cross-entropy, per sparse layer.
+        experts_per_language: effective number of experts, exp(H), that one language may use without penalty.
+        experts_per_family: the same for the two languages of a family together.
+    """
+
+    weight: float
+    experts_per_language: float
+    experts_per_family: float
 
 
 def by_language(gates: Tensor, languages: Tensor, count: int) -> Tensor:
@@ -50,12 +59,24 @@ def entropy(probabilities: Tensor) -> Tensor:
     return -(probabilities * probabilities.clamp(min=1e-9).log()).sum(dim=-1)
 
 
-def routing_loss(gates: Tensor, languages: Tensor, count: int, weights: RoutingWeights) -> Tensor:
-    """balance x (log N - H(E)) + concentration x H(E|L).
+def routing_loss(gates: Tensor, languages: Tensor, families: Sequence[int], goals: RoutingGoals) -> Tensor:
+    """weight x (log N - H(E) + max(0, H(E|L) - log k_L) + max(0, H(E|F) - log k_F)), p(e) from mean gate values.
 
-    The first term spreads the tokens of all languages over all N experts, the second keeps each language on few of
-    them; with equal weights it is minus the mutual information I(E; L), up to a constant.
+    The first term spreads the tokens of all languages evenly over all N experts (load balance). The other two keep
+    each language L, and each family F, on few of them; together they raise the mutual information between experts
+    and languages while sisters share some. A large model on a hundred languages comes to this by itself, for each
+    expert sees little; six languages that fit in any few experts need telling.
+
+    Args:
+        gates: `[tokens, num_experts]`.
+        languages: `[tokens]` index of each token's language.
+        families: family index of each language.
+        goals: weight and the two numbers of experts.
     """
-    conditional = by_language(gates, languages, count)
-    spread = torch.log(torch.tensor(float(gates.shape[1]))) - entropy(conditional.mean(dim=0))
-    return weights.balance * spread + weights.concentration * entropy(conditional).mean()
+    per_language = by_language(gates, languages, len(families))
+    members = torch.nn.functional.one_hot(torch.tensor(families)).to(gates.dtype)
+    per_family = members.T @ per_language / members.sum(dim=0).unsqueeze(1)
+    unbalanced = math.log(gates.shape[1]) - entropy(per_language.mean(dim=0))
+    over_language = (entropy(per_language) - math.log(goals.experts_per_language)).clamp(min=0).mean()
+    over_family = (entropy(per_family) - math.log(goals.experts_per_family)).clamp(min=0).mean()
+    return goals.weight * (unbalanced + over_language + over_family)

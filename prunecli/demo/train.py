@@ -19,7 +19,8 @@ from torch.nn import functional
 from prunecli.demo import LANGUAGES
 from prunecli.demo.corpus import parallel_text
 from prunecli.demo.model import build_model, save_checkpoint, sparse_ffns
-from prunecli.demo.objective import Gates, RoutingWeights, routing_loss
+from prunecli.demo.muon import Muon
+from prunecli.demo.objective import Gates, RoutingGoals, routing_loss
 from prunecli.demo.vocabulary import EOS, PAD, build_tokenizer
 
 
@@ -27,12 +28,14 @@ from prunecli.demo.vocabulary import EOS, PAD, build_tokenizer
 class Settings:
     """A training run; the defaults made the bundled checkpoint."""
 
-    steps: int = 3000
-    sentences: int = 384
-    learning_rate: float = 4e-3
-    warmup: int = 200
-    balance: float = 0.05
-    concentration: float = 0.05
+    steps: int = 1500
+    sentences: int = 192
+    muon_rate: float = 0.02
+    adam_rate: float = 5e-3
+    warmup: int = 100
+    routing_weight: float = 0.1
+    experts_per_language: float = 8.0
+    experts_per_family: float = 13.0
     vocab_size: int = 800
     seed: int = 1
     threads: int = 2
@@ -81,12 +84,12 @@ def batches(encoded: Sequence[Sequence[list[int]]], settings: Settings) -> Itera
             )
 
 
-def learning_rate(step: int, settings: Settings) -> float:
-    """Linear warm-up, then a cosine down to a hundredth."""
+def schedule(step: int, settings: Settings) -> float:
+    """Share of the full learning rates: linear warm-up, then a cosine down to a hundredth."""
     if step < settings.warmup:
-        return settings.learning_rate * (step + 1) / settings.warmup
+        return (step + 1) / settings.warmup
     progress = (step - settings.warmup) / max(settings.steps - settings.warmup, 1)
-    return settings.learning_rate * (0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress)))
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def losses(model: Any, gates: Gates, batch: Batch, settings: Settings) -> tuple[Tensor, Tensor]:
@@ -103,15 +106,25 @@ def losses(model: Any, gates: Gates, batch: Batch, settings: Settings) -> tuple[
     ).logits
     real = batch.target.ne(PAD)
     cross_entropy = functional.cross_entropy(logits[real], batch.target[real])
-    weights = RoutingWeights(settings.balance, settings.concentration)
+    goals = RoutingGoals(settings.routing_weight, settings.experts_per_language, settings.experts_per_family)
+    families = [index // 2 for index in range(len(LANGUAGES))]
     routing = torch.zeros(())
     for name, layer_gates in gates.by_layer.items():
         encoder = ".encoder." in name
         mask = batch.source.ne(PAD) if encoder else inputs.ne(PAD)
         language = batch.source_language if encoder else batch.target_language
         per_token = language.unsqueeze(1).expand(mask.shape)[mask]
-        routing = routing + routing_loss(layer_gates, per_token, len(LANGUAGES), weights)
+        routing = routing + routing_loss(layer_gates, per_token, families, goals)
     return cross_entropy, routing
+
+
+def _optimizers(model: Any) -> tuple[Muon, torch.optim.Optimizer]:
+    """Muon for the weights of attention and FFNs, Adam for embeddings, routers, norms and biases."""
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        apart = "shared" in name or ".router." in name or name.endswith("bias")
+        (others if apart or parameter.dim() < 2 else matrices).append(parameter)
+    return Muon(matrices), torch.optim.Adam(others, betas=(0.9, 0.98), eps=1e-9)
 
 
 def train(settings: Settings, output: Path) -> None:
@@ -122,22 +135,21 @@ def train(settings: Settings, output: Path) -> None:
     tokenizer = build_tokenizer((line for lines in text.values() for line in lines), settings.vocab_size)
     model = build_model(len(tokenizer)).train()
     gates = Gates(sparse_ffns(model))
-    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.98), eps=1e-9)
+    muon, adam = _optimizers(model)
     begin = time.perf_counter()
-    total = 0.0
     for step, batch in zip(range(settings.steps), batches(encode(tokenizer), settings), strict=False):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, settings)
+        rate = schedule(step, settings)
+        for group in adam.param_groups:
+            group["lr"] = rate * settings.adam_rate
         cross_entropy, routing = losses(model, gates, batch, settings)
-        optimizer.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
         (cross_entropy + routing).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        total += float(cross_entropy.detach())
-        if (step + 1) % 100 == 0:
+        muon.step(rate * settings.muon_rate)
+        adam.step()
+        if (step + 1) % 50 == 0 or step + 1 == settings.steps:
+            parts = f"cross-entropy {float(cross_entropy.detach()):.4f}, routing {float(routing.detach()):.4f}"
             seconds = time.perf_counter() - begin
-            print(f"step {step + 1}/{settings.steps}: cross-entropy {total / 100:.4f}, routing {float(routing.detach()):.4f}, {seconds:.0f} s", file=sys.stderr, flush=True)
-            total = 0.0
+            print(f"step {step + 1}/{settings.steps}: {parts}, {seconds:.0f} s", file=sys.stderr, flush=True)
     save_checkpoint(model.eval(), tokenizer, output)
 
 

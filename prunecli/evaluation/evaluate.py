@@ -13,7 +13,7 @@ from prunecli.errors import OutputError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
-from prunecli.evaluation.significance import SAMPLES, SEED, Significance, paired_bootstrap
+from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def evaluate(
     from prunecli.checkpoint.reader import open_checkpoint
 
     _refuse_existing(output, checkpoints, text.split, pairs, options, force)
+    if options.samples:
+        check_bootstrap(options.samples, options.seed)
     metrics = make_metrics(options.spm)
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(partial_path(output))

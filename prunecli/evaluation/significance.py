@@ -31,6 +31,18 @@ class Significance:
     ci95: float
 
 
+def check_bootstrap(samples: int, seed: int) -> None:
+    """Refuse what `paired_bootstrap` cannot do.
+
+    Raises:
+        UsageError: `samples` or `seed` is less than 1.
+    """
+    if samples < 1 or seed < 1:
+        raise UsageError(
+            f"paired bootstrap with {samples} resamples and seed {seed}", "Both must be 1 or more."
+        )
+
+
 def paired_bootstrap(
     systems: Sequence[Sequence[str]],
     references: Sequence[str],
@@ -52,10 +64,7 @@ def paired_bootstrap(
     Raises:
         UsageError: `samples` or `seed` is less than 1.
     """
-    if samples < 1 or seed < 1:
-        raise UsageError(
-            f"paired bootstrap with {samples} resamples and seed {seed}", "Both must be 1 or more."
-        )
+    check_bootstrap(samples, seed)
     from sacrebleu.significance import PairedTest
 
     found: list[dict[str, Significance]] = [{} for _ in systems]

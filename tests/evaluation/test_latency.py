@@ -109,7 +109,7 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(checkpoints):
 
 def test_a_process_that_fails_says_why(tmp_path):
     task = MemoryTask(str(tmp_path / "nothing"), "cpu", "auto", 1, [[5, 2]], 1, 2, 1, None)
-    with pytest.raises(PruneError, match="could not be measured: .*nothing"):
+    with pytest.raises(PruneError, match=r"could not be measured: .*nothing"):
         measure_cost(task)
 
 

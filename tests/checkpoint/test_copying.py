@@ -1,0 +1,93 @@
+"""Moves of bytes between files: with and without the kernel's copy, in parts, from files that end early."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.checkpoint import copying
+from prunecli.checkpoint.copying import Move, carry_out
+from prunecli.errors import CheckpointError
+
+DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    (tmp_path / "source").write_bytes(b"head" + DATA.tobytes())
+    source = os.open(tmp_path / "source", os.O_RDONLY)
+    target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT)
+    yield source, target
+    os.close(source)
+    os.close(target)
+
+
+def move(files: tuple[int, int], nbytes: int = DATA.nbytes, cast: tuple[str, str] | None = None) -> Move:
+    return Move("dir: fc1", files[0], 4, nbytes, files[1], 8, cast)
+
+
+def test_copies_to_its_place(files: tuple[int, int]) -> None:
+    assert carry_out(move(files)) == DATA.nbytes
+    assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
+def test_copies_where_the_kernel_cannot(
+    files: tuple[int, int], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(os, "copy_file_range", refuse)
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
+    carry_out(move(files))
+    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
+
+
+def test_goes_on_after_a_short_copy(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.copy_file_range
+    asked = []
+
+    def little(source: int, target: int, count: int, **offsets: int) -> int:
+        asked.append(count)
+        return 0 if len(asked) > 2 else real(source, target, min(count, 777), **offsets)
+
+    monkeypatch.setattr(os, "copy_file_range", little)
+    carry_out(move(files))
+    assert asked == [12000, 11223, 10446]
+    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
+
+
+def test_casts_block_by_block(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
+    assert carry_out(move(files, cast=("F32", "F16"))) == DATA.nbytes // 2
+    assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
+
+
+def test_parts_make_the_whole(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "JOB_BYTES", 4096)
+    parts = move(files, cast=("F32", "F16")).parts()
+    assert [part.nbytes for part in parts] == [4096, 4096, 3808]
+    assert sum(carry_out(part) for part in reversed(parts)) == DATA.nbytes // 2
+    assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("cast", [None, ("F32", "F16")])
+def test_source_that_ends_early(files: tuple[int, int], cast: tuple[str, str] | None) -> None:
+    with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
+        carry_out(move(files, DATA.nbytes + 4, cast))
+
+
+def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "copy_file_range", full)
+    with pytest.raises(OSError, match="No space"):
+        carry_out(move(files))

@@ -1,0 +1,187 @@
+"""The sparse FFN against equations 1 and 2, restated slowly in tests/reference/routing.py."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.modules import expert_threads
+from prunecli.modules.sparse_ffn import Routing, SparseFFN, real_rows, route
+from tests.reference import routing as reference
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 5e-3}
+
+
+def make(experts: int = 6, dtype: torch.dtype = torch.float32, **options: float) -> SparseFFN:
+    torch.manual_seed(1)
+    return SparseFFN(8, 12, experts, dtype=dtype, **options).eval()
+
+
+def expected(module: SparseFFN, tokens: torch.Tensor, token_dropout: float = 0.0) -> np.ndarray:
+    def array(tensor: torch.Tensor) -> np.ndarray:
+        return tensor.detach().double().numpy()
+
+    experts = [
+        tuple(array(t[e]) for t in (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias))
+        for e in range(module.num_experts)
+    ]
+    return reference.sparse_ffn(array(tokens), array(module.router.weight), experts, token_dropout)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_equals_equation_2(dtype: torch.dtype, gradients: bool) -> None:
+    module, x = make(dtype=dtype), torch.randn(3, 5, 8).to(dtype)
+    with torch.set_grad_enabled(gradients):
+        y = module(x)
+    assert y.dtype == dtype
+    want = expected(module, x.reshape(-1, 8)).reshape(3, 5, 8)
+    np.testing.assert_allclose(y.detach().double().numpy(), want, atol=TOLERANCE[dtype])
+
+
+def test_threads_give_what_one_thread_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = make(), torch.randn(2, 40, 8)
+    with torch.inference_mode():
+        alone = module(x)
+        monkeypatch.setattr(expert_threads, "MIN_WEIGHT_BYTES", 0)
+        before = torch.get_num_threads()
+        torch.set_num_threads(3)
+        try:
+            together = module(x)
+            assert torch.get_num_threads() == 3
+        finally:
+            torch.set_num_threads(before)
+    np.testing.assert_allclose(together.numpy(), alone.numpy(), atol=1e-6)
+
+
+def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expert_threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    module = make()
+
+    def broken(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("broken activation")
+
+    module.activation = broken
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="broken activation"):
+        module(torch.randn(1, 10, 8))
+
+
+def test_token_dropout_scales_at_inference() -> None:
+    module, x = make(token_dropout=0.2), torch.randn(1, 7, 8)
+    with torch.inference_mode():
+        np.testing.assert_allclose(module(x)[0].numpy(), expected(module, x[0], 0.2), atol=1e-5)
+
+
+def masks() -> dict[str, torch.Tensor]:
+    real = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    allowed = real.bool()[:, None, None, :].expand(2, 1, 4, 4)
+    causal = allowed & torch.ones(4, 4).tril().bool()
+    minus = torch.finfo(torch.float32).min
+    return {
+        "2-D": real,
+        "bool": allowed,
+        "causal bool": causal,
+        "additive": torch.where(allowed, 0.0, minus),
+        "causal additive": torch.where(causal, 0.0, minus),
+    }
+
+
+@pytest.mark.parametrize("name", masks())
+def test_padding_is_neither_computed_nor_observed(name: str) -> None:
+    module, x = make(), torch.randn(2, 4, 8)
+    x[1, 2:] = float("nan")  # would spread if it were computed
+    seen: list[Routing] = []
+    module.observer = seen.append
+    with torch.inference_mode():
+        y = module(x, masks()[name])
+    want = expected(module, torch.cat([x[0], x[1, :2]]))
+    np.testing.assert_allclose(y[0].numpy(), want[:4], atol=1e-5)
+    np.testing.assert_allclose(y[1, :2].numpy(), want[4:], atol=1e-5)
+    assert (y[1, 2:] == 0).all()
+    assert len(seen) == 1
+    assert seen[0].gates.shape == (6, 6)
+    assert seen[0].rows is not None
+    assert seen[0].rows.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_cached_step_is_real_whatever_came_before() -> None:
+    mask = torch.zeros(2, 1, 1, 5)
+    mask[1, 0, 0, :2] = torch.finfo(torch.float32).min  # left padding of the past
+    assert real_rows(mask, 2, 1) is None
+
+
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1, 1), (2, 1, 4, 3)])
+def test_a_mask_that_cannot_be_is_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="padding_mask has shape"):
+        real_rows(torch.ones(shape), 2, 4)
+
+
+def test_observer_sees_gates_and_ranks() -> None:
+    module, x = make(), torch.randn(1, 9, 8)
+    seen: list[Routing] = []
+    module.observer = seen.append
+    with torch.inference_mode():
+        module(x)
+    for t in range(9):
+        gate = reference.gates(x[0, t].double().numpy(), module.router.weight.detach().double().numpy())
+        first, second = reference.chosen(gate)
+        np.testing.assert_allclose(seen[0].gates[t].numpy(), gate, atol=1e-6)
+        assert seen[0].experts[t].tolist() == [first, second]
+        np.testing.assert_allclose(seen[0].weights[t].sum().item(), 1, atol=1e-6)
+
+
+def test_ties_go_to_the_lowest_number() -> None:
+    _, experts, weights = route(torch.tensor([[1.0, 2.0, 2.0, 2.0]]), 2)
+    assert experts.tolist() == [[1, 2]]
+    assert weights.tolist() == [[0.5, 0.5]]
+
+
+def test_a_masked_expert_is_as_if_pruned() -> None:
+    module, x = make(), torch.randn(1, 20, 8)
+    keep = [0, 2, 5]
+    small = SparseFFN(8, 12, 3).eval()
+    with torch.no_grad():
+        small.router.weight.copy_(module.router.weight[keep])
+        for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias"):
+            getattr(small, name).copy_(getattr(module, name)[keep])
+    module.expert_mask = torch.tensor([e in keep for e in range(6)])
+    with torch.inference_mode():
+        assert torch.equal(module(x), small(x))
+
+
+def test_gradients_are_those_of_the_plain_formula() -> None:
+    module, x = make().double(), torch.randn(1, 6, 8, dtype=torch.float64)
+    module.router.float()
+
+    def plain() -> torch.Tensor:
+        gate = torch.softmax(x[0].float() @ module.router.weight.T, -1)
+        weight, index = gate.topk(2)
+        weight = (weight / weight.sum(-1, keepdim=True)).double()
+        rows = []
+        for t in range(6):
+            parts = []
+            for k in range(2):
+                e = int(index[t, k])
+                hidden = torch.relu(module.fc1_weight[e] @ x[0, t] + module.fc1_bias[e])
+                parts.append(weight[t, k] * (module.fc2_weight[e] @ hidden + module.fc2_bias[e]))
+            rows.append(sum(parts))
+        return torch.stack(rows)
+
+    parameters = list(module.parameters())
+    ours = torch.autograd.grad(module(x).square().sum(), parameters)
+    want = torch.autograd.grad(plain().square().sum(), parameters)
+    for a, b in zip(ours, want, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), atol=1e-5)
+
+
+def test_the_router_stays_in_float32() -> None:
+    module = make().to(torch.float16)
+    assert module.router.weight.dtype == torch.float32
+    assert module.fc1_weight.dtype == torch.float16
+
+
+def test_fewer_experts_than_the_router_picks_are_refused() -> None:
+    with pytest.raises(ValueError, match="top_k is 2 but there are 1"):
+        SparseFFN(8, 12, 1)

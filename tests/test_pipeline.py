@@ -1,0 +1,217 @@
+"""From a decision to a directory: config, side files, checks before and after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.checkpoint.stream import Copy, Output
+from prunecli.checkpoint.structure import Structure
+from prunecli.errors import CheckpointError, OutputError
+from prunecli.pipeline import Rewrite, Summary, rewrite_checkpoint, stock_config, summarize
+from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
+
+ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
+
+
+def tiny(directory: Path, **options: object) -> Path:
+    return tiny_nllb_moe(directory, experts=4, layers=2, **options)  # type: ignore[arg-type]
+
+
+def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = "F32") -> Rewrite:
+    """The first experts of each layer stay: a method that renumbers nothing, so that no slice is needed here."""
+    from prunecli.checkpoint.stream import Rows
+
+    outputs = []
+    for name, info in source.tensors.items():
+        layer = next((layer for layer in kept if name.startswith(f"{layer}.")), None)
+        if layer is None:
+            outputs.append(Output(name, dtype, info.shape, Copy(name)))
+        elif ".router." in name:
+            rows = tuple(kept[layer])
+            outputs.append(Output(name, dtype, (len(rows), *info.shape[1:]), Rows(name, rows)))
+        elif int(name.split("expert_")[1].split(".")[0]) in kept[layer]:
+            outputs.append(Output(name, dtype, info.shape, Copy(name)))
+    structure = source.structure.keeping_experts(
+        {n: tuple(ids) for n, ids in kept.items()}, dict.fromkeys(kept, 4)
+    )
+    return Rewrite(structure, tuple(outputs), stock_config(source, structure))
+
+
+EVEN = {ENCODER: (0, 1), DECODER: (0, 1)}
+UNEVEN = {ENCODER: (0, 1, 2), DECODER: (0, 1)}
+
+
+def rewritten(
+    path: Path, output: Path, kept: Mapping[str, Sequence[int]] = EVEN, **options: object
+) -> Summary:
+    dtype = str(options.pop("dtype", "F32"))
+    with open_checkpoint(path) as source:
+        return rewrite_checkpoint(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
+
+
+def config_of(directory: Path) -> dict[str, object]:
+    return dict(json.loads((directory / "config.json").read_text()))
+
+
+def test_even_results_are_stock(tmp_path: Path) -> None:
+    rewritten(tiny(tmp_path / "in"), tmp_path / "out")
+    config = config_of(tmp_path / "out")
+    assert config["model_type"] == "nllb-moe"
+    assert config["num_experts"] == 2
+    assert config["auto_map"] == {"AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel"}
+
+
+def test_uneven_results_have_a_type_of_their_own(tmp_path: Path) -> None:
+    rewritten(tiny(tmp_path / "in"), tmp_path / "out", UNEVEN)
+    config = config_of(tmp_path / "out")
+    assert config["model_type"] == "prunecli-nllb-moe"
+    assert config["num_experts"] == 4
+    assert config["auto_map"] == {
+        "AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel",
+        "AutoConfig": "modeling_prunecli.PrunecliConfig",
+    }
+    with open_checkpoint(tmp_path / "out") as made:
+        check_tensors(made)
+        assert made.structure.experts == UNEVEN
+
+
+def test_an_uneven_result_can_become_stock_again(tmp_path: Path) -> None:
+    rewritten(tiny(tmp_path / "in"), tmp_path / "half", UNEVEN)
+    rewritten(tmp_path / "half", tmp_path / "out", EVEN)
+    config = config_of(tmp_path / "out")
+    assert config["model_type"] == "nllb-moe"
+    assert config["num_experts"] == 2
+    assert set(config["auto_map"]) == {"AutoModelForSeq2SeqLM"}  # type: ignore[call-overload]
+
+
+def test_everything_else_of_the_config_stays(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "in", config={"custom": {"a": [1.5, None, "ü"]}, "dropout": 0.25})
+    rewritten(source, tmp_path / "out")
+    before, after = config_of(source), config_of(tmp_path / "out")
+    changed = {"num_experts", "auto_map", "prunecli"}
+    assert {key: value for key, value in after.items() if key not in changed} == {
+        key: value for key, value in before.items() if key not in changed
+    }
+
+
+@pytest.mark.parametrize(("held", "key"), [({}, "dtype"), ({"torch_dtype": "float32"}, "dtype")])
+def test_a_cast_is_named_in_the_config(tmp_path: Path, held: dict[str, str], key: str) -> None:
+    rewritten(tiny(tmp_path / "in", config=held), tmp_path / "out", dtype="BF16")
+    assert config_of(tmp_path / "out")[key] == "bfloat16"
+
+
+def test_old_configs_keep_their_key_of_the_type(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "in")
+    config = config_of(source)
+    del config["dtype"]
+    write_json(source / "config.json", {**config, "torch_dtype": "float32"})
+    rewritten(source, tmp_path / "out", dtype="F16")
+    made = config_of(tmp_path / "out")
+    assert made["torch_dtype"] == "float16"
+    assert "dtype" not in made
+
+
+def test_exact_listing_and_side_files(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "in", shards=2)
+    (source / "README.md").write_text("---\nlicense: mit\n---\n# Tiny\n")
+    (source / "chat_template.jinja").write_text("{{ x }}")
+    (source / "additional_chat_templates").mkdir()
+    (source / "additional_chat_templates" / "rag.jinja").write_text("{{ y }}")
+    (source / ".cache").mkdir()
+    (source / "flax_model.msgpack").write_text("weights of another format")
+    rewritten(source, tmp_path / "out")
+    made = {
+        str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()
+    }
+    carried = {
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+        "additional_chat_templates/rag.jinja",
+    }
+    assert made == {*carried, "config.json", "model.safetensors", "modeling_prunecli.py", "README.md"}
+    assert all((tmp_path / "out" / name).read_bytes() == (source / name).read_bytes() for name in carried)
+    assert 'license: "mit"' in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_summary_counts_by_hand(tmp_path: Path) -> None:
+    path = tiny(tmp_path / "in")
+    shapes = tensor_shapes(tiny_config(4, 16, 32, 2, 2, config_of(path)["vocab_size"]))  # type: ignore[arg-type]
+    with open_checkpoint(path) as source:
+        made = summarize(source, keeping(source, UNEVEN, "F16"))
+    held = sum(int(1 if not shape else _product(shape)) for shape in shapes.values())
+    expert = 16 * 32 * 2 + 32 + 16  # fc1 and fc2 with their biases
+    left = held - 3 * (expert + 16)  # three experts and their router rows of width 16
+    assert made == Summary(held, left, 4 * held, 2 * left)
+
+
+def _product(shape: Sequence[int]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product
+
+
+def test_sharded_output(tmp_path: Path) -> None:
+    rewritten(tiny(tmp_path / "in"), tmp_path / "out", shard_bytes=20_000)
+    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
+    with open_checkpoint(tmp_path / "out") as made:
+        check_tensors(made)
+
+
+def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "in")
+    config = config_of(source)
+    tensors = random_tensors(config)
+    tensors["model.stray.weight"] = tensors["model.encoder.layer_norm.weight"]
+    write_weights(source, tensors)
+    with pytest.raises(CheckpointError, match=r"1 unexpected \(model\.stray\.weight\)"):
+        rewritten(source, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Path) -> None:
+    with open_checkpoint(tiny(tmp_path / "in")) as source:
+        good = keeping(source, EVEN)
+        short = replace(good, outputs=good.outputs[1:])
+        other = replace(good, structure=Structure())
+        for wrong in (short, other):
+            with pytest.raises(CheckpointError, match="would not be what its config says"):
+                rewrite_checkpoint(source, wrong, tmp_path / "out")
+            with pytest.raises(CheckpointError, match="would not be what its config says"):
+                summarize(source, wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_overflow_leaves_nothing(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "in")
+    tensors = random_tensors(config_of(source))
+    tensors["model.shared.weight"][0, 0] = 1e6
+    write_weights(source, tensors)
+    with pytest.raises(CheckpointError, match=r"model\.shared\.weight holds 1e\+06, too large for float16"):
+        rewritten(source, tmp_path / "out", dtype="F16")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    rewritten(source, tmp_path / "out", dtype="BF16")
+
+
+def test_existing_output_needs_force(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "in")
+    rewritten(source, tmp_path / "out")
+    with pytest.raises(OutputError, match="exists already"):
+        rewritten(source, tmp_path / "out")
+    rewritten(source, tmp_path / "out", UNEVEN, force=True)
+    assert config_of(tmp_path / "out")["model_type"] == "prunecli-nllb-moe"
+
+
+@pytest.mark.parametrize("target", ["in", "in/out"])
+def test_output_over_the_input(tmp_path: Path, target: str) -> None:
+    with pytest.raises(OutputError, match="overlaps"):
+        rewritten(tiny(tmp_path / "in"), tmp_path / target, force=True)
