@@ -17,6 +17,8 @@ class Progress(Protocol):
 
 
 @contextmanager
-def silent(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Callable[[float], None]]:  # noqa: ARG001
+def silent(
+    description: str, total: float | None = None, unit: str = "steps"
+) -> Iterator[Callable[[float], None]]:
     """A progress that shows nothing: the library's default."""
     yield lambda _amount: None

@@ -182,7 +182,7 @@ def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Pat
     with open_checkpoint(tiny(tmp_path / "in")) as source:
         good = keeping(source, EVEN)
         short = replace(good, outputs=good.outputs[1:])
-        other = replace(good, structure=Structure())
+        other = replace(keeping(source, UNEVEN), structure=Structure())
         for wrong in (short, other):
             with pytest.raises(CheckpointError, match="would not be what its config says"):
                 rewrite_checkpoint(source, wrong, tmp_path / "out")

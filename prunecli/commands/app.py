@@ -89,7 +89,10 @@ def describe(error: BaseException) -> tuple[str, int]:
     if isinstance(error, PermissionError):
         return f"Error: no permission{_of(error)}.", 1
     if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch
-        return "Error: out of device memory.\nTry a smaller --batch-tokens or --batch-size, or --device cpu.", 1
+        return (
+            "Error: out of device memory.\nTry a smaller --batch-tokens or --batch-size, or --device cpu.",
+            1,
+        )
     raise error
 
 

@@ -49,7 +49,8 @@ def collect_gates(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     mode: Annotated[
-        Mode, typer.Option("--mode", help="forced: run on the reference, fast; beam: search, as in the paper.")
+        Mode,
+        typer.Option("--mode", help="forced: run on the reference, fast; beam: search, as in the paper."),
     ] = Mode.forced,
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     batch_tokens: BatchTokensOption = 4096,

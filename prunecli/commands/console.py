@@ -65,7 +65,9 @@ def progress(quiet: bool = False) -> Progress:
 
 
 @contextmanager
-def _bars(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Callable[[float], None]]:
+def _bars(
+    description: str, total: float | None = None, unit: str = "steps"
+) -> Iterator[Callable[[float], None]]:
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -77,7 +79,11 @@ def _bars(description: str, total: float | None = None, unit: str = "steps") -> 
         TransferSpeedColumn,
     )
 
-    amount = (DownloadColumn(), TransferSpeedColumn()) if unit == "bytes" else (MofNCompleteColumn(), TextColumn(unit))
+    amount = (
+        (DownloadColumn(), TransferSpeedColumn())
+        if unit == "bytes"
+        else (MofNCompleteColumn(), TextColumn(unit))
+    )
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(bar_width=24),
@@ -91,7 +97,9 @@ def _bars(description: str, total: float | None = None, unit: str = "steps") -> 
 
 
 @contextmanager
-def _lines(description: str, total: float | None = None, unit: str = "steps") -> Iterator[Callable[[float], None]]:
+def _lines(
+    description: str, total: float | None = None, unit: str = "steps"
+) -> Iterator[Callable[[float], None]]:
     start = reported = time.monotonic()
     done = 0.0
 

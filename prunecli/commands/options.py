@@ -10,12 +10,16 @@ import typer
 CheckpointArgument = Annotated[
     Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
     typer.Argument(
-        metavar="[CHECKPOINT]", help="Checkpoint directory; default: the bundled demo model.", show_default=False
+        metavar="[CHECKPOINT]",
+        help="Checkpoint directory; default: the bundled demo model.",
+        show_default=False,
     ),
 ]
 CheckpointsArgument = Annotated[
     Optional[list[Path]],  # noqa: UP045
-    typer.Argument(metavar="[CHECKPOINT]...", help="Checkpoint directories, the baseline first.", show_default=False),
+    typer.Argument(
+        metavar="[CHECKPOINT]...", help="Checkpoint directories, the baseline first.", show_default=False
+    ),
 ]
 DataOption = Annotated[
     Optional[Path],  # noqa: UP045
@@ -28,7 +32,9 @@ DataOption = Annotated[
 ]
 SourceFileOption = Annotated[
     Optional[Path],  # noqa: UP045
-    typer.Option("--source-file", help="Source sentences of one pair, one a line; with --target-file and --pairs."),
+    typer.Option(
+        "--source-file", help="Source sentences of one pair, one a line; with --target-file and --pairs."
+    ),
 ]
 TargetFileOption = Annotated[
     Optional[Path],  # noqa: UP045

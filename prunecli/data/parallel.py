@@ -57,14 +57,15 @@ def pair_name(source: str, target: str) -> str:
     return f"{source}-{target}"
 
 
-def near_names(name: str, known: Iterable[str]) -> str:
-    """What a message adds about an unknown `name`: the nearest of `known`, or a few of them."""
+def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:
+    """What a message adds about an unknown `name`: the nearest of `known`, or, after `label`, a few of them."""
     names = sorted(set(known))
     near = get_close_matches(name, names, n=3, cutoff=0.7)
+    near = near or [other for other in names if name and other.startswith(name)][:3]
     if near:
         return f"Did you mean {' or '.join(near)}?"
     shown = ", ".join(names[:_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")
-    return f"Known: {shown}." if names else "None are known."
+    return f"{label}: {shown}." if names else f"{label}: none."
 
 
 def parse_pairs(

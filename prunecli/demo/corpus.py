@@ -111,7 +111,9 @@ def _say_phrase(language: Language, phrase: Phrase, case: tuple[str, ...] = ()) 
     if phrase.possessor is not None:
         noun, plural = phrase.possessor
         features = ("plural",) * plural + ("genitive",)
-        particle = [] if "genitive" in language.bound else [inflect(language, language.family.affixes["genitive"])]
+        particle = (
+            [] if "genitive" in language.bound else [inflect(language, language.family.affixes["genitive"])]
+        )
         words["possessor"] = [*particle, inflect(language, roots[noun], features)]
     return [word for slot in language.phrase for word in words[slot]]
 
@@ -129,12 +131,18 @@ def say(language: Language, clause: Clause) -> str:
         "place": [],
     }
     for feature in FREE_FEATURES:
-        present = clause.question if feature == "question" else feature in features and feature not in language.bound
+        present = (
+            clause.question
+            if feature == "question"
+            else feature in features and feature not in language.bound
+        )
         words[feature] = [inflect(language, family.affixes[feature])] if present else []
     if clause.place is not None:
         adposition, phrase = inflect(language, roots[clause.place[0]]), _say_phrase(language, clause.place[1])
         words["place"] = [*phrase, adposition] if language.postposed else [adposition, *phrase]
-    return " ".join(word for slot in language.clause for word in words[slot]) + ("?" if clause.question else ".")
+    return " ".join(word for slot in language.clause for word in words[slot]) + (
+        "?" if clause.question else "."
+    )
 
 
 def translations(clause: Clause) -> dict[str, str]:
@@ -164,4 +172,6 @@ def write_split(directory: Path, split: str) -> None:
     """`SPLIT.LANG` for every language, one sentence per line."""
     directory.mkdir(parents=True, exist_ok=True)
     for code, sentences in parallel_text()[split].items():
-        (directory / f"{split}.{code}").write_text("".join(f"{line}\n" for line in sentences), encoding="utf-8")
+        (directory / f"{split}.{code}").write_text(
+            "".join(f"{line}\n" for line in sentences), encoding="utf-8"
+        )

@@ -257,7 +257,9 @@ def _draw(rng: Random, family: Family, particle: bool) -> str:
 
 def _adapt(root: str, family: Family) -> str:
     """A loan: sounds that the family lacks become near ones."""
-    near = str.maketrans({"p": "b", "t": "d", "k": "g", "f": "v", "s": "z", "e": "i", "o": "u", "w": "v", "y": "j"})
+    near = str.maketrans(
+        {"p": "b", "t": "d", "k": "g", "f": "v", "s": "z", "e": "i", "o": "u", "w": "v", "y": "j"}
+    )
     back = str.maketrans({"b": "p", "d": "t", "g": "k", "v": "f", "j": "y", "u": "o"})
     known = set(family.consonants + family.vowels)
     for table in (near, back):

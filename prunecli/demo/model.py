@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.demo.vocabulary import BOS, EOS, PAD, save_tokenizer
+from prunecli.demo.vocabulary import BOS, EOS, PAD
 from prunecli.modules.sparse_ffn import SparseFFN
 
 SIZES: dict[str, Any] = {
@@ -31,11 +31,25 @@ SIZES: dict[str, Any] = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
     "moe_token_dropout": 0.0,
+    "normalize_router_prob_before_dropping": True,
     "decoder_start_token_id": EOS,
     "bos_token_id": BOS,
     "eos_token_id": EOS,
     "pad_token_id": PAD,
 }
+
+UNUSED = (
+    "_name_or_path",
+    "chunk_size_feed_forward",
+    "id2label",
+    "label2id",
+    "output_attentions",
+    "output_hidden_states",
+    "problem_type",
+    "return_dict",
+    "transformers_version",
+)
+"""Keys of every transformers config that say nothing about this model."""
 
 
 def build_model(vocab_size: int) -> Any:
@@ -88,9 +102,8 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
     from safetensors.torch import save_file
 
     directory.mkdir(parents=True, exist_ok=True)
-    config = {**model.config.to_dict(), "architectures": [type(model).__name__], "dtype": "float16"}
-    for key in ("_name_or_path", "transformers_version"):
-        config.pop(key, None)
+    config = {key: value for key, value in model.config.to_dict().items() if key not in UNUSED}
+    config |= {"architectures": [type(model).__name__], "dtype": "float16"}
     generation = {
         "bos_token_id": BOS,
         "decoder_start_token_id": EOS,
@@ -103,4 +116,5 @@ def save_checkpoint(model: Any, tokenizer: Any, directory: Path) -> None:
         (directory / name).write_text(text, encoding="utf-8")
     tensors = {name: values.detach().to(torch.float16).contiguous() for name, values in stock_tensors(model)}
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
-    save_tokenizer(tokenizer, directory)
+    (directory / "model.safetensors").chmod(0o644)
+    tokenizer.save_pretrained(directory)

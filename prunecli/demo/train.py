@@ -73,7 +73,9 @@ def batches(encoded: Sequence[Sequence[list[int]]], settings: Settings) -> Itera
         line = rng.integers(lines, size=pool)
         source = rng.integers(len(encoded), size=pool)
         target = (source + rng.integers(1, len(encoded), size=pool)) % len(encoded)
-        order = sorted(range(pool), key=lambda i: len(encoded[source[i]][line[i]]) + len(encoded[target[i]][line[i]]))
+        order = sorted(
+            range(pool), key=lambda i: len(encoded[source[i]][line[i]]) + len(encoded[target[i]][line[i]])
+        )
         chunks = [order[start : start + settings.sentences] for start in range(0, pool, settings.sentences)]
         for chunk in (chunks[index] for index in rng.permutation(len(chunks))):
             yield Batch(
@@ -147,7 +149,9 @@ def train(settings: Settings, output: Path) -> None:
         muon.step(rate * settings.muon_rate)
         adam.step()
         if (step + 1) % 50 == 0 or step + 1 == settings.steps:
-            parts = f"cross-entropy {float(cross_entropy.detach()):.4f}, routing {float(routing.detach()):.4f}"
+            parts = (
+                f"cross-entropy {float(cross_entropy.detach()):.4f}, routing {float(routing.detach()):.4f}"
+            )
             seconds = time.perf_counter() - begin
             print(f"step {step + 1}/{settings.steps}: {parts}, {seconds:.0f} s", file=sys.stderr, flush=True)
     save_checkpoint(model.eval(), tokenizer, output)
@@ -159,7 +163,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m prunecli.demo.train", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="directory to write the checkpoint to")
     for name, value in vars(defaults).items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}")
+        parser.add_argument(
+            f"--{name.replace('_', '-')}", type=type(value), default=value, help=f"default {value}"
+        )
     options = vars(parser.parse_args(arguments))
     output = options.pop("output")
     train(Settings(**options), output)

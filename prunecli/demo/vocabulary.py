@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from prunecli.demo import LANGUAGES
@@ -18,8 +18,6 @@ def build_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
     Pieces are learned with the punctuation split off, so that no merge crosses it: NllbTokenizer splits at spaces
     only, and finds the same pieces.
     """
-    import json
-
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import NllbTokenizer
 
@@ -34,8 +32,3 @@ def build_tokenizer(sentences: Iterable[str], vocab_size: int) -> Any:
         src_lang=LANGUAGES[0],
         extra_special_tokens=list(LANGUAGES),
     )
-
-
-def save_tokenizer(tokenizer: Any, directory: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json."""
-    tokenizer.save_pretrained(directory)

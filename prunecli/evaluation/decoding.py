@@ -7,11 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.data.batching import length_bucketed, pad
+from prunecli.data.lengths import length_limit
 from prunecli.data.tokens import Tokenizer, encode, language_id, languages
-
-LENGTH_FACTOR = 3
-LENGTH_MARGIN = 50
-"""An output ends at 3 x source tokens + 50 at the latest: generous also where a script costs more tokens."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,6 @@ class Translation:
 
     text: str
     finished: bool
-
-
-def length_limit(source_tokens: int, max_positions: int | None) -> int:
-    """New tokens at most for a source of so many tokens: min(3 x source + 50, positions of the model - 1)."""
-    limit = LENGTH_FACTOR * source_tokens + LENGTH_MARGIN
-    return limit if max_positions is None else min(limit, max_positions - 1)
 
 
 def max_positions(model: Any) -> int | None:

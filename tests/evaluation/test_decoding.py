@@ -3,9 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from prunecli.data.lengths import length_limit
 from prunecli.data.tokens import encode, language_id, load_tokenizer
 from prunecli.errors import DataError
-from prunecli.evaluation.decoding import DecodingOptions, Translation, length_limit, translate
+from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.modules.loading import load_model
 from tests.tiny import tiny_nllb_moe
 

@@ -9,14 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LENGTH_FACTOR = 3
-LENGTH_MARGIN = 50
-
-
-def limits(source_tokens: Tensor, positions: int) -> Tensor:
-    """New tokens at most for each sentence: min(3 x source tokens + 50, positions - 1), `[batch]`."""
-    return (LENGTH_FACTOR * source_tokens + LENGTH_MARGIN).clamp(max=positions - 1)
-
 
 @contextmanager
 def live_beams(model: Any, beams: int, longest: Tensor) -> Iterator[Callable[[], Tensor]]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import Literal, get_args
 
 import numpy as np
 
+from prunecli.data.parallel import near_names
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.statistics import (
     ANY,
@@ -133,19 +133,6 @@ def _check_languages(statistics: GateStatistics, asked: Sequence[str], position:
                 f"The statistics hold no {role} language {language!r}.",
                 near_names(language, known, "Collected"),
             )
-
-
-def near_names(name: str, known: Sequence[str], label: str) -> str:
-    """A remedy line: the names near to `name`, or the first of those known."""
-    near = (
-        get_close_matches(name, known, n=3, cutoff=0.8)
-        or [other for other in known if name and other.startswith(name)][:3]
-    )
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
-    shown = ", ".join(sorted(known)[:8])
-    more = f" and {len(known) - 8} more" if len(known) > 8 else ""
-    return f"{label}: {shown}{more}." if known else f"{label}: none."
 
 
 def _known(statistics: GateStatistics) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from prunecli.checkpoint.documents import read_json
+from prunecli.data.parallel import near_names
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import Layer
-from prunecli.methods.experts.granularity import near_names
 from prunecli.methods.experts.statistics import (
     ANY,
     SUMS,

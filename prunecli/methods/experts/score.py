@@ -18,9 +18,10 @@ from torch import Tensor
 from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.data.batching import length_bucketed, pad
+from prunecli.data.lengths import length_limit
 from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.data.tokens import encode, language_id
-from prunecli.methods.experts.beams import limits, live_beams
+from prunecli.methods.experts.beams import live_beams
 from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
@@ -179,7 +180,8 @@ def _search(
     model: Any, tokenizer: Any, target: str, encoded: Any, mask: Tensor, beam: int, recorder: _Recorder
 ) -> None:
     """Translate with beam search; a sentence's beams count until it is finished."""
-    longest = limits(mask.sum(dim=1), int(model.config.max_position_embeddings))
+    positions = int(model.config.max_position_embeddings)
+    longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()], device=mask.device)
     with live_beams(model, beam, longest) as live:
         recorder.live = live
         try:

@@ -1,0 +1,157 @@
+"""What every method of reduction must do: a test file per method derives from `MethodContract` and fills in the answers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.errors import PruneError
+from prunecli.pipeline import Rewrite, rewrite_checkpoint
+
+Decide = Callable[[Checkpoint], Rewrite]
+
+
+class MethodContract:
+    """Keeping everything changes nothing; two runs give the same bytes; a reduced model is the masked original."""
+
+    def make_source(self, directory: Path) -> Path:
+        """Write a tiny checkpoint that the method can reduce."""
+        raise AssertionError("a contract answers this")
+
+    def keep_everything(self, source: Checkpoint) -> Rewrite:
+        """The decision that removes nothing."""
+        raise AssertionError("a contract answers this")
+
+    def reduce(self, source: Checkpoint) -> Rewrite:
+        """A decision that removes a part, chosen without order or evenness."""
+        raise AssertionError("a contract answers this")
+
+    def impossible(self, source: Checkpoint) -> Rewrite:
+        """Decide with a budget that cannot be met: raises PruneError."""
+        raise AssertionError("a contract answers this")
+
+    def mask(self, model: Any, rewrite: Rewrite) -> None:
+        """Switch off in the original model what `rewrite` removes."""
+        raise AssertionError("a contract answers this")
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        return self.make_source(tmp_path / "source")
+
+    def test_keeping_everything_is_bit_identical(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        written(source, self.keep_everything, tmp_path / "out")
+        with open_checkpoint(source) as before, open_checkpoint(tmp_path / "out") as after:
+            assert dict(before.tensors) == dict(after.tensors)
+            for name in before.tensors:
+                assert before.read(name).tobytes() == after.read(name).tobytes(), name
+            assert before.fingerprint == after.fingerprint
+        assert torch.equal(logits(source), logits(tmp_path / "out"))
+
+    def test_two_runs_give_identical_bytes(self, source: Path, tmp_path: Path) -> None:
+        one = written(source, self.reduce, tmp_path / "one")
+        other = written(source, self.reduce, tmp_path / "other")
+        assert digests(one) == digests(other)
+
+    def test_two_runs_in_shards_give_identical_bytes(self, source: Path, tmp_path: Path) -> None:
+        one = written(source, self.reduce, tmp_path / "one", shard_bytes=10_000)
+        other = written(source, self.reduce, tmp_path / "other", shard_bytes=10_000)
+        assert len(list(one.glob("*.safetensors"))) > 1
+        assert digests(one) == digests(other)
+
+    def test_reduced_logits_equal_those_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        from prunecli.modules.loading import load_model
+
+        written(source, self.reduce, tmp_path / "out")
+        original = load_model(source, device="cpu")
+        whole = logits_of(original)
+        with open_checkpoint(source) as opened:
+            self.mask(original, self.reduce(opened))
+        masked = logits_of(original)
+        assert not torch.allclose(whole, masked), "the reduction must matter for this test to mean something"
+        torch.testing.assert_close(logits(tmp_path / "out"), masked, rtol=1e-5, atol=1e-5)
+
+    def test_the_input_is_untouched(self, source: Path, tmp_path: Path) -> None:
+        before = {
+            name: ((source / name).stat().st_mtime_ns, digest) for name, digest in digests(source).items()
+        }
+        written(source, self.reduce, tmp_path / "out")
+        after = {
+            name: ((source / name).stat().st_mtime_ns, digest) for name, digest in digests(source).items()
+        }
+        assert before == after
+
+    def test_the_result_reloads_from_its_own_files_alone(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        out = written(source, self.reduce, tmp_path / "out")
+        expected = logits(out)
+        shutil.rmtree(source)
+        (tmp_path / "elsewhere").mkdir()
+        out.rename(tmp_path / "elsewhere" / "moved")
+        assert torch.equal(logits(tmp_path / "elsewhere" / "moved"), expected)
+
+    def test_a_result_can_be_rewritten_whole(self, source: Path, tmp_path: Path) -> None:
+        """What was removed before stays removed, and is still known."""
+        import torch
+
+        written(source, self.reduce, tmp_path / "once")
+        written(tmp_path / "once", self.keep_everything, tmp_path / "twice")
+        assert torch.equal(logits(tmp_path / "once"), logits(tmp_path / "twice"))
+        with open_checkpoint(tmp_path / "once") as once, open_checkpoint(tmp_path / "twice") as twice:
+            assert once.structure.experts == twice.structure.experts
+            assert once.structure.original_experts == twice.structure.original_experts
+
+    def test_an_impossible_budget_is_refused_before_any_file_exists(
+        self, source: Path, tmp_path: Path
+    ) -> None:
+        with pytest.raises(PruneError) as caught:
+            written(source, self.impossible, tmp_path / "out")
+        assert 1 <= len(str(caught.value).splitlines()) <= 2
+        assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def written(source: Path, decide: Decide, output: Path, **options: Any) -> Path:
+    """Decide and write."""
+    with open_checkpoint(source) as opened:
+        rewrite_checkpoint(opened, decide(opened), output, **options)
+    return output
+
+
+def digests(directory: Path) -> dict[str, str]:
+    """Relative path -> SHA-256 of every file below a directory."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def logits(directory: Path) -> Any:
+    """Logits of the checkpoint in a directory on a fixed batch; see `logits_of`."""
+    from prunecli.modules.loading import load_model
+
+    return logits_of(load_model(directory, device="cpu"))
+
+
+def logits_of(model: Any) -> Any:
+    """`[batch, target length, vocabulary]` on a fixed random batch with padding, in float32 on the CPU."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    source = torch.randint(4, model.config.vocab_size, (3, 9), generator=generator)
+    target = torch.randint(4, model.config.vocab_size, (3, 6), generator=generator)
+    mask = torch.ones_like(source)
+    mask[1, 6:] = 0
+    source[1, 6:] = model.config.pad_token_id
+    with torch.no_grad():
+        return model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits.float()

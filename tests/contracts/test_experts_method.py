@@ -1,0 +1,60 @@
+"""Expert pruning keeps the contract of methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.methods.experts.decide import Amount, Options, decide
+from prunecli.methods.experts.rewrite import rewrite
+from prunecli.pipeline import Rewrite, stock_config
+from tests.contracts.method_contract import MethodContract
+from tests.tiny import tiny_nllb_moe
+
+
+def pruned(source: Checkpoint, options: Options) -> Rewrite:
+    decision = decide(source, options)
+    structure, outputs = rewrite(source, decision.selection.kept, options.dtype)
+    structure = structure.after(decision.step)
+    return Rewrite(structure, outputs, stock_config(source, structure))
+
+
+class TestExpertPruning(MethodContract):
+    def make_source(self, directory: Path) -> Path:
+        return tiny_nllb_moe(directory, experts=8, layers=4, router_bias=True, shards=2)
+
+    def keep_everything(self, source: Checkpoint) -> Rewrite:
+        return pruned(source, Options(metric="random", amount=Amount(ratio=0.0)))
+
+    def reduce(self, source: Checkpoint) -> Rewrite:
+        return pruned(source, Options(metric="random", amount=Amount(ratio=0.6), seed=3))
+
+    def impossible(self, source: Checkpoint) -> Rewrite:
+        return pruned(source, Options(metric="random", amount=Amount(ratio=0.95)))
+
+    def mask(self, model: Any, rewrite: Rewrite) -> None:
+        import torch
+
+        from prunecli.modules.loading import sparse_ffns
+
+        for layer, module in sparse_ffns(model).items():
+            kept = torch.zeros(module.num_experts, dtype=torch.bool)
+            kept[list(rewrite.structure.experts.get(layer, range(module.num_experts)))] = True
+            module.expert_mask = kept
+
+
+class TestEvenExpertPruning(TestExpertPruning):
+    """The same with a result that is of the stock layout."""
+
+    def reduce(self, source: Checkpoint) -> Rewrite:
+        made = pruned(source, Options(metric="random", amount=Amount(per_layer={"encoder": 3, "decoder": 3})))
+        assert (made.config["model_type"], made.config["num_experts"]) == ("nllb-moe", 3)
+        return made
+
+
+class TestExpertPruningInFloat16(TestExpertPruning):
+    """The same for a source in float16."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_nllb_moe(directory, experts=6, layers=2, dtype="F16")
