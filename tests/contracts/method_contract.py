@@ -1,4 +1,4 @@
-"""What every method of reduction must do: a test file per method derives from `MethodContract` and fills in the answers."""
+"""What every method of reduction must do; a test file per method derives from `MethodContract` and fills it in."""
 
 from __future__ import annotations
 
