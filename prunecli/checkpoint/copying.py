@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,8 +17,13 @@ from prunecli.errors import CheckpointError
 JOB_BYTES = 16 << 20
 """Most source bytes of one `Move`."""
 
-BLOCK_BYTES = 256 << 10
-"""What is in memory at a time where bytes pass through it; within a core's cache, casts run twice as fast."""
+COPY_BYTES = 1 << 20
+"""What is in memory of a copy at a time."""
+
+CAST_BYTES = 256 << 10
+"""What is in memory of a cast at a time; within a core's cache it runs twice as fast."""
+
+PAGE_BYTES = 4096
 
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY}
 
@@ -77,9 +84,28 @@ def carry_out(move: Move) -> int:
     return move.written
 
 
+def reserve(target: int, nbytes: int) -> None:
+    """Have the file system set `nbytes` aside for a file: a full disk shows at once, and writing gets faster.
+
+    Where the file system or the system cannot, nothing happens. (`os.posix_fallocate` would write to every block.)
+
+    Raises:
+        OSError: the disk is full.
+    """
+    if not nbytes or not sys.platform.startswith("linux"):
+        return
+    try:
+        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
+    except (OSError, AttributeError):
+        return
+    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    if fallocate(target, 0, 0, nbytes) and ctypes.get_errno() in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
 def _copy(move: Move) -> None:
     done = _kernel_copy(move)
-    block = memoryview(bytearray(min(BLOCK_BYTES, move.nbytes - done)))
+    block = np.empty(min(COPY_BYTES, move.nbytes - done), np.uint8).data
     while done < move.nbytes:
         piece = block[: move.nbytes - done]
         _read(move, done, piece)
@@ -88,8 +114,14 @@ def _copy(move: Move) -> None:
 
 
 def _kernel_copy(move: Move) -> int:
-    """Bytes that the kernel copied: all of them, or fewer where it cannot copy between these files."""
+    """Bytes that the kernel copied: all of them, or fewer where it cannot copy between these files.
+
+    It can share pages instead of copying them, or have a file server do it; where the two places lie
+    differently within their pages it can do neither on a local disk, and is 40 % slower than reading and writing.
+    """
     done = 0
+    if (move.source_offset - move.target_offset) % PAGE_BYTES:
+        return done
     while hasattr(os, "copy_file_range") and done < move.nbytes:
         try:
             count = os.copy_file_range(
@@ -110,9 +142,9 @@ def _kernel_copy(move: Move) -> int:
 
 
 def _cast(move: Move, given: str, wanted: str) -> None:
-    block = memoryview(bytearray(min(BLOCK_BYTES, move.nbytes)))
+    block = np.empty(min(CAST_BYTES, move.nbytes), np.uint8).data
     at = move.target_offset
-    for start in range(0, move.nbytes, BLOCK_BYTES):
+    for start in range(0, move.nbytes, CAST_BYTES):
         piece = block[: move.nbytes - start]
         _read(move, start, piece)
         made = cast(np.frombuffer(piece, dtype=numpy_dtype(given)), wanted, move.where)

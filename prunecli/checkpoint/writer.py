@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from prunecli.checkpoint.copying import Move, carry_out
+from prunecli.checkpoint.copying import Move, carry_out, reserve
 from prunecli.checkpoint.dtypes import itemsize
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.stream import Output, byte_ranges, check_outputs
@@ -22,7 +22,7 @@ INDEX_FILE = "model.safetensors.index.json"
 CAST_THREADS = 4
 """Casts are bound by the processor; plain copies are not, and a second thread does not speed them up."""
 
-FLUSH_BYTES = 256 << 20
+FLUSH_BYTES = 64 << 20
 """Written bytes after which the disk is asked to take them, while the writing goes on."""
 
 
@@ -114,6 +114,7 @@ def _write_shard(
     ordered = sorted(shard, key=lambda output: -itemsize(output.dtype))
     head = header_bytes(ordered)
     with path.open("wb", buffering=0) as file:
+        reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
         moves = [
             part

@@ -125,8 +125,8 @@ def _show(payload: Mapping[str, Any]) -> None:
     console.show(console.table(title, columns, rows))
     console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in payload["results"]]))
     console.out(
-        f"Mean ± deviation of {payload['runs']} runs after {payload['warm_up']} of warm-up, "
-        f"{payload['threads']} threads, {payload['device']}."
+        f"Mean ± deviation of {_count(payload['runs'], 'run')} after {payload['warm_up']} of warm-up, "
+        f"{_count(payload['threads'], 'CPU thread')}, {payload['device']}."
     )
     if not payload["interleaved"]:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
@@ -145,6 +145,10 @@ def _sizes(result: Mapping[str, Any]) -> list[str]:
         "-" if resident is None else console.bytes_text(resident),
         "-" if device is None else console.bytes_text(device),
     ]
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _spread(values: Mapping[str, float], digits: int) -> str:

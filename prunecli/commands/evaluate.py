@@ -82,8 +82,9 @@ def evaluate(
 ) -> None:
     """Translate with each checkpoint and score: chrF++, BLEU, spBLEU, length, over-generation.
 
-    The first checkpoint is the baseline: the others are tested against it by paired bootstrap. An interrupted
-    run goes on where it stopped when it is started again with the same arguments.
+    The first checkpoint is the baseline: the others are tested against it by paired bootstrap.
+
+    An interrupted run goes on where it stopped when it is started again with the same arguments.
     """
     if task != "translation":
         raise UsageError(f"--task {task}: there is no such task", "Known: translation.")
@@ -156,9 +157,10 @@ def _show(payload: Mapping[str, Any], all_pairs: bool) -> None:
     console.show(mean_table(payload))
     if payload["significance"] is not None:
         test = payload["significance"]
+        what = "* differs" if count == 1 else "Worse, better (chrF++) and *: pairs that differ"
         console.out(
-            f"* differs from {test['baseline']} with p < {test['level']} "
-            f"(paired bootstrap, {test['samples']:,} resamples of {payload['data']['sentences']:,} sentences)."
+            f"{what} from {test['baseline']} with p < {test['level']} "
+            f"(paired bootstrap, {test['samples']:,} resamples)."
         )
     if count > PAIRS_SHOWN and not all_pairs:
         console.out(f"Means over {count} pairs; --all-pairs shows each.")

@@ -23,7 +23,8 @@ def orthogonalize(matrices: Tensor, iterations: int = 5) -> Tensor:
     for _ in range(iterations):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT if tall else x
+    result: Tensor = x.mT if tall else x
+    return result
 
 
 class Muon:
@@ -50,7 +51,7 @@ class Muon:
             stacked = orthogonalize(torch.cat([update.reshape(-1, rows, columns) for update in updates]))
             scale = learning_rate * max(1.0, rows / columns) ** 0.5
             counts = [update.numel() // (rows * columns) for update in updates]
-            for (parameter, _), direction in zip(members, stacked.split(counts), strict=True):
+            for (parameter, _), direction in zip(members, torch.split(stacked, counts), strict=True):
                 parameter.add_(direction.reshape(parameter.shape), alpha=-scale)
 
     def _update(self, parameter: Tensor, mean: Tensor) -> Tensor:

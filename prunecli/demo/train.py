@@ -28,17 +28,17 @@ from prunecli.demo.vocabulary import EOS, PAD, build_tokenizer
 class Settings:
     """A training run; the defaults made the bundled checkpoint."""
 
-    steps: int = 1500
+    steps: int = 2000
     sentences: int = 192
     muon_rate: float = 0.02
     adam_rate: float = 5e-3
     warmup: int = 100
     routing_weight: float = 0.1
-    experts_per_language: float = 8.0
-    experts_per_family: float = 13.0
+    experts_per_language: float = 6.0
+    experts_per_family: float = 10.0
     vocab_size: int = 800
     seed: int = 1
-    threads: int = 2
+    threads: int = 1
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,18 @@ def batches(encoded: Sequence[Sequence[list[int]]], settings: Settings) -> Itera
     rng = np.random.default_rng(settings.seed)
     lines, pool = len(encoded[0]), 16 * settings.sentences
     while True:
-        line = rng.integers(lines, size=pool)
+        line = rng.integers(lines, size=pool).tolist()
         source = rng.integers(len(encoded), size=pool)
         target = (source + rng.integers(1, len(encoded), size=pool)) % len(encoded)
-        order = sorted(
-            range(pool), key=lambda i: len(encoded[source[i]][line[i]]) + len(encoded[target[i]][line[i]])
-        )
+        sources = [encoded[language][at] for language, at in zip(source.tolist(), line, strict=True)]
+        targets = [encoded[language][at] for language, at in zip(target.tolist(), line, strict=True)]
+        lengths = [len(one) + len(other) for one, other in zip(sources, targets, strict=True)]
+        order = sorted(range(pool), key=lengths.__getitem__)
         chunks = [order[start : start + settings.sentences] for start in range(0, pool, settings.sentences)]
         for chunk in (chunks[index] for index in rng.permutation(len(chunks))):
             yield Batch(
-                _pad([encoded[source[i]][line[i]] for i in chunk]),
-                _pad([encoded[target[i]][line[i]] for i in chunk]),
+                _pad([sources[index] for index in chunk]),
+                _pad([targets[index] for index in chunk]),
                 torch.from_numpy(source[chunk]),
                 torch.from_numpy(target[chunk]),
             )
@@ -122,7 +123,8 @@ def losses(model: Any, gates: Gates, batch: Batch, settings: Settings) -> tuple[
 
 def _optimizers(model: Any) -> tuple[Muon, torch.optim.Optimizer]:
     """Muon for the weights of attention and FFNs, Adam for embeddings, routers, norms and biases."""
-    matrices, others = [], []
+    matrices: list[Tensor] = []
+    others: list[Tensor] = []
     for name, parameter in model.named_parameters():
         apart = "shared" in name or ".router." in name or name.endswith("bias")
         (others if apart or parameter.dim() < 2 else matrices).append(parameter)
@@ -145,7 +147,7 @@ def train(settings: Settings, output: Path) -> None:
             group["lr"] = rate * settings.adam_rate
         cross_entropy, routing = losses(model, gates, batch, settings)
         model.zero_grad(set_to_none=True)
-        (cross_entropy + routing).backward()
+        torch.autograd.backward(cross_entropy + routing)
         muon.step(rate * settings.muon_rate)
         adam.step()
         if (step + 1) % 50 == 0 or step + 1 == settings.steps:

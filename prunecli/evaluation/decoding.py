@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from prunecli.data.batching import length_bucketed, pad
@@ -122,13 +123,20 @@ def _beam_cache(model: Any) -> Any:
     """
     if not getattr(model.config, "is_encoder_decoder", False) or hasattr(model, "_reorder_cache"):
         return None
-    from transformers import DynamicCache, EncoderDecoderCache
+    from transformers import DynamicCache
+
+    return _beam_cache_class()(DynamicCache(), DynamicCache())
+
+
+@cache
+def _beam_cache_class() -> Any:
+    from transformers import EncoderDecoderCache
 
     class BeamCache(EncoderDecoderCache):  # type: ignore[misc]
         def reorder_cache(self, beam_idx: Any) -> None:
             self.self_attention_cache.reorder_cache(beam_idx)
 
-    return BeamCache(DynamicCache(), DynamicCache())
+    return BeamCache
 
 
 def _end_ids(model: Any, tokenizer: Tokenizer) -> set[int]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli import demo
 from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.errors import OutputError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
@@ -63,7 +65,7 @@ def evaluate(
         checkpoints: label -> directory, the baseline first.
 
     Returns:
-        What was written: the JSON of docs/formats (`prunecli.evaluation/1`).
+        What was written: the payload of evaluation.json (`prunecli.evaluation/1`).
 
     Raises:
         PruneError: a checkpoint, language, option or output that cannot be used.
@@ -127,6 +129,8 @@ def _translate_checkpoint(
                 done = translate(model, tokenizer, sentences, pair, options.decoding, advance)
                 partial.add(keys[pair], done)
                 made[pair_name(*pair)] = done
+        del model
+        gc.collect()  # before the next checkpoint is loaded
     return {pair_name(*pair): made[pair_name(*pair)] for pair in pairs}
 
 
@@ -272,7 +276,9 @@ def _write_hypotheses(directory: Path, made: Made, split: str) -> None:
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
-    """A short label for each checkpoint: its directory's name, or the whole path where two share a name.
+    """A short label for each checkpoint: its directory's name, "demo" for the bundled model.
+
+    Where two share a name, both have their whole path.
 
     Raises:
         UsageError: a checkpoint is given twice.
@@ -281,7 +287,8 @@ def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
     for path, real in zip(paths, resolved, strict=True):
         if resolved.count(real) > 1:
             raise UsageError(f"{path} is given twice", "Name each checkpoint once.")
-    names = [real.name for real in resolved]
+    bundled = demo.CHECKPOINT.resolve()
+    names = ["demo" if real == bundled else real.name for real in resolved]
     return {
         (name if names.count(name) == 1 else str(path)): path for name, path in zip(names, paths, strict=True)
     }

@@ -6,9 +6,11 @@ that a model that stops early does not look fast (2309.01826, section 3: mean of
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +19,14 @@ from prunecli.data.batching import pad
 from prunecli.data.parallel import pair_name
 from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
 from prunecli.errors import UsageError
+from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.evaluation.memory import Cost
 
 FORMAT = "prunecli.latency/1"
-MEMORY_SHARE = 0.8
-"""All models are held at once if they fit in this share of the free memory."""
 
 
 @dataclass(frozen=True)
@@ -77,46 +79,91 @@ def bench_latency(
     """Measure the speed of each checkpoint (label -> directory, the baseline first) on `sentences`.
 
     Returns:
-        The JSON of docs/formats (`prunecli.latency/1`); nothing is written.
+        The payload of latency.json (`prunecli.latency/1`); nothing is written.
 
     Raises:
         PruneError: a checkpoint or language that cannot be used.
     """
+    from prunecli.checkpoint.reader import open_checkpoint
+
+    with _threads(options.threads):
+        subjects = [
+            _subject(label, open_checkpoint(path), sentences, pair, options.new_tokens)
+            for label, path in checkpoints.items()
+        ]
+        costs = _costs(subjects, options, progress) if options.memory else {}
+        runner = _Runner(subjects, options)
+        seconds = _measure(runner, subjects, options, progress)
+        return _payload(runner, subjects, pair, costs, seconds, options)
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _costs(subjects: Sequence[Subject], options: LatencyOptions, progress: Progress) -> dict[str, Cost]:
+    import torch
+
+    from prunecli.evaluation.memory import MemoryTask, measure_cost
+
+    costs = {}
+    with progress("loading each by itself", len(subjects), "checkpoints") as advance:
+        for subject in subjects:
+            task = MemoryTask(
+                checkpoint=str(subject.checkpoint.path),
+                device=options.device,
+                dtype=options.dtype,
+                threads=torch.get_num_threads(),
+                sources=subject.sources[: max(options.batch_sizes)],
+                beam=max(options.beams),
+                new_tokens=options.new_tokens,
+                pad_id=subject.pad_id,
+                forced_id=subject.forced_id,
+            )
+            costs[subject.label] = measure_cost(task)
+            advance(1)
+    return costs
+
+
+def _payload(
+    runner: _Runner,
+    subjects: Sequence[Subject],
+    pair: tuple[str, str],
+    costs: Mapping[str, Cost],
+    seconds: Mapping[Timing, Mapping[str, Sequence[float]]],
+    options: LatencyOptions,
+) -> dict[str, Any]:
     import torch
 
     from prunecli.checkpoint.documents import header
-    from prunecli.checkpoint.reader import open_checkpoint
-    from prunecli.evaluation.memory import MemoryTask, measure_cost
 
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
-    subjects = [
-        _subject(label, open_checkpoint(path), sentences, pair, options.new_tokens)
-        for label, path in checkpoints.items()
+    sentences = len(subjects[0].sources)
+    first = subjects[0].label
+    results = [
+        {
+            "checkpoint": subject.label,
+            **runner.sizes[subject.label],
+            "checkpoint_bytes": subject.checkpoint.total_bytes,
+            **(asdict(costs[subject.label]) if subject.label in costs else {}),
+            "timings": [
+                _timing_json(config, by_label[subject.label], by_label[first], sentences, options)
+                for config, by_label in seconds.items()
+            ],
+        }
+        for subject in subjects
     ]
-    costs = {}
-    if options.memory:
-        with progress("loading each by itself", len(subjects), "checkpoints") as advance:
-            for subject in subjects:
-                task = MemoryTask(
-                    checkpoint=str(subject.checkpoint.path),
-                    device=options.device,
-                    dtype=options.dtype,
-                    threads=torch.get_num_threads(),
-                    sources=subject.sources[: max(options.batch_sizes)],
-                    beam=max(options.beams),
-                    new_tokens=options.new_tokens,
-                    pad_id=subject.pad_id,
-                    forced_id=subject.forced_id,
-                )
-                costs[subject.label] = measure_cost(task)
-                advance(1)
-    runner = _Runner(subjects, options)
-    seconds = _measure(runner, subjects, options, progress)
     return {
         **header(FORMAT, [subject.checkpoint for subject in subjects], None),
         "pair": pair_name(*pair),
-        "sentences": len(sentences),
+        "sentences": sentences,
         "new_tokens": options.new_tokens,
         "runs": options.runs,
         "warm_up": options.warm_up,
@@ -125,21 +172,7 @@ def bench_latency(
         "threads": torch.get_num_threads(),
         "torch": str(torch.__version__),
         "interleaved": runner.together,
-        "results": [
-            {
-                "checkpoint": subject.label,
-                **runner.sizes[subject.label],
-                "checkpoint_bytes": subject.checkpoint.total_bytes,
-                **(asdict(costs[subject.label]) if subject.label in costs else {}),
-                "timings": [
-                    _timing_json(
-                        config, by_label[subject.label], by_label[subjects[0].label], len(sentences), options
-                    )
-                    for config, by_label in seconds.items()
-                ],
-            }
-            for subject in subjects
-        ],
+        "results": results,
     }
 
 
@@ -196,7 +229,9 @@ class _Runner:
         self._models: dict[str, Any] = {}
         self.sizes: dict[str, dict[str, int]] = {}
         self.device_name = ""
-        self.together = fits_together([subject.checkpoint for subject in subjects], options)
+        self.together = fit_together(
+            [subject.checkpoint for subject in subjects], options.device, options.dtype
+        )
 
     def seconds(self, subject: Subject, batch_size: int, beam: int) -> float:
         """Time of one pass over the sentences."""
@@ -213,28 +248,13 @@ class _Runner:
 
             if not self.together:
                 self._models.clear()
+                gc.collect()
             path = subject.checkpoint.path
             model = load_model(path, device=self._options.device, dtype=self._options.dtype)
             self._models[subject.label] = model
-            self.sizes[subject.label] = _sizes(model)
-            self.device_name = _device_name(model.device)
+            self.sizes[subject.label] = model_sizes(model)
+            self.device_name = device_name(model.device)
         return self._models[subject.label]
-
-
-def fits_together(checkpoints: Sequence[Checkpoint], options: LatencyOptions) -> bool:
-    """Whether all models, in the type they compute in, fit in `MEMORY_SHARE` of the memory that is free."""
-    import psutil
-    import torch
-
-    on_gpu = options.device.startswith("cuda") or (options.device == "auto" and torch.cuda.is_available())
-    free = torch.cuda.mem_get_info()[0] if on_gpu else psutil.virtual_memory().available
-    needed = 0
-    for checkpoint in checkpoints:
-        for info in checkpoint.tensors.values():
-            # On a CPU, float16 is computed in float32.
-            wide = not on_gpu and info.dtype != "BF16" and options.dtype in ("auto", "float32")
-            needed += info.numel * 4 if wide else info.nbytes
-    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * free
 
 
 def _measure(
@@ -247,15 +267,11 @@ def _measure(
     }
     passes = options.warm_up + options.runs
     with progress("timing", len(configs) * len(subjects) * passes, "runs") as advance:
-
-        def run(config: Timing, subject: Subject, number: int) -> None:
+        for config, subject, number in _order(configs, subjects, passes, runner.together):
             elapsed = runner.seconds(subject, *config)
             if number >= options.warm_up:
                 seconds[config][subject.label].append(elapsed)
             advance(1)
-
-        for config, subject, number in _order(configs, subjects, passes, runner.together):
-            run(config, subject, number)
     return seconds
 
 
@@ -290,30 +306,3 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     """Mean and sample standard deviation (0 for a single value)."""
     deviation = statistics.stdev(values) if len(values) > 1 else 0.0
     return {"mean": round(statistics.fmean(values), 6), "std": round(deviation, 6)}
-
-
-def _sizes(model: Any) -> dict[str, int]:
-    parameters = list(model.parameters())
-    return {
-        "parameters": sum(p.numel() for p in parameters),
-        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
-    }
-
-
-def _device_name(device: Any) -> str:
-    if device.type == "cuda":
-        import torch
-
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    import platform
-
-    return f"{device} ({_cpu_name() or platform.machine()})"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "")

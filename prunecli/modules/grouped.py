@@ -6,14 +6,17 @@ each expert has. Nothing is dropped, and an expert without rows costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+
+from prunecli.modules.threads import in_threads, pays
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,11 @@ def _has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
     )
 
 
-def expert_spans(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+Span = tuple[int, int, int]
+"""An expert, its first row, its end row."""
+
+
+def expert_spans(sizes: Sequence[int]) -> list[Span]:
     """`(expert, first row, end row)` of each expert that has rows."""
     ends = list(accumulate(sizes))
     return [
@@ -83,33 +90,50 @@ def expert_spans(sizes: Sequence[int]) -> list[tuple[int, int, int]]:
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """A loop over the experts that have rows, forwards and backwards, into preallocated results."""
+    """The experts that have rows, each on its own, forwards and backwards, into preallocated results."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
         ctx.save_for_backward(tokens, weight)
         ctx.sizes = sizes
         result = tokens.new_empty(tokens.shape[0], weight.shape[1])
-        for expert, start, end in expert_spans(sizes):
+
+        def run(span: Span) -> None:
+            expert, start, end = span
             torch.addmm(bias[expert], tokens[start:end], weight[expert].t(), out=result[start:end])
+
+        _for_each(run, sizes, weight)
         return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         tokens, weight = ctx.saved_tensors
-        gradient = gradients[0].contiguous()
-        spans = expert_spans(ctx.sizes)
-        to_tokens = to_weight = to_bias = None
-        if ctx.needs_input_grad[0]:
-            to_tokens = torch.empty_like(tokens)
-            for expert, start, end in spans:
-                torch.mm(gradient[start:end], weight[expert], out=to_tokens[start:end])
-        if ctx.needs_input_grad[1]:
-            to_weight = torch.zeros_like(weight)
-            for expert, start, end in spans:
-                torch.mm(gradient[start:end].t(), tokens[start:end], out=to_weight[expert])
-        if ctx.needs_input_grad[2]:
-            to_bias = gradient.new_zeros(weight.shape[:2])
-            for expert, start, end in spans:
-                torch.sum(gradient[start:end], dim=0, out=to_bias[expert])
+        to_tokens = torch.empty_like(tokens) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = weight.new_zeros(weight.shape[:2]) if ctx.needs_input_grad[2] else None
+
+        def run(span: Span) -> None:
+            expert, start, end = span
+            rows = gradient[start:end]
+            if to_tokens is not None:
+                torch.mm(rows, weight[expert], out=to_tokens[start:end])
+            if to_weight is not None:
+                torch.mm(rows.t(), tokens[start:end], out=to_weight[expert])
+            if to_bias is not None:
+                torch.sum(rows, dim=0, out=to_bias[expert])
+
+        _for_each(run, ctx.sizes, weight)
         return to_tokens, to_weight, to_bias, None
+
+
+def _for_each(run: Callable[[Span], None], sizes: Sequence[int], weight: Tensor) -> None:
+    """Call `run` for each expert that has rows, in threads where that pays."""
+    spans = expert_spans(sizes)
+    per_expert = weight[0].numel()
+    weight_bytes = len(spans) * per_expert * weight.element_size()
+    if weight.device.type == "cpu" and pays(len(spans), weight_bytes, sum(sizes) * per_expert):
+        in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
+    else:
+        for span in spans:
+            run(span)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.expert_threads import run_experts
+from prunecli.modules.cpu_experts import run_experts
 from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
 
 MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
@@ -216,9 +216,9 @@ class SparseFFN(nn.Module):
         parameters = (self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = (parameter.to(dtype) for parameter in parameters)
         plan = dispatch(experts, self.num_experts)
-        rows = tokens.to(dtype)[plan.source]
+        rows = tokens.to(dtype).index_select(0, plan.source)
         with torch.autocast(device_type, enabled=False):
-            if rows.device.type == "cpu" and not (torch.is_grad_enabled() or self.training):
+            if device_type == "cpu" and not self._needs_graph(rows):
                 stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
                 outputs = run_experts(rows, stacked, plan.counts.tolist(), self.activation)
             else:
@@ -227,13 +227,26 @@ class SparseFFN(nn.Module):
                 outputs = grouped_linear(hidden, fc2_weight, fc2_bias, plan.counts)
             return self._combine(outputs, weights, plan)
 
+    def _needs_graph(self, rows: Tensor) -> bool:
+        """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""
+        if self.training and self.activation_dropout:
+            return True
+        return torch.is_grad_enabled() and any(
+            tensor.requires_grad
+            for tensor in (rows, self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
+        )
+
     def _combine(self, outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
         """Sum each token's expert outputs `[assignments, d_model]` under its weights; returns float32."""
         if self.token_dropout and self.training:
             outputs = functional.dropout(outputs, self.token_dropout)
         elif self.token_dropout:
             weights = weights * (1 - self.token_dropout)
-        return torch.einsum("tk,tkd->td", weights, outputs[plan.position].float())
+        mixed = outputs.index_select(0, plan.position[:, 0]).float() * weights[:, :1]
+        for rank in range(1, self.top_k):
+            ranked = outputs.index_select(0, plan.position[:, rank]).float()
+            mixed = mixed.addcmul(ranked, weights[:, rank : rank + 1])
+        return mixed
 
 
 def _activation(name: str) -> Callable[[Tensor], Tensor]:

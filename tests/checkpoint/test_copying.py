@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from prunecli.checkpoint import copying
-from prunecli.checkpoint.copying import Move, carry_out
+from prunecli.checkpoint.copying import Move, carry_out, reserve
 from prunecli.errors import CheckpointError
 
 DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
@@ -28,8 +28,10 @@ def files(tmp_path: Path) -> Iterator[tuple[int, int]]:
     os.close(target)
 
 
-def move(files: tuple[int, int], nbytes: int = DATA.nbytes, cast: tuple[str, str] | None = None) -> Move:
-    return Move("dir: fc1", files[0], 4, nbytes, files[1], 8, cast)
+def move(
+    files: tuple[int, int], nbytes: int = DATA.nbytes, cast: tuple[str, str] | None = None, at: int = 8
+) -> Move:
+    return Move("dir: fc1", files[0], 4, nbytes, files[1], at, cast)
 
 
 def test_copies_to_its_place(files: tuple[int, int]) -> None:
@@ -45,9 +47,9 @@ def test_copies_where_the_kernel_cannot(
         raise OSError(number, "no")
 
     monkeypatch.setattr(os, "copy_file_range", refuse)
-    monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
-    carry_out(move(files))
-    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
+    monkeypatch.setattr(copying, "COPY_BYTES", 1000)
+    carry_out(move(files, at=4))
+    assert os.pread(files[1], 20000, 4) == DATA.tobytes()
 
 
 def test_goes_on_after_a_short_copy(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,13 +61,13 @@ def test_goes_on_after_a_short_copy(files: tuple[int, int], monkeypatch: pytest.
         return 0 if len(asked) > 2 else real(source, target, min(count, 777), **offsets)
 
     monkeypatch.setattr(os, "copy_file_range", little)
-    carry_out(move(files))
+    carry_out(move(files, at=4100))
     assert asked == [12000, 11223, 10446]
-    assert os.pread(files[1], 20000, 8) == DATA.tobytes()
+    assert os.pread(files[1], 20000, 4100) == DATA.tobytes()
 
 
 def test_casts_block_by_block(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
+    monkeypatch.setattr(copying, "CAST_BYTES", 1024)
     assert carry_out(move(files, cast=("F32", "F16"))) == DATA.nbytes // 2
     assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
 
@@ -90,4 +92,20 @@ def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(os, "copy_file_range", full)
     with pytest.raises(OSError, match="No space"):
-        carry_out(move(files))
+        carry_out(move(files, at=4))
+
+
+def test_reserved_bytes_do_not_show_in_the_values(files: tuple[int, int]) -> None:
+    reserve(files[1], 8 + DATA.nbytes)
+    assert os.fstat(files[1]).st_size in (0, 8 + DATA.nbytes)  # 0 where the file system cannot
+    carry_out(move(files))
+    assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
+
+
+def test_more_than_the_disk_holds_is_refused_at_once(files: tuple[int, int]) -> None:
+    reserve(files[1], 0)
+    reserve(files[1], 1)
+    if os.fstat(files[1]).st_size != 1:
+        pytest.skip("this file system cannot reserve")
+    with pytest.raises(OSError, match=r"No space|too large|quota"):
+        reserve(files[1], 1 << 62)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from prunecli.demo import CHECKPOINT, LANGUAGES
+from prunecli.demo.model import SIZES
 from prunecli.demo.muon import Muon, orthogonalize
 from prunecli.demo.objective import RoutingGoals, by_language, routing_loss
 from prunecli.demo.train import Settings, batches, main, schedule
@@ -35,8 +36,11 @@ def test_two_steps_write_a_directory_that_loads(trained: Path) -> None:
     assert torch.isfinite(logits).all()
 
 
-def test_the_script_writes_the_bundled_config_and_tokenizer(trained: Path) -> None:
-    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+def test_the_script_writes_the_bundled_sizes_and_tokenizer(trained: Path) -> None:
+    written, bundled = (json.loads((path / "config.json").read_text()) for path in (trained, CHECKPOINT))
+    assert SIZES.items() <= written.items()
+    assert SIZES.items() <= bundled.items()
+    for name in ("generation_config.json", "tokenizer.json", "tokenizer_config.json"):
         assert json.loads((trained / name).read_text()) == json.loads((CHECKPOINT / name).read_text())
 
 

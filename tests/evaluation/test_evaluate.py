@@ -175,3 +175,9 @@ def test_labels_are_names_or_whole_paths_where_names_meet():
 def test_a_checkpoint_given_twice_is_refused():
     with pytest.raises(UsageError, match="given twice"):
         labels_for([Path("/a/x"), Path("/a/../a/x")])
+
+
+def test_the_bundled_model_is_called_demo():
+    from prunecli.demo import CHECKPOINT
+
+    assert labels_for([CHECKPOINT, Path("small")]) == {"demo": CHECKPOINT, "small": Path("small")}

@@ -8,8 +8,10 @@ import torch
 
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
+from prunecli.evaluation import hardware
 from prunecli.evaluation import latency as module
-from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode, fits_together, spread
+from prunecli.evaluation.hardware import fit_together
+from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode, spread
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
 from tests.tiny import tiny_nllb_moe
 
@@ -74,8 +76,8 @@ def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
 
 
 def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypatch):
-    monkeypatch.setattr(module, "MEMORY_SHARE", 0.0)
-    assert not fits_together([open_checkpoint(path) for path in checkpoints.values()], OPTIONS)
+    monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
+    assert not fit_together([open_checkpoint(path) for path in checkpoints.values()], "cpu", "auto")
     payload = bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu"))
     assert not payload["interleaved"]
     assert [label for label, _, _ in turns] == ["full"] * 9 + ["pruned"] * 9
@@ -101,7 +103,11 @@ def test_exactly_the_tokens_asked_for(checkpoints):
 
 def test_load_time_and_peak_memory_of_a_process_of_its_own(checkpoints):
     options = LatencyOptions(beams=(1,), runs=1, warm_up=0, new_tokens=2, threads=1, device="cpu")
-    result = bench_latency({"full": checkpoints["full"]}, SENTENCES, PAIR, options)["results"][0]
+    before = torch.get_num_threads()
+    payload = bench_latency({"full": checkpoints["full"]}, SENTENCES, PAIR, options)
+    assert payload["threads"] == 1
+    assert torch.get_num_threads() == before
+    result = payload["results"][0]
     assert result["load_s"] > 0
     assert result["resident_peak"] >= result["resident_before"] > 10**7
     assert result["device_peak"] is None

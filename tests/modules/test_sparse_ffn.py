@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.modules import expert_threads
+from prunecli.modules import threads
 from prunecli.modules.sparse_ffn import Routing, SparseFFN, real_rows, route
 from tests.reference import routing as reference
 
@@ -44,7 +44,7 @@ def test_threads_give_what_one_thread_gives(monkeypatch: pytest.MonkeyPatch) -> 
     module, x = make(), torch.randn(2, 40, 8)
     with torch.inference_mode():
         alone = module(x)
-        monkeypatch.setattr(expert_threads, "MIN_WEIGHT_BYTES", 0)
+        monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
         before = torch.get_num_threads()
         torch.set_num_threads(3)
         try:
@@ -56,7 +56,7 @@ def test_threads_give_what_one_thread_gives(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expert_threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     module = make()
 

@@ -1,0 +1,64 @@
+"""What a measurement ran on, and what a model takes there."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+MEMORY_SHARE = 0.8
+"""Models are held at once if they fit in this share of the free memory."""
+
+
+def fit_together(checkpoints: Sequence[Checkpoint], device: str, dtype: str) -> bool:
+    """Whether all models, in the type they compute in, fit in `MEMORY_SHARE` of the memory that is free.
+
+    Args:
+        device, dtype: as in `load_model`.
+    """
+    import psutil
+    import torch
+
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    if on_gpu:
+        free = torch.cuda.mem_get_info(device if ":" in device else None)[0]
+    else:
+        free = psutil.virtual_memory().available
+    needed = 0
+    for checkpoint in checkpoints:
+        for info in checkpoint.tensors.values():
+            # On a CPU, float16 is computed in float32.
+            wide = not on_gpu and info.dtype != "BF16" and dtype in ("auto", "float32")
+            needed += info.numel * 4 if wide else info.nbytes
+    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * free
+
+
+def model_sizes(model: Any) -> dict[str, int]:
+    """Parameters, tied ones once, and their bytes in memory."""
+    parameters = list(model.parameters())
+    return {
+        "parameters": sum(p.numel() for p in parameters),
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
+    }
+
+
+def device_name(device: Any) -> str:
+    """`cpu (AMD EPYC 7B13)`, `cuda:0 (NVIDIA H100)`."""
+    if device.type == "cuda":
+        import torch
+
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"{device} ({_cpu_name() or platform.machine()})"
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "")

@@ -1,0 +1,51 @@
+"""The experts of one layer on a CPU, without gradients: both layers of an expert at once, on one thread.
+
+Each thread takes the next expert with rows, the largest first. No weight is copied or packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from prunecli.modules.cpu_linear import linear
+from prunecli.modules.grouped import Span, expert_spans
+from prunecli.modules.threads import in_threads, pays
+
+Weights = tuple[Tensor, Tensor, Tensor, Tensor]
+"""fc1 weight `[experts, ffn, d_model]`, fc1 bias `[experts, ffn]`, fc2 weight `[experts, d_model, ffn]`, fc2 bias."""
+
+
+def run_experts(
+    tokens: Tensor, weights: Weights, counts: Sequence[int], activation: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """act(x W1 + b1) W2 + b2 of each row by its own expert; no gradients.
+
+    Args:
+        tokens: `[assignments, d_model]`, sorted by expert.
+        weights: of all experts, in the type of the tokens.
+        counts: rows of each expert.
+        activation: act.
+
+    Returns:
+        `[assignments, d_model]` float32.
+    """
+    result = torch.empty(tokens.shape, dtype=torch.float32)
+
+    def run(span: Span) -> None:
+        expert, start, end = span
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor[expert] for tensor in weights)
+        hidden = activation(linear(tokens[start:end], fc1_weight, fc1_bias))
+        result[start:end] = linear(hidden, fc2_weight, fc2_bias)[: end - start]
+
+    spans = expert_spans(counts)
+    per_expert = weights[0][0].numel() + weights[2][0].numel()
+    weight_bytes = len(spans) * per_expert * weights[0].element_size()
+    if pays(len(spans), weight_bytes, tokens.shape[0] * per_expert):
+        in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
+    else:
+        for span in spans:
+            run(span)
+    return result

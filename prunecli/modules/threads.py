@@ -1,0 +1,93 @@
+"""Work on many experts shared out to threads, each of which runs torch's operations alone.
+
+A product of a few dozen rows is too small to spread over all cores, and one after the other the experts leave the
+memory's bandwidth unused. Whole experts do not wait for each other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import torch
+
+MIN_WEIGHT_BYTES = 8 << 20
+MIN_PRODUCTS = 1 << 26
+"""Below both of these bytes read and multiply-adds, handing work to threads costs more than it saves."""
+
+Item = TypeVar("Item")
+
+
+def pays(items: int, weight_bytes: int, products: int) -> bool:
+    """Whether threads are worth their while.
+
+    Args:
+        items: pieces of work.
+        weight_bytes: read in all.
+        products: multiply-adds in all.
+    """
+    return (
+        items > 1
+        and torch.get_num_threads() > 1
+        and (weight_bytes >= MIN_WEIGHT_BYTES or products >= MIN_PRODUCTS)
+    )
+
+
+def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
+    """Call `function` on each item, without gradients, in `torch.get_num_threads()` threads, in any order.
+
+    Raises:
+        Exception: the first one that a call raised; items not yet begun are left out then.
+    """
+    waiting = deque(items)
+    inference = torch.is_inference_mode_enabled()
+
+    def work() -> None:
+        with torch.inference_mode() if inference else torch.no_grad():
+            while waiting:
+                try:
+                    item = waiting.popleft()
+                except IndexError:  # another thread took the last one
+                    return
+                function(item)
+
+    threads = torch.get_num_threads()
+    pool = _pool(threads)
+    try:
+        for done in [pool.submit(work) for _ in range(min(threads, len(items)))]:
+            done.result()
+    finally:  # after an interrupt or a failure, the threads stop at the items they are at
+        waiting.clear()
+
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+_pools_lock = threading.Lock()
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """One pool per number of threads; its threads run torch's operations alone."""
+    with _pools_lock:
+        if threads not in _pools:
+            made = ThreadPoolExecutor(threads, "expert", initializer=torch.set_num_threads, initargs=(1,))
+            ready = threading.Barrier(threads + 1)
+            for _ in range(threads):
+                made.submit(ready.wait)
+            ready.wait()
+            # A thread's setting is also the default of threads to come: put back the caller's.
+            torch.set_num_threads(threads)
+            _pools[threads] = made
+        return _pools[threads]
+
+
+def _forget_pools() -> None:
+    """In a forked child, where the threads of the parent do not exist."""
+    global _pools_lock
+    _pools.clear()
+    _pools_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_pools)

@@ -1,0 +1,192 @@
+"""Gate statistics against a plain count over single sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import encode, load_tokenizer
+from prunecli.errors import DataError
+from prunecli.methods.experts.resume import Saver, read_state, write_state
+from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.score import CollectOptions, State, collect_gates
+from prunecli.methods.experts.statistics import SUMS, GateStatistics, gates_payload
+from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from tests.reference import gate_statistics as reference
+from tests.tiny import tiny_nllb_moe
+
+TEXT = ParallelText(
+    "val",
+    {
+        "eng_Latn": ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin"),
+        "fra_Latn": ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain"),
+        "deu_Latn": ("die henne", "ein hut", "der hut ist", "keine henne auf dem hut in dem haus", "zinn"),
+    },
+)
+PAIRS = [("eng_Latn", "fra_Latn"), ("eng_Latn", "deu_Latn"), ("fra_Latn", "eng_Latn")]
+MODES = [CollectOptions("forced", batch_tokens=40), CollectOptions("beam", beam=3, batch_tokens=40)]
+
+
+class Subject:
+    """An open checkpoint with its model and tokenizer."""
+
+    def __init__(self, path: Path) -> None:
+        self.checkpoint: Checkpoint = open_checkpoint(path)
+        self.model, self.tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+
+    def collect(self, options: CollectOptions, **more: Any) -> GateStatistics:
+        return collect_gates(self.checkpoint, self.model, self.tokenizer, TEXT, PAIRS, options, **more)
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny"))
+
+
+def forced_by_hand(subject: Subject, source: str, target: str) -> list[list[np.ndarray]]:
+    """Per sparse layer the gates of every token, sentence by sentence, through the whole model."""
+    layers: list[list[np.ndarray]] = [[] for _ in subject.checkpoint.structure.experts or range(4)]
+    hooks = [
+        module.router.register_forward_hook(
+            lambda _m, _i, logits, index=index: layers[index].extend(
+                torch.softmax(logits.double(), -1).numpy()
+            )
+        )
+        for index, module in enumerate(sparse_ffns(subject.model).values())
+    ]
+    sources = encode(subject.tokenizer, TEXT.sentences[source], source)
+    labels = encode(subject.tokenizer, TEXT.sentences[target], target, as_target=True)
+    with torch.inference_mode():
+        for ids, label in zip(sources, labels, strict=True):
+            subject.model(input_ids=torch.tensor([ids]), labels=torch.tensor([label]))
+    for hook in hooks:
+        hook.remove()
+    return layers
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_forced_sums_are_those_of_single_sentences(subject: Subject, pair: tuple[str, str]) -> None:
+    found = subject.collect(MODES[0]).entries["-".join(pair)]
+    for index, gates in enumerate(forced_by_hand(subject, *pair)):
+        for name, want in reference.sums(gates).items():
+            np.testing.assert_allclose(getattr(found, name)[index], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
+def test_batches_change_nothing(subject: Subject, options: CollectOptions) -> None:
+    single = CollectOptions(options.mode, options.beam, batch_tokens=1)
+    ours, alone = subject.collect(options).entries, subject.collect(single).entries
+    for pair, sums in ours.items():
+        for name in SUMS:
+            np.testing.assert_allclose(getattr(sums, name), getattr(alone[pair], name), rtol=1e-5, atol=1e-5)
+
+
+def test_beam_search_counts_every_step_of_every_beam(subject: Subject) -> None:
+    """One sentence alone: the tokens of the decoder are the steps that `generate` makes, times the beams."""
+    text = ParallelText("val", {name: lines[:1] for name, lines in TEXT.sentences.items()})
+    steps: list[int] = []
+    decoder = subject.model.get_decoder()
+    hook = decoder.register_forward_hook(lambda _m, _a, out: steps.append(out.last_hidden_state.shape[0]))
+    found = collect_gates(subject.checkpoint, subject.model, subject.tokenizer, text, PAIRS[:1], MODES[1])
+    hook.remove()
+    assert found.entries["eng_Latn-fra_Latn"].tokens[-1] == sum(steps)
+    assert set(steps) == {3}
+
+
+def test_the_encoder_runs_once_whatever_the_number_of_targets(subject: Subject) -> None:
+    seen: list[int] = []
+    hook = subject.model.get_encoder().register_forward_hook(
+        lambda _m, _a, out: seen.append(out.last_hidden_state.shape[0])
+    )
+    found = subject.collect(MODES[0])
+    hook.remove()
+    assert sum(seen) == 10  # five English and five French sentences, though English has two targets
+    assert np.array_equal(
+        found.entries["eng_Latn-fra_Latn"].top1[:2], found.entries["eng_Latn-deu_Latn"].top1[:2]
+    )
+
+
+def test_a_pruned_model_keeps_the_original_numbers(subject: Subject, tmp_path: Path) -> None:
+    kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
+    structure, outputs = rewrite(subject.checkpoint, kept)
+    config = stock_config(subject.checkpoint, structure)
+    rewrite_checkpoint(subject.checkpoint, Rewrite(structure, outputs, config), tmp_path / "pruned")
+    pruned = Subject(tmp_path / "pruned")
+    found = pruned.collect(MODES[0])
+    assert found.num_experts == 8
+    assert found.layers == subject.collect(MODES[0]).layers
+    for sums in found.entries.values():
+        assert set(np.flatnonzero(sums.gate_sum[0])) == {1, 4, 6}
+        assert set(np.flatnonzero(sums.gate_sum[3])) == {0, 7}
+        assert (sums.top1.sum(axis=1) == sums.tokens).all()
+
+
+class _StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("options", MODES, ids=lambda options: options.mode)
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    subject: Subject, options: CollectOptions, tmp_path: Path
+) -> None:
+    whole = gates_payload(subject.collect(options))
+    batches: list[State] = []
+    subject.collect(options, save=batches.append)
+    assert len(batches) > 2
+    for stop in range(1, len(batches)):
+        path, key = tmp_path / f"{stop}.partial", {"run": 1}
+
+        def save(state: State, stop: int = stop, path: Path = path, key: dict[str, int] = key) -> None:
+            write_state(path, key, state)
+            if state.batches == stop:
+                raise _StopError
+
+        with pytest.raises(_StopError):
+            subject.collect(options, save=save)
+        state = read_state(path, key)
+        assert state.batches == stop
+        assert gates_payload(subject.collect(options, state=state)) == whole
+
+
+def test_a_state_of_other_arguments_is_not_taken(tmp_path: Path) -> None:
+    write_state(tmp_path / "a", {"run": 1}, State(3))
+    assert read_state(tmp_path / "a", {"run": 1}).batches == 3
+    assert read_state(tmp_path / "a", {"run": 2}) == State()
+    assert read_state(tmp_path / "missing", {"run": 1}) == State()
+    (tmp_path / "a").write_text((tmp_path / "a").read_text()[:-20])
+    assert read_state(tmp_path / "a", {"run": 1}) == State()
+
+
+def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
+    now = [0.0]
+    saver = Saver(tmp_path / "s", {}, clock=lambda: now[0])
+    saver(State(1))
+    assert not (tmp_path / "s").exists()
+    now[0] = 100.0
+    saver(State(2))
+    assert read_state(tmp_path / "s", {}).batches == 2
+
+
+def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -> None:
+    text = ParallelText("val", {**TEXT.sentences, "eng_Cyrl": ("a",) * 5})
+    with pytest.raises(DataError, match="eng_Cyrl"):
+        collect_gates(
+            subject.checkpoint, subject.model, subject.tokenizer, text, [("eng_Latn", "eng_Cyrl")], MODES[0]
+        )
+
+
+def test_observers_are_gone_afterwards_even_after_a_failure(subject: Subject) -> None:
+    def broken(_: State) -> None:
+        raise _StopError
+
+    with pytest.raises(_StopError):
+        subject.collect(MODES[1], save=broken)
+    assert all(module.observer is None for module in sparse_ffns(subject.model).values())
+    assert "_beam_search_has_unfinished_sequences" not in vars(subject.model)

@@ -1,0 +1,200 @@
+"""`load_model`: the right module in the right place, the right numbers in the right type."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import prunecli
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.experts.rewrite import rewrite
+from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from tests.reference import routing as reference
+from tests.tiny import tiny_nllb_moe
+
+UNEVEN = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
+EVEN = {f"model.{side}.layers.{n}.ffn": (2, 3, 5) for side in ("encoder", "decoder") for n in (1, 3)}
+IDS = torch.tensor([[5, 9, 12, 2], [7, 2, 1, 1]])
+TARGET = torch.tensor([[2, 6, 8], [2, 11, 4]])
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "tiny")
+
+
+def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
+    with open_checkpoint(source) as opened:
+        structure, outputs = rewrite(opened, kept)
+        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), output)
+    return output
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(input_ids=IDS, attention_mask=(IDS != 1).long(), decoder_input_ids=TARGET).logits
+
+
+def test_every_tensor_is_in_its_place(source: Path) -> None:
+    model = load_model(source, device="cpu")
+    stored = load_file(source / "model.safetensors")
+    for name, value in stored.items():
+        if ".experts.expert_" in name:
+            layer, _, rest = name.partition(".experts.expert_")
+            number, _, suffix = rest.partition(".")
+            held = getattr(model.get_submodule(layer), suffix.replace(".", "_"))[int(number)]
+        elif name.endswith("router.classifier.weight"):
+            held = model.get_submodule(name.removesuffix(".classifier.weight")).weight
+        else:
+            held = model.get_parameter(name)
+        assert np.array_equal(held.detach().numpy(), value), name
+    assert not model.training
+    assert not any(value.is_meta for value in [*model.parameters(), *model.buffers()])
+
+
+def test_embeddings_are_tied_three_ways(source: Path) -> None:
+    model = load_model(source, device="cpu")
+    shared = model.model.shared.weight
+    assert model.lm_head.weight is shared
+    assert model.model.encoder.embed_tokens.weight is shared
+    assert model.model.decoder.embed_tokens.weight is shared
+
+
+def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source: Path) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_model(source, device="cpu", dtype=str(dtype).removeprefix("torch."))
+        held = model.model.encoder.embed_positions.weights
+        assert held.dtype == dtype
+        half = held.shape[1] // 2
+        rate = np.exp(-np.arange(half) * np.log(10_000) / (half - 1))
+        want = np.concatenate([np.sin(7 * rate), np.cos(7 * rate)])
+        np.testing.assert_allclose(
+            held[7].float().numpy(), want, atol=1e-2 if dtype != torch.float32 else 1e-5
+        )
+        assert (held[1] == 0).all()  # the padding token
+
+
+def test_a_sparse_layer_in_the_model_follows_equation_2(source: Path) -> None:
+    model = load_model(source, device="cpu")
+    name, module = next(iter(sparse_ffns(model).items()))
+    stored = load_file(source / "model.safetensors")
+    x = torch.randn(1, 5, 16)
+    experts = [
+        tuple(
+            stored[f"{name}.experts.expert_{e}.{tensor}"].astype(np.float64)
+            for tensor in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+        )
+        for e in range(8)
+    ]
+    dropout = float(json.loads((source / "config.json").read_text())["moe_token_dropout"])
+    want = reference.sparse_ffn(x[0].numpy(), stored[f"{name}.router.classifier.weight"], experts, dropout)
+    with torch.inference_mode():
+        np.testing.assert_allclose(module(x)[0].numpy(), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("kept", [EVEN, UNEVEN], ids=["stock layout", "uneven"])
+def test_auto_model_with_trust_gives_the_same_logits(
+    source: Path, tmp_path: Path, kept: dict[str, tuple[int, ...]]
+) -> None:
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+    out = pruned(source, kept, tmp_path / "out")
+    ours = prunecli.load_model(out, device="cpu")
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
+    assert torch.equal(logits(ours), logits(theirs))
+    tokenizer = AutoTokenizer.from_pretrained(out, trust_remote_code=True)
+    assert tokenizer("the hen")["input_ids"] == AutoTokenizer.from_pretrained(source)("the hen")["input_ids"]
+
+
+def test_the_stock_class_does_not_open_an_uneven_result(source: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    out = pruned(source, UNEVEN, tmp_path / "out")
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=False)
+
+
+def test_an_uneven_result_has_layers_of_their_own_sizes(source: Path, tmp_path: Path) -> None:
+    model = load_model(pruned(source, UNEVEN, tmp_path / "out"), device="cpu")
+    sizes = {name: module.num_experts for name, module in sparse_ffns(model).items()}
+    assert sizes == {
+        "model.encoder.layers.1.ffn": 3,
+        "model.encoder.layers.3.ffn": 8,
+        "model.decoder.layers.1.ffn": 8,
+        "model.decoder.layers.3.ffn": 2,
+    }
+
+
+def test_generation_follows_the_directory(source: Path) -> None:
+    path = source / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "max_length": 17}))
+    assert load_model(source, device="cpu").generation_config.max_length == 17
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "got"),
+    [
+        ("F32", "auto", torch.float32),
+        ("F16", "auto", torch.float32),
+        ("BF16", "auto", torch.bfloat16),
+        ("F32", "float16", torch.float16),
+    ],
+)
+def test_types_on_a_cpu(tmp_path: Path, stored: str, asked: str, got: torch.dtype) -> None:
+    model = load_model(tiny_nllb_moe(tmp_path / "m", dtype=stored), device="cpu", dtype=asked)
+    assert model.model.shared.weight.dtype == got
+    assert all(module.router.weight.dtype == torch.float32 for module in sparse_ffns(model).values())
+    assert isinstance(model.model.encoder.layers[1].ffn, SparseFFN)
+    assert torch.isfinite(logits(model)).all()
+
+
+@pytest.mark.parametrize(("option", "value"), [("device", "gpu9"), ("dtype", "float12")])
+def test_unknown_devices_and_types_are_refused(source: Path, option: str, value: str) -> None:
+    with pytest.raises(UsageError, match=value):
+        load_model(source, **{option: value})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no GPU")
+def test_a_missing_gpu_is_said(source: Path) -> None:
+    with pytest.raises(UsageError, match="no GPU"):
+        load_model(source, device="cuda")
+
+
+def test_a_config_of_another_size_is_refused(source: Path) -> None:
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "vocab_size": 60}))
+    with pytest.raises(CheckpointError, match=r"model\.shared\.weight"):
+        load_model(source, device="cpu")
+
+
+def test_a_missing_layer_is_refused(source: Path) -> None:
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "encoder_layers": 5}))
+    with pytest.raises(CheckpointError, match="missing"):
+        load_model(source, device="cpu")
+
+
+def test_loading_never_holds_a_second_copy(tmp_path: Path) -> None:
+    """150 MB of float32 weights: the peak rises by them and a little, not by twice as much."""
+    path = tiny_nllb_moe(tmp_path / "big", d_model=256, ffn=1024, experts=18, layers=4)
+    size = (path / "model.safetensors").stat().st_size
+    assert size > 140e6
+    code = (
+        "import resource, sys, transformers\n"
+        "from prunecli.modules.loading import load_model\n"
+        "transformers.NllbMoeForConditionalGeneration\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
+        "before = peak(); model = load_model(sys.argv[1], device='cpu'); print(peak() - before)\n"
+    )
+    made = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert int(made.stdout) < 1.3 * size + 64e6
