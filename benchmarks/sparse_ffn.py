@@ -22,6 +22,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prunecli.modules.grouped import dispatch, expert_spans
+from prunecli.modules.sparse_ffn import SparseFFN, route
+
 D_MODEL, FFN_DIM, EXPERTS = 1024, 4096, 128
 
 STOCK = """
@@ -34,10 +37,11 @@ config = NllbMoeConfig(d_model=d_model, num_experts=experts, moe_token_dropout=0
 torch.set_default_dtype(getattr(torch, sys.argv[1]))
 module = NllbMoeSparseMLP(config, ffn).eval()
 for line in sys.stdin:
-    x = torch.randn(1, int(line), d_model)
+    tokens = int(line)
+    x, all_real = torch.randn(1, tokens, d_model), torch.zeros(1, 1, 1, tokens)
     with torch.inference_mode():
         start = time.perf_counter()
-        module(x)
+        module(x, all_real)
         print(time.perf_counter() - start, flush=True)
 """
 """Times one forward pass for each number of tokens that it reads."""
@@ -64,19 +68,14 @@ def main() -> None:
                 report(dtype, tokens, medians(candidates(module, tokens), timed_elsewhere, tokens, rounds))
 
 
-def make(dtype: torch.dtype) -> torch.nn.Module:
+def make(dtype: torch.dtype) -> SparseFFN:
     """A sparse FFN with random weights."""
-    from prunecli.modules.sparse_ffn import SparseFFN
-
     torch.manual_seed(0)
     return SparseFFN(D_MODEL, FFN_DIM, EXPERTS, dtype=dtype).eval()
 
 
-def candidates(module: torch.nn.Module, tokens: int) -> Mapping[str, Callable[[], object]]:
+def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], object]]:
     """What is timed, on the same tokens."""
-    from prunecli.modules.grouped import dispatch, expert_spans
-    from prunecli.modules.sparse_ffn import route
-
     hidden = torch.randn(1, tokens, D_MODEL, dtype=module.fc1_weight.dtype)
     fc1, fc1_bias, fc2, fc2_bias = (
         tensor.detach() for tensor in (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias)
@@ -85,7 +84,7 @@ def candidates(module: torch.nn.Module, tokens: int) -> Mapping[str, Callable[[]
     def loop() -> Tensor:
         _, experts, weights = route(module.router(hidden[0]), 2)
         out = torch.zeros_like(hidden[0])
-        for expert in experts.unique().tolist():
+        for expert in torch.unique(experts).tolist():
             rows, rank = torch.where(experts == expert)
             made = functional.relu(functional.linear(hidden[0, rows], fc1[expert], fc1_bias[expert]))
             made = functional.linear(made, fc2[expert], fc2_bias[expert])

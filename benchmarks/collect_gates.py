@@ -1,0 +1,69 @@
+"""What counting costs: `collect-gates` in forced mode against the same forward passes without observers.
+
+python benchmarks/collect_gates.py MODEL DATA --split val --sentences 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from prunecli.checkpoint.layout import SparseLayer
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.parallel import parse_pairs, read_parallel
+from prunecli.data.tokens import load_tokenizer
+from prunecli.methods.experts import score
+from prunecli.modules.loading import load_model
+
+
+@contextmanager
+def unobserved(_model: Any, layers: Sequence[SparseLayer]) -> Iterator[score._Recorder]:
+    """A recorder that nothing reports to."""
+    yield score._Recorder(layers)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--pairs")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    text = read_parallel(options.data, options.split).first(options.sentences)
+    pairs = parse_pairs(options.pairs, None, text.languages)
+    times: dict[str, list[float]] = {"without": [], "with": []}
+    with open_checkpoint(options.model) as checkpoint:
+        model, tokenizer = load_model(options.model), load_tokenizer(options.model)
+        for _ in range(options.rounds + 1):
+            for name, found in times.items():
+                start = time.perf_counter()
+                if name == "with":
+                    score.collect_gates(checkpoint, model, tokenizer, text, pairs)
+                else:
+                    with patch.object(score, "_recording", unobserved):
+                        score.collect_gates(checkpoint, model, tokenizer, text, pairs)
+                found.append(time.perf_counter() - start)
+    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    print(
+        f"{len(text)} sentences, {len(pairs)} pairs, {options.threads} threads, median of {options.rounds} rounds"
+    )
+    print(f"without statistics {medians['without']:.2f} s, with {medians['with']:.2f} s: ", end="")
+    print(f"{medians['with'] / medians['without']:.3f}x")
+
+
+if __name__ == "__main__":
+    main()
