@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from prunecli.modules.cpu_linear import linear
+from prunecli.modules.cpu_linear import dot_products, linear
 from prunecli.modules.grouped import Span, expert_spans
 from prunecli.modules.threads import in_threads, pays
 
@@ -43,9 +43,10 @@ def run_experts(
     spans = expert_spans(counts)
     per_expert = weights[0][0].numel() + weights[2][0].numel()
     weight_bytes = len(spans) * per_expert * weights[0].element_size()
-    if pays(len(spans), weight_bytes, tokens.shape[0] * per_expert):
-        in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
-    else:
-        for span in spans:
-            run(span)
+    with dot_products(weights[0].dtype, [end - start for _, start, end in spans]):
+        if pays(len(spans), weight_bytes, tokens.shape[0] * per_expert):
+            in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
+        else:
+            for span in spans:
+                run(span)
     return result

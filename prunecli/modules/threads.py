@@ -72,7 +72,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     """One pool per number of threads; its threads run torch's operations alone."""
     with _pools_lock:
         if threads not in _pools:
-            made = ThreadPoolExecutor(threads, "expert", initializer=torch.set_num_threads, initargs=(1,))
+            made = ThreadPoolExecutor(threads, "expert", initializer=_work_alone)
             ready = threading.Barrier(threads + 1)
             for _ in range(threads):
                 made.submit(ready.wait)
@@ -81,6 +81,12 @@ def _pool(threads: int) -> ThreadPoolExecutor:
             torch.set_num_threads(threads)
             _pools[threads] = made
         return _pools[threads]
+
+
+def _work_alone() -> None:
+    """Have this thread run torch's operations without help."""
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # a thread's first look replaces its setting by the default: look while that is 1
 
 
 def _forget_pools() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from prunecli.modules import threads
+from prunecli.modules import grouped, threads
 from prunecli.modules.sparse_ffn import Routing, SparseFFN, real_rows, route
 from tests.reference import routing as reference
 
@@ -151,8 +153,10 @@ def test_a_masked_expert_is_as_if_pruned() -> None:
         assert torch.equal(module(x), small(x))
 
 
-def test_gradients_are_those_of_the_plain_formula() -> None:
-    module, x = make().double(), torch.randn(1, 6, 8, dtype=torch.float64)
+@pytest.mark.parametrize("in_threads", [False, True])
+def test_gradients_are_those_of_the_plain_formula(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "pays", lambda *_: in_threads)
+    module, x = make().double(), torch.randn(1, 6, 8, dtype=torch.float64, requires_grad=True)
     module.router.float()
 
     def plain() -> torch.Tensor:
@@ -169,7 +173,7 @@ def test_gradients_are_those_of_the_plain_formula() -> None:
             rows.append(sum(parts))
         return torch.stack(rows)
 
-    parameters = list(module.parameters())
+    parameters = [x, *module.parameters()]
     ours = torch.autograd.grad(module(x).square().sum(), parameters)
     want = torch.autograd.grad(plain().square().sum(), parameters)
     for a, b in zip(ours, want, strict=True):
@@ -185,3 +189,64 @@ def test_the_router_stays_in_float32() -> None:
 def test_fewer_experts_than_the_router_picks_are_refused() -> None:
     with pytest.raises(ValueError, match="top_k is 2 but there are 1"):
         SparseFFN(8, 12, 1)
+
+
+def test_an_unknown_activation_is_refused() -> None:
+    with pytest.raises(ValueError, match="activation 'softest' is unknown"):
+        SparseFFN(8, 12, 4, activation="softest")
+
+
+def test_more_experts_per_token_weigh_to_one() -> None:
+    gates, experts, weights = route(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), 3)
+    assert experts.tolist() == [[1, 3, 2]]
+    np.testing.assert_allclose(
+        weights[0].numpy(), (gates[0, [1, 3, 2]] / gates[0, 1:].sum()).numpy(), atol=1e-6
+    )
+
+
+def test_frozen_parameters_give_the_same_with_and_without_a_graph() -> None:
+    module, x = make().requires_grad_(False), torch.randn(1, 12, 8)
+    frozen = module(x)
+    assert not frozen.requires_grad
+    graph = make()(x)
+    assert graph.requires_grad
+    np.testing.assert_allclose(frozen.numpy(), graph.detach().numpy(), atol=1e-6)
+
+
+def test_dropout_in_training_keeps_the_mean() -> None:
+    module, x = make(token_dropout=0.5, activation_dropout=0.5).train(), torch.randn(1, 1, 8)
+    with torch.no_grad():
+        mean = module(x.expand(1, 20_000, 8)).mean(1)
+    np.testing.assert_allclose(mean.numpy(), expected(module, x[0]), atol=0.02)
+
+
+def test_only_padding_gives_zeros_and_an_empty_observation() -> None:
+    module, seen = make(), []
+    module.observer = seen.append
+    with torch.inference_mode():
+        y = module(torch.randn(2, 3, 8), torch.zeros(2, 3))
+    assert (y == 0).all()
+    assert seen[0].gates.shape == (0, 6)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_autocast_computes_the_experts_in_its_type(gradients: bool) -> None:
+    module, x = make(), torch.randn(1, 9, 8)
+    with torch.set_grad_enabled(gradients), torch.autocast("cpu", torch.bfloat16):
+        y = module(x)
+    assert y.dtype == torch.float32
+    np.testing.assert_allclose(y[0].detach().numpy(), expected(module, x[0]), atol=3e-2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 2**31))
+def test_any_batch_is_what_its_tokens_are_alone(tokens: int, experts: int, seed: int) -> None:
+    module = make(experts)
+    x = torch.randn(1, tokens, 8, generator=torch.Generator().manual_seed(seed))
+    with torch.inference_mode():
+        together = module(x)
+        assert torch.equal(together, module(x))
+        for t in range(tokens):
+            np.testing.assert_allclose(
+                module(x[:, t : t + 1])[0, 0].numpy(), together[0, t].numpy(), atol=1e-6
+            )

@@ -1,0 +1,75 @@
+"""The pool of threads that experts run in."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from prunecli.modules import threads
+from prunecli.modules.threads import in_threads, pays
+
+
+@pytest.fixture(autouse=True)
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_each_item_once_without_gradients_each_thread_alone() -> None:
+    seen: list[tuple[int, int, bool]] = []
+    in_threads(lambda item: seen.append((item, torch.get_num_threads(), torch.is_grad_enabled())), range(50))
+    assert sorted(seen) == [(item, 1, False) for item in range(50)]
+
+
+def test_the_callers_number_of_threads_stays_and_is_inherited() -> None:
+    in_threads(lambda item: None, range(3))
+    assert torch.get_num_threads() == 3
+    inherited: list[int] = []
+    fresh = threading.Thread(target=lambda: inherited.append(torch.get_num_threads()))
+    fresh.start()
+    fresh.join()
+    assert inherited == [3]
+
+
+@pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])
+def test_a_failure_reaches_the_caller_and_stops_the_rest(failure: type[BaseException]) -> None:
+    begun: list[int] = []
+
+    def fail(item: int) -> None:
+        begun.append(item)
+        raise failure("at the first item")
+
+    with pytest.raises(failure, match="at the first item"):
+        in_threads(fail, range(1000))
+    assert len(begun) <= 3  # at most one for each thread
+    in_threads(begun.append, [1])  # the pool lives on
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_makes_its_own_pool() -> None:
+    in_threads(lambda item: None, range(3))
+    held = threads._pools
+    assert held
+    threads._forget_pools()  # what the child runs first
+    assert not held
+    in_threads(lambda item: None, range(3))
+
+
+@pytest.mark.parametrize(
+    ("items", "weight_bytes", "products", "worth"),
+    [
+        (2, threads.MIN_WEIGHT_BYTES, 0, True),
+        (2, 0, threads.MIN_PRODUCTS, True),
+        (2, threads.MIN_WEIGHT_BYTES - 1, threads.MIN_PRODUCTS - 1, False),
+        (1, threads.MIN_WEIGHT_BYTES, threads.MIN_PRODUCTS, False),
+    ],
+)
+def test_threads_pay_for_enough_work(items: int, weight_bytes: int, products: int, worth: bool) -> None:
+    assert pays(items, weight_bytes, products) == worth
+    torch.set_num_threads(1)
+    assert not pays(items, weight_bytes, products)
