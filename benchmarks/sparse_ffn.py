@@ -97,7 +97,7 @@ def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], obje
     rows = hidden[0][plan.source]
     routed = [expert for expert, _, _ in expert_spans(plan.counts.tolist())]
     blocks = [tensor[expert].view(-1).view(torch.float32) for tensor in (fc1, fc2) for expert in routed]
-    pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=torch.set_num_threads, initargs=(1,))
+    pool = ThreadPoolExecutor(torch.get_num_threads(), initializer=work_alone)
 
     def dense() -> Tensor:
         return functional.linear(functional.relu(functional.linear(rows, fc1[0])), fc2[0])
@@ -108,6 +108,12 @@ def candidates(module: SparseFFN, tokens: int) -> Mapping[str, Callable[[], obje
         "dense": dense,
         "reading": lambda: list(pool.map(torch.sum, blocks)),
     }
+
+
+def work_alone() -> None:
+    """Have this thread run torch's operations without help."""
+    torch.set_num_threads(1)
+    torch.get_num_threads()  # settles it
 
 
 def medians(

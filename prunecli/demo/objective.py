@@ -63,9 +63,9 @@ def routing_loss(gates: Tensor, languages: Tensor, families: Sequence[int], goal
     """weight x (log N - H(E) + max(0, H(E|L) - log k_L) + max(0, H(E|F) - log k_F)), p(e) from mean gate values.
 
     The first term spreads the tokens of all languages evenly over all N experts (load balance). The other two keep
-    each language L, and each family F, on few of them; together they raise the mutual information between experts
-    and languages while sisters share some. A large model on a hundred languages comes to this by itself, for each
-    expert sees little; six languages that fit in any few experts need telling.
+    each language L, and each family F, on few of them: with the first they raise the mutual information between
+    experts and languages, while sisters may share. NLLB-200 is trained with load balance alone; these two terms are
+    the demo's own.
 
     Args:
         gates: `[tokens, num_experts]`.
