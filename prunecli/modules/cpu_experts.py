@@ -41,12 +41,16 @@ def run_experts(
         result[start:end] = linear(hidden, fc2_weight, fc2_bias)[: end - start]
 
     spans = expert_spans(counts)
-    per_expert = weights[0][0].numel() + weights[2][0].numel()
-    weight_bytes = len(spans) * per_expert * weights[0].element_size()
     with dot_products(weights[0].dtype, [end - start for _, start, end in spans]):
-        if pays(len(spans), weight_bytes, tokens.shape[0] * per_expert):
+        if threads_pay(weights, len(spans), tokens.shape[0]):
             in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
         else:
             for span in spans:
                 run(span)
     return result
+
+
+def threads_pay(weights: Weights, experts: int, assignments: int) -> bool:
+    """Whether `run_experts` on that many experts and rows goes to threads."""
+    per_expert = weights[0][0].numel() + weights[2][0].numel()
+    return pays(experts, experts * per_expert * weights[0].element_size(), assignments * per_expert)

@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.cpu_experts import run_experts
+from prunecli.modules.cpu_experts import Weights, run_experts, threads_pay
 from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
+from prunecli.modules.threads import alone
+
+SMALL_STEP = 64  # tokens of which the router's work is too small to share out
 
 MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
 
@@ -196,29 +199,48 @@ class SparseFFN(nn.Module):
         flat = hidden_states.reshape(-1, d_model)
         rows = real_rows(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
-        logits = self.router(tokens)
-        if self.expert_mask is not None:
-            logits = logits.masked_fill(~self.expert_mask, -torch.inf)
-        gates, experts, weights = route(logits, self.top_k)
+        needs_graph = self._needs_graph(tokens)
+        if self._is_small_step(tokens) and not needs_graph:
+            gates, experts, weights = alone(lambda: self._route(tokens))
+        else:
+            gates, experts, weights = self._route(tokens)
         if self.observer is not None:
             self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
-        mixed = self._mix(tokens, experts, weights).to(hidden_states.dtype)
+        mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
         return mixed.view(batch, seq, d_model)
 
-    def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gates, experts and weights of `tokens` `[tokens, d_model]`."""
+        logits = self.router(tokens)
+        if self.expert_mask is not None:
+            logits = logits.masked_fill(~self.expert_mask, -torch.inf)
+        return route(logits, self.top_k)
+
+    def _is_small_step(self, tokens: Tensor) -> bool:
+        """Whether a handful of tokens, as in decoding, meets experts so large that threads will run them."""
+        assignments = tokens.shape[0] * self.top_k
+        return (
+            tokens.device.type == "cpu"
+            and 0 < tokens.shape[0] <= SMALL_STEP
+            and threads_pay(self._stacked(), min(assignments, self.num_experts), assignments)
+        )
+
+    def _stacked(self) -> Weights:
+        return self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias
+
+    def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor, needs_graph: bool) -> Tensor:
         """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
         device_type = tokens.device.type
         dtype = self.fc1_weight.dtype
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
-        parameters = (self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (parameter.to(dtype) for parameter in parameters)
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (parameter.to(dtype) for parameter in self._stacked())
         plan = dispatch(experts, self.num_experts)
         rows = tokens.to(dtype).index_select(0, plan.source)
         with torch.autocast(device_type, enabled=False):
-            if device_type == "cpu" and not self._needs_graph(rows):
+            if device_type == "cpu" and not needs_graph:
                 stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
                 outputs = run_experts(rows, stacked, plan.counts.tolist(), self.activation)
             else:
@@ -227,13 +249,12 @@ class SparseFFN(nn.Module):
                 outputs = grouped_linear(hidden, fc2_weight, fc2_bias, plan.counts)
             return self._combine(outputs, weights, plan)
 
-    def _needs_graph(self, rows: Tensor) -> bool:
+    def _needs_graph(self, tokens: Tensor) -> bool:
         """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""
         if self.training and self.activation_dropout:
             return True
-        return torch.is_grad_enabled() and any(
-            tensor.requires_grad
-            for tensor in (rows, self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias)
+        return torch.is_grad_enabled() and (
+            tokens.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
         )
 
     def _combine(self, outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -20,6 +21,7 @@ MIN_PRODUCTS = 1 << 26
 """Below both of these bytes read and multiply-adds, handing work to threads costs more than it saves."""
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def pays(items: int, weight_bytes: int, products: int) -> bool:
@@ -44,10 +46,10 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
         Exception: the first one that a call raised; items not yet begun are left out then.
     """
     waiting = deque(items)
-    inference = torch.is_inference_mode_enabled()
+    mode = _gradient_free()
 
     def work() -> None:
-        with torch.inference_mode() if inference else torch.no_grad():
+        with mode():
             while waiting:
                 try:
                     item = waiting.popleft()
@@ -62,6 +64,25 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
             done.result()
     finally:  # after an interrupt or a failure, the threads stop at the items they are at
         waiting.clear()
+
+
+def alone(function: Callable[[], Result]) -> Result:
+    """What `function` returns, called in one of those threads, without gradients.
+
+    For small work just before `in_threads`: torch's own threads would still be waiting busily, in the way of these.
+    """
+    mode = _gradient_free()
+
+    def work() -> Result:
+        with mode():
+            return function()
+
+    return _pool(torch.get_num_threads()).submit(work).result()
+
+
+def _gradient_free() -> Callable[[], AbstractContextManager[object]]:
+    """How a thread goes without gradients, such that the caller can use what it makes."""
+    return torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}

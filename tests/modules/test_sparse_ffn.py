@@ -42,8 +42,12 @@ def test_equals_equation_2(dtype: torch.dtype, gradients: bool) -> None:
     np.testing.assert_allclose(y.detach().double().numpy(), want, atol=TOLERANCE[dtype])
 
 
-def test_threads_give_what_one_thread_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x = make(), torch.randn(2, 40, 8)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("tokens", [1, 5, 80])
+def test_threads_give_what_one_thread_gives(
+    tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, x = make(dtype=dtype), torch.randn(1, tokens, 8).to(dtype)
     with torch.inference_mode():
         alone = module(x)
         monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
@@ -54,7 +58,7 @@ def test_threads_give_what_one_thread_gives(monkeypatch: pytest.MonkeyPatch) -> 
             assert torch.get_num_threads() == 3
         finally:
             torch.set_num_threads(before)
-    np.testing.assert_allclose(together.numpy(), alone.numpy(), atol=1e-6)
+    np.testing.assert_allclose(together.float().numpy(), alone.float().numpy(), atol=1e-6)
 
 
 def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
