@@ -24,6 +24,8 @@ COMMANDS = {
 }
 """Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
 
+INTERRUPTED = "Interrupted: nothing half-written was left behind."
+
 app = typer.Typer(
     name="prunecli",
     no_args_is_help=True,
@@ -70,7 +72,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            typer.echo("Interrupted: nothing half-written was left behind.", err=True)
+            typer.echo(INTERRUPTED, err=True)
             raise
 
     return run
@@ -80,6 +82,8 @@ def describe(error: BaseException) -> tuple[str, int]:
     """The plain lines for a failure and the exit status; re-raises what is a bug."""
     if isinstance(error, PruneError):
         return f"Error: {error}", error.exit_status
+    if isinstance(error, KeyboardInterrupt):  # before a command began
+        return INTERRUPTED, 130
     if isinstance(error, MemoryError):
         return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
     if isinstance(error, BrokenPipeError):

@@ -63,6 +63,7 @@ def test_bad_usage_ends_with_2(arguments: tuple[str, ...]) -> None:
         (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
         (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x)", 1),
         (MemoryError(), "out of memory", 1),
+        (KeyboardInterrupt(), "Interrupted", 130),
     ],
 )
 def test_failures_become_plain_lines(error: BaseException, text: str, status: int) -> None:
