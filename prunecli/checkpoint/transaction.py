@@ -19,6 +19,8 @@ from prunecli.errors import OutputError
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
 
+_TERMINATIONS: tuple[int, ...] = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+
 
 @contextmanager
 def new_directory(
@@ -168,7 +170,7 @@ def _termination_as_exit() -> Iterator[None]:
     """SIGTERM and SIGHUP end the process as an exception, so that cleaning up happens; main thread only."""
     found: dict[int, object] = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        for number in _TERMINATIONS:
             if signal.getsignal(number) == signal.SIG_DFL:
                 found[number] = signal.signal(number, _exit)
     try:
@@ -189,7 +191,7 @@ def _uninterrupted() -> Iterator[None]:
         yield
         return
     arrived: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (int(signal.SIGINT), *_TERMINATIONS)
     before = [signal.signal(number, lambda got, _frame: arrived.append(got)) for number in numbers]
     try:
         yield

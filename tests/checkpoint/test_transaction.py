@@ -261,15 +261,21 @@ def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, status: i
     assert (tmp_path / "out" / "config.json").read_text() == "old"
 
 
-def test_ctrl_c_during_the_clean_up_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
+)
+def test_signals_during_the_clean_up_wait(
+    number: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = shutil.rmtree
 
     def slow(path: Any, ignore_errors: bool = False) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         time.sleep(0.01)
         real(path, ignore_errors=ignore_errors)
 
     monkeypatch.setattr(shutil, "rmtree", slow)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         fail(tmp_path / "out", ValueError())
     assert names(tmp_path) == []

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def everything(tensors: Mapping[str, np.ndarray], dtype: str) -> list[Output]:
     return [Output(f"new.{name}", dtype, value.shape, Copy(name)) for name, value in tensors.items()]
 
 
-def written(source: Path, outputs: list[Output], directory: Path, **options: int) -> dict[str, np.ndarray]:
+def written(source: Path, outputs: list[Output], directory: Path, **options: Any) -> dict[str, np.ndarray]:
     directory.mkdir()
     with open_checkpoint(source) as opened:
         weight_map = write_tensors(opened, outputs, directory, **options)
@@ -105,7 +106,7 @@ def test_rows_are_taken_in_order(tmp_path: Path) -> None:
 
 
 def test_mixed_types_stay_aligned(tmp_path: Path) -> None:
-    tensors = {
+    tensors: dict[str, np.ndarray] = {
         "a": np.arange(3, dtype=np.uint8),
         "b": np.arange(5, dtype=np.int64),
         "c": np.arange(3, dtype=np.float16),

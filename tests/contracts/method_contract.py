@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.checkpoint.dtypes import numpy_dtype
+from prunecli.checkpoint.reader import Checkpoint, TensorInfo, open_checkpoint
 from prunecli.errors import PruneError
 from prunecli.pipeline import Rewrite, rewrite_checkpoint
 
@@ -18,7 +19,13 @@ Decide = Callable[[Checkpoint], Rewrite]
 
 
 class MethodContract:
-    """Keeping everything changes nothing; two runs give the same bytes; a reduced model is the masked original."""
+    """Keeping everything changes nothing; two runs give the same bytes; a reduced model is the masked original.
+
+    Attributes:
+        cast: safetensors type that both decisions write, None: as stored. The original is then the rounded one.
+    """
+
+    cast: str | None = None
 
     def make_source(self, directory: Path) -> Path:
         """Write a tiny checkpoint that the method can reduce."""
@@ -40,6 +47,18 @@ class MethodContract:
         """Switch off in the original model what `rewrite` removes."""
         raise AssertionError("a contract answers this")
 
+    def original(self, source: Path) -> Any:
+        """The model to compare with, in float32; where the method casts, of the rounded parameters."""
+        import torch
+
+        model = load(source)
+        if self.cast is not None:
+            dtype = {"F16": torch.float16, "BF16": torch.bfloat16}[self.cast]
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.copy_(parameter.to(dtype))
+        return model
+
     @pytest.fixture
     def source(self, tmp_path: Path) -> Path:
         return self.make_source(tmp_path / "source")
@@ -49,11 +68,15 @@ class MethodContract:
 
         written(source, self.keep_everything, tmp_path / "out")
         with open_checkpoint(source) as before, open_checkpoint(tmp_path / "out") as after:
-            assert dict(before.tensors) == dict(after.tensors)
-            for name in before.tensors:
-                assert before.read(name).tobytes() == after.read(name).tobytes(), name
-            assert before.fingerprint == after.fingerprint
-        assert torch.equal(logits(source), logits(tmp_path / "out"))
+            assert list(before.tensors) == list(after.tensors)
+            for name, info in before.tensors.items():
+                dtype = self.cast or info.dtype
+                assert after.info(name) == TensorInfo(name, dtype, info.shape)
+                assert before.read(name).astype(numpy_dtype(dtype)).tobytes() == after.read(name).tobytes(), (
+                    name
+                )
+            assert self.cast or before.fingerprint == after.fingerprint
+        assert torch.equal(logits_of(self.original(source)), logits(tmp_path / "out"))
 
     def test_two_runs_give_identical_bytes(self, source: Path, tmp_path: Path) -> None:
         one = written(source, self.reduce, tmp_path / "one")
@@ -69,16 +92,29 @@ class MethodContract:
     def test_reduced_logits_equal_those_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
         import torch
 
-        from prunecli.modules.loading import load_model
-
         written(source, self.reduce, tmp_path / "out")
-        original = load_model(source, device="cpu")
+        original = self.original(source)
         whole = logits_of(original)
         with open_checkpoint(source) as opened:
             self.mask(original, self.reduce(opened))
         masked = logits_of(original)
         assert not torch.allclose(whole, masked), "the reduction must matter for this test to mean something"
         torch.testing.assert_close(logits(tmp_path / "out"), masked, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("shard_bytes", [10_000, 1_000_000])
+    def test_exactly_these_files(self, source: Path, tmp_path: Path, shard_bytes: int) -> None:
+        out = written(source, self.reduce, tmp_path / "out", shard_bytes=shard_bytes)
+        weights = {path.name for path in out.glob("*.safetensors")}
+        count = len(weights)
+        if shard_bytes == 1_000_000:
+            assert weights == {"model.safetensors"}
+        else:
+            assert count > 1
+            assert weights == {f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)}
+            weights.add("model.safetensors.index.json")
+        own = {"config.json", "README.md", "modeling_prunecli.py"}
+        carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+        assert {path.name for path in out.iterdir()} == weights | own | carried
 
     def test_the_input_is_untouched(self, source: Path, tmp_path: Path) -> None:
         before = {
@@ -136,11 +172,16 @@ def digests(directory: Path) -> dict[str, str]:
     }
 
 
-def logits(directory: Path) -> Any:
-    """Logits of the checkpoint in a directory on a fixed batch; see `logits_of`."""
+def load(directory: Path) -> Any:
+    """The model in a directory, in float32 on the CPU whatever is stored."""
     from prunecli.modules.loading import load_model
 
-    return logits_of(load_model(directory, device="cpu"))
+    return load_model(directory, device="cpu", dtype="float32")
+
+
+def logits(directory: Path) -> Any:
+    """Logits of the checkpoint in a directory on a fixed batch; see `logits_of`."""
+    return logits_of(load(directory))
 
 
 def logits_of(model: Any) -> Any:

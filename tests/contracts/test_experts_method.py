@@ -21,14 +21,19 @@ def pruned(source: Checkpoint, options: Options) -> Rewrite:
 
 
 class TestExpertPruning(MethodContract):
+    """From two shards to a layout that no stock model has."""
+
     def make_source(self, directory: Path) -> Path:
         return tiny_nllb_moe(directory, experts=8, layers=4, router_bias=True, shards=2)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return pruned(source, Options(metric="random", amount=Amount(ratio=0.0)))
+        return pruned(source, Options(metric="random", amount=Amount(ratio=0.0), dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        return pruned(source, Options(metric="random", amount=Amount(ratio=0.6), seed=3))
+        made = pruned(source, Options(metric="random", amount=Amount(ratio=0.6), seed=3, dtype=self.cast))
+        assert len({len(ids) for ids in made.structure.experts.values()}) > 1
+        assert made.config["model_type"] == "prunecli-nllb-moe"
+        return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
         return pruned(source, Options(metric="random", amount=Amount(ratio=0.95)))
@@ -45,16 +50,42 @@ class TestExpertPruning(MethodContract):
 
 
 class TestEvenExpertPruning(TestExpertPruning):
-    """The same with a result that is of the stock layout."""
+    """From one file to the stock layout."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_nllb_moe(directory, experts=8, layers=4)
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        made = pruned(source, Options(metric="random", amount=Amount(per_layer={"encoder": 3, "decoder": 3})))
+        amount = Amount(per_layer={"encoder": 3, "decoder": 3})
+        made = pruned(source, Options(metric="random", amount=amount, dtype=self.cast))
         assert (made.config["model_type"], made.config["num_experts"]) == ("nllb-moe", 3)
         return made
 
 
-class TestExpertPruningInFloat16(TestExpertPruning):
-    """The same for a source in float16."""
+class TestFloat16ExpertPruning(TestExpertPruning):
+    """Of a source in float16."""
 
     def make_source(self, directory: Path) -> Path:
-        return tiny_nllb_moe(directory, experts=6, layers=2, dtype="F16")
+        return tiny_nllb_moe(directory, experts=8, layers=2, dtype="F16")
+
+
+class TestPickledExpertPruning(TestExpertPruning):
+    """Of pickled shards."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_nllb_moe(directory, experts=8, layers=4, shards=3, pickled=True)
+
+
+class TestExpertPruningToFloat16(TestExpertPruning):
+    """With a cast."""
+
+    cast = "F16"
+
+
+class TestEvenExpertPruningToBfloat16(TestEvenExpertPruning):
+    """With a cast, of one pickled file."""
+
+    cast = "BF16"
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_nllb_moe(directory, experts=8, layers=4, pickled=True)

@@ -1,0 +1,229 @@
+"""Full disks, signals and damage in the middle of writing: nothing is left behind, input and old results stay."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from prunecli import pipeline
+from prunecli.checkpoint import copying, writer
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import CheckpointError, OutputError
+from prunecli.methods.experts.rewrite import rewrite
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from tests.contracts.method_contract import digests
+from tests.tiny import tiny_nllb_moe
+
+KEPT = {f"model.{side}.layers.{n}.ffn": (6, 1, 3) for side in ("encoder", "decoder") for n in (1, 3)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "in")
+
+
+def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
+    with open_checkpoint(source) as opened:
+        structure, outputs = rewrite(opened, KEPT, dtype)
+        rewrite_checkpoint(
+            opened, Rewrite(structure, outputs, stock_config(opened, structure)), output, **options
+        )
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def failing_after(calls: int, real: Callable[..., Any], number: int = errno.ENOSPC) -> Callable[..., Any]:
+    """`real`, until it was called so many times; from then on an OSError."""
+    left = calls
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError(number, os.strerror(number))
+        return real(*arguments, **options)
+
+    return call
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("calls", [0, 7])
+@pytest.mark.parametrize(
+    ("owner", "function", "dtype"),
+    [
+        (writer, "reserve", None),
+        (os, "pwrite", None),
+        (os, "pwrite", "bfloat16"),
+        (os, "fsync", None),
+        (shutil, "copyfile", None),
+        (pipeline, "write_json", None),
+    ],
+)
+def test_full_disk(
+    owner: Any,
+    function: str,
+    dtype: str | None,
+    calls: int,
+    existing: bool,
+    source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Wherever it shows: reserving, writing, syncing, or with the small files."""
+    out = tmp_path / "out"
+    if existing:
+        pruned(source, out)
+    before, old = digests(source), digests(out)
+    calls = min(calls, {"reserve": 0, "write_json": 0, "copyfile": 2}.get(function, calls))
+    monkeypatch.setattr(copying, "COPY_BYTES", 1024)
+    monkeypatch.setattr(os, "copy_file_range", failing_after(0, os.copy_file_range, errno.EXDEV))
+    monkeypatch.setattr(owner, function, failing_after(calls, getattr(owner, function)))
+    with pytest.raises(OutputError, match=r"out: the disk is full; nothing was written\n.*--output"):
+        pruned(source, out, dtype, force=existing)
+    assert names(tmp_path) == (["in", "out"] if existing else ["in"])
+    assert (digests(source), digests(out)) == (before, old)
+
+
+def test_full_disk_while_the_kernel_copies(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "PAGE_BYTES", 1)
+    monkeypatch.setattr(os, "copy_file_range", failing_after(1, os.copy_file_range))
+    with pytest.raises(OutputError, match="the disk is full"):
+        pruned(source, tmp_path / "out")
+    assert names(tmp_path) == ["in"]
+
+
+def test_a_failure_with_force_keeps_the_old_result(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one of the last check, when all is written."""
+
+    def fail(_directory: Path) -> NoReturn:
+        raise CheckpointError("the result cannot be opened")
+
+    pruned(source, tmp_path / "out")
+    old = digests(tmp_path / "out")
+    monkeypatch.setattr(pipeline, "open_checkpoint", fail)
+    with pytest.raises(CheckpointError, match="cannot be opened"):
+        pruned(source, tmp_path / "out", "float16", force=True)
+    assert names(tmp_path) == ["in", "out"]
+    assert digests(tmp_path / "out") == old
+
+
+SLOW = """
+import sys, time
+from prunecli.checkpoint import writer
+
+real = writer.carry_out
+
+def slow(move):
+    count = real(move)
+    print("moved", flush=True)
+    time.sleep(0.2)
+    return count
+
+writer.carry_out = slow
+from prunecli.commands.app import main
+main()
+"""
+
+
+def start(source: Path, output: Path, script: str = SLOW) -> subprocess.Popen[str]:
+    """`prune-experts` in a process of its own, caught in the middle of writing."""
+    command = [sys.executable, "-c", script, "prune-experts", str(source), "-o", str(output), "--force"]
+    command += ["--metric", "random", "--ratio", "0.5", "--dtype", "float16"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any(line == "moved\n" for line in process.stdout)
+    return process
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+@pytest.mark.parametrize("existing", [False, True])
+def test_signals_in_the_middle(
+    number: signal.Signals, status: int, existing: bool, source: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    if existing:
+        pruned(source, out)
+    before, old = digests(source), digests(out)
+    with start(source, out) as process:
+        assert any(name.endswith(".partial") for name in names(tmp_path))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert names(tmp_path) == (["in", "out"] if existing else ["in"])
+    assert (digests(source), digests(out)) == (before, old)
+
+
+def test_what_a_kill_leaves_goes_with_the_next_run(source: Path, tmp_path: Path) -> None:
+    before = digests(source)
+    with start(source, tmp_path / "out") as process:
+        process.kill()
+        process.communicate(timeout=30)
+    assert names(tmp_path) == [f".out.{process.pid}.partial", "in"]
+    pruned(source, tmp_path / "out")
+    assert names(tmp_path) == ["in", "out"]
+    assert digests(source) == before
+
+
+SMALL_DISK = """
+import sys
+from prunecli.checkpoint import transaction, writer
+
+if sys.argv.pop(1) == "unforeseen":  # another process fills the disk after the check
+    transaction.SPARE_BYTES = -(1 << 40)
+if sys.argv.pop(1) == "unreserved":
+    writer.reserve = lambda target, nbytes: None
+from prunecli.commands.app import main
+main()
+"""
+
+
+def on_small_disk(directory: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run with a file system of 64 KiB at `directory` that only this process sees; then list what it holds."""
+    script = 'mount -t tmpfs -o size=64k none "$0" || exit 99; "$@"; status=$?; ls -A "$0" >&2; exit $status'
+    unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(directory)]
+    try:
+        done = subprocess.run([*unshare, *command], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no unshare here")
+    if done.returncode == 99 or done.stderr.startswith("unshare:"):
+        pytest.skip("this user may not mount a file system")
+    return done
+
+
+@pytest.mark.parametrize(
+    ("check", "reserving", "message"),
+    [
+        ("foreseen", "reserved", "small: 0.02 GiB are needed, 0.00 are free"),
+        ("unforeseen", "reserved", "small/out: the disk is full; nothing was written"),
+        ("unforeseen", "unreserved", "small/out: the disk is full; nothing was written"),
+    ],
+)
+def test_disk_that_is_really_full(
+    check: str, reserving: str, message: str, source: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "small").mkdir()
+    command = [sys.executable, "-c", SMALL_DISK, check, reserving, "prune-experts", str(source)]
+    command += ["--metric", "random", "--ratio", "0.5", "-o", str(tmp_path / "small" / "out")]
+    done = on_small_disk(tmp_path / "small", command)
+    assert done.returncode == 1, done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[-2].endswith(message)
+    assert lines[-1] == "Free some space, or choose another --output."  # and no listing after it
