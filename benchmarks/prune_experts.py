@@ -4,7 +4,7 @@
     python benchmarks/prune_experts.py /data/random --ratio 0.5 --dtype float16
 
 Whole processes are timed, start-up included, and run in turn, so that the state of page cache and disk is alike for
-all. prunecli waits until the disk has its result before it is renamed; `cp` does not, `cp + sync` does.
+all. Neither waits for the disk, `cp + sync` does.
 """
 
 from __future__ import annotations

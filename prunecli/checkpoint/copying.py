@@ -1,4 +1,4 @@
-"""Moves bytes from a weight file to its place in another: copied by the kernel, or cast block by block."""
+"""Moves bytes from a weight file to its place in another: as they are or cast, block by block."""
 
 from __future__ import annotations
 
@@ -17,15 +17,8 @@ from prunecli.errors import CheckpointError
 JOB_BYTES = 16 << 20
 """Most source bytes of one `Move`."""
 
-COPY_BYTES = 1 << 20
-"""What is in memory of a copy at a time."""
-
-CAST_BYTES = 256 << 10
-"""What is in memory of a cast at a time; within a core's cache it runs twice as fast."""
-
-PAGE_BYTES = 4096
-
-_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY}
+BLOCK_BYTES = 1 << 20
+"""What a thread has in memory at a time; with less, threads wait for each other between blocks."""
 
 
 @dataclass(frozen=True)
@@ -104,47 +97,18 @@ def reserve(target: int, nbytes: int) -> None:
 
 
 def _copy(move: Move) -> None:
-    done = _kernel_copy(move)
-    block = np.empty(min(COPY_BYTES, move.nbytes - done), np.uint8).data
-    while done < move.nbytes:
-        piece = block[: move.nbytes - done]
-        _read(move, done, piece)
-        _write(move.target, move.target_offset + done, piece)
-        done += len(piece)
-
-
-def _kernel_copy(move: Move) -> int:
-    """Bytes that the kernel copied: all of them, or fewer where it cannot copy between these files.
-
-    It can share pages instead of copying them, or have a file server do it; where the two places lie
-    differently within their pages it can do neither on a local disk, and is 40 % slower than reading and writing.
-    """
-    done = 0
-    if (move.source_offset - move.target_offset) % PAGE_BYTES:
-        return done
-    while hasattr(os, "copy_file_range") and done < move.nbytes:
-        try:
-            count = os.copy_file_range(
-                move.source,
-                move.target,
-                move.nbytes - done,
-                offset_src=move.source_offset + done,
-                offset_dst=move.target_offset + done,
-            )
-        except OSError as error:
-            if error.errno not in _NO_KERNEL_COPY:
-                raise
-            break
-        if count == 0:  # the end of the file, or a file system that only says so: a plain read will tell
-            break
-        done += count
-    return done
+    # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
+    block = np.empty(min(BLOCK_BYTES, move.nbytes), np.uint8).data
+    for start in range(0, move.nbytes, BLOCK_BYTES):
+        piece = block[: move.nbytes - start]
+        _read(move, start, piece)
+        _write(move.target, move.target_offset + start, piece)
 
 
 def _cast(move: Move, given: str, wanted: str) -> None:
-    block = np.empty(min(CAST_BYTES, move.nbytes), np.uint8).data
+    block = np.empty(min(BLOCK_BYTES, move.nbytes), np.uint8).data
     at = move.target_offset
-    for start in range(0, move.nbytes, CAST_BYTES):
+    for start in range(0, move.nbytes, BLOCK_BYTES):
         piece = block[: move.nbytes - start]
         _read(move, start, piece)
         made = cast(np.frombuffer(piece, dtype=numpy_dtype(given)), wanted, move.where)

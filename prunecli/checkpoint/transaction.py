@@ -29,7 +29,8 @@ def new_directory(
     """A hidden directory beside `target` to write into; it becomes `target` when the block ends well.
 
     Whatever ends the block early (an error, Ctrl-C, SIGTERM, SIGHUP) removes it and leaves `target` as it was. What
-    a SIGKILL left behind goes when the same target is written the next time.
+    a SIGKILL left behind goes when the same target is written the next time. As with `cp`, the disk may take the
+    files a little later; only an old `target` is kept until it has.
 
     Args:
         force: replace an existing `target`, at the very end.
@@ -48,7 +49,6 @@ def new_directory(
             _require_room(target, needed_bytes)
             partial.mkdir()
             yield partial
-            _to_disk(partial)
             _publish(partial, target, force=force)
         except OSError as error:
             raise _output_error(target, error) from error
@@ -95,7 +95,7 @@ def _require_room(target: Path, needed_bytes: int) -> None:
 
 
 def _to_disk(directory: Path) -> None:
-    """Wait until files and folders below `directory` are on the disk: a rename must not overtake their contents."""
+    """Wait until files and folders below `directory` are on the disk."""
     for folder, _, files in os.walk(directory, topdown=False):
         for name in files:
             _sync(Path(folder) / name)
@@ -117,6 +117,7 @@ def _sync(path: Path) -> None:
 def _publish(partial: Path, target: Path, *, force: bool) -> None:
     if os.path.lexists(target):
         refuse_target(target, force=force)  # it appeared meanwhile
+        _to_disk(partial)  # a power failure must not take the old result and the new one
         old = target.with_name(f".{target.name}.{os.getpid()}.old")
         with _uninterrupted():
             target.rename(old)
@@ -128,7 +129,6 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
             shutil.rmtree(old, ignore_errors=True)
     else:
         partial.rename(target)
-    _sync(target.parent)
 
 
 def _output_error(target: Path, error: OSError) -> OutputError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +19,8 @@ SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-CAST_THREADS = 4
-"""Casts are bound by the processor; plain copies are not, and a second thread does not speed them up."""
-
-FLUSH_BYTES = 64 << 20
-"""Written bytes after which the disk is asked to take them, while the writing goes on."""
+THREADS = 4
+"""Casts are bound by the processor, plain copies by the memory; neither gains from many more."""
 
 
 def write_tensors(
@@ -36,8 +33,8 @@ def write_tensors(
 ) -> dict[str, str]:
     """Write `outputs` into `directory`: one file, or shards of at most `shard_bytes` with an index.
 
-    Equal types are copied by the kernel, neighbours in the source at once; others are cast block by block, each
-    value rounded to the nearest, ties to even. The bytes depend on nothing but the arguments.
+    Equal types are copied, neighbours in the source at once; others are cast block by block, each value rounded
+    to the nearest, ties to even. The bytes depend on nothing but the arguments.
 
     Returns:
         Tensor's name -> file.
@@ -50,8 +47,7 @@ def write_tensors(
     shards = shards_of(outputs, shard_bytes)
     names = _file_names(len(shards))
     weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
-    casts = any(source.info(output.recipe.source).dtype != output.dtype for output in outputs)
-    threads = min(CAST_THREADS, os.cpu_count() or 1) if casts else 1
+    threads = min(THREADS, os.cpu_count() or 1)
     with progress("writing", sum(output.nbytes for output in outputs), "bytes") as advance:
         for file, shard in zip(names, shards, strict=True):
             _write_shard(source, shard, directory / file, threads, advance)
@@ -121,30 +117,12 @@ def _write_shard(
             for move in coalesced(_moves(source, ordered, file.fileno(), len(head)))
             for part in move.parts()
         ]
-        pool, disk = ThreadPoolExecutor(threads), ThreadPoolExecutor(1)
+        pool = ThreadPoolExecutor(threads)
         try:
-            _follow([pool.submit(carry_out, move) for move in moves], file.fileno(), disk, advance)
+            for job in [pool.submit(carry_out, move) for move in moves]:
+                advance(job.result())
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
-            disk.shutdown(cancel_futures=True)
-
-
-def _follow(
-    jobs: Sequence[Future[int]], file: int, disk: ThreadPoolExecutor, advance: Callable[[float], None]
-) -> None:
-    """Report what is written, and have it taken to the disk meanwhile: the fsync at the end finds little to do."""
-    flushing: Future[None] | None = None
-    waiting = 0
-    for job in jobs:
-        count = job.result()
-        advance(count)
-        waiting += count
-        if waiting >= FLUSH_BYTES and (flushing is None or flushing.done()):
-            if flushing is not None:
-                flushing.result()
-            flushing, waiting = disk.submit(os.fsync, file), 0
-    if flushing is not None:
-        flushing.result()
 
 
 def _moves(source: Checkpoint, outputs: Sequence[Output], target: int, start: int) -> Iterator[Move]:

@@ -1,4 +1,4 @@
-"""Moves of bytes between files: with and without the kernel's copy, in parts, from files that end early."""
+"""Moves of bytes between files: as they are and cast, in parts, from files that end early."""
 
 from __future__ import annotations
 
@@ -39,35 +39,19 @@ def test_copies_to_its_place(files: tuple[int, int]) -> None:
     assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
 
 
-@pytest.mark.parametrize("number", [errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL])
-def test_copies_where_the_kernel_cannot(
-    files: tuple[int, int], monkeypatch: pytest.MonkeyPatch, number: int
+def test_goes_on_after_short_reads_and_writes(
+    files: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: Any, **__: Any) -> int:
-        raise OSError(number, "no")
-
-    monkeypatch.setattr(os, "copy_file_range", refuse)
-    monkeypatch.setattr(copying, "COPY_BYTES", 1000)
+    read, write = os.preadv, os.pwrite
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:77]], at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:55], at))
     carry_out(move(files, at=4))
     assert os.pread(files[1], 20000, 4) == DATA.tobytes()
 
 
-def test_goes_on_after_a_short_copy(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.copy_file_range
-    asked = []
-
-    def little(source: int, target: int, count: int, **offsets: int) -> int:
-        asked.append(count)
-        return 0 if len(asked) > 2 else real(source, target, min(count, 777), **offsets)
-
-    monkeypatch.setattr(os, "copy_file_range", little)
-    carry_out(move(files, at=4100))
-    assert asked == [12000, 11223, 10446]
-    assert os.pread(files[1], 20000, 4100) == DATA.tobytes()
-
-
 def test_casts_block_by_block(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying, "CAST_BYTES", 1024)
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
     assert carry_out(move(files, cast=("F32", "F16"))) == DATA.nbytes // 2
     assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
 
@@ -90,7 +74,7 @@ def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> N
     def full(*_: Any, **__: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "copy_file_range", full)
+    monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="No space"):
         carry_out(move(files, at=4))
 

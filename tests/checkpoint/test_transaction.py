@@ -212,7 +212,7 @@ def test_a_killed_swap_gives_the_old_result_back(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").read_text() == "old"
 
 
-def test_is_on_the_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = transaction._sync
 
@@ -222,7 +222,9 @@ def test_is_on_the_disk_before_the_rename(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(transaction, "_sync", sync)
     make(tmp_path / "out")
-    assert synced == ["file", "sub", "config.json", ".out.PID.partial", tmp_path.name]
+    assert synced == []
+    make(tmp_path / "out", force=True)
+    assert synced == ["file", "sub", "config.json", ".out.PID.partial"]
 
 
 def test_refusal_needs_no_work(tmp_path: Path) -> None:
