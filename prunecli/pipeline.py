@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.architectures import REDUCED_PREFIX
+from prunecli.architectures import REDUCED_PREFIX, Architecture
+from prunecli.checkpoint.attention import attention_layers
 from prunecli.checkpoint.card import front_matter, model_card
+from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
-from prunecli.checkpoint.layout import check_tensors, expected_tensors, sparse_layers
+from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Output, check_outputs
 from prunecli.checkpoint.structure import KEY, Structure
@@ -21,6 +23,19 @@ from prunecli.checkpoint.writer import SHARD_BYTES, write_tensors
 from prunecli.errors import CheckpointError
 from prunecli.modules.shim import SHIM_FILE, SHIM_SOURCE
 from prunecli.progress import Progress, silent
+
+AUTO_CLASSES = {
+    "ForConditionalGeneration": "AutoModelForSeq2SeqLM",
+    "MTModel": "AutoModelForSeq2SeqLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForCausalLM": "AutoModelForCausalLM",
+    "Model": "AutoModel",
+}
+"""Ending of a class of transformers -> the `AutoModel…` that opens it; the longer endings first."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +71,9 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     """
     check_tensors(source)
     check_outputs(source, rewrite.outputs)
-    made = {output.name: output.shape for output in rewrite.outputs}
-    wanted = expected_tensors(source.require_architecture(), rewrite.config, rewrite.structure)
+    family = source.require_architecture()
+    made = {output.name: output.shape for output in rewrite.outputs if not is_extra(family, output.name)}
+    wanted = expected_tensors(family, rewrite.config, rewrite.structure)
     if made != wanted:
         odd = sorted(name for name in {*made, *wanted} if made.get(name) != wanted.get(name))
         raise CheckpointError(
@@ -75,23 +91,57 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
 def stock_config(source: Checkpoint, structure: Structure) -> dict[str, Any]:
     """config.json of the result: the source's, patched as JSON.
 
-    The same number of experts in every sparse layer is a stock model of that many; anything else gets a model type of
-    its own, which the stock class refuses. Either opens with `trust_remote_code=True` through `auto_map`.
+    The same number of experts, and of heads where the config also holds their width, in every layer is a stock model
+    of that many; anything else gets a model type of its own, which the stock class refuses. Either opens with
+    `trust_remote_code=True` through `auto_map`.
     """
     family = source.require_architecture()
-    counts = {
-        len(structure.experts[layer.name]) if layer.name in structure.experts else layer.num_experts
-        for layer in sparse_layers(source)
-    }
     config = {key: value for key, value in source.config.items() if key not in (KEY, "auto_map")}
-    auto_map = {family.auto_class: "modeling_prunecli.PrunecliModel"}
-    if len(counts) == 1:
+    auto_map = {_auto_class(source, family): "modeling_prunecli.PrunecliModel"}
+    experts, heads = _even_experts(source, structure), _even_heads(source, structure)
+    if experts is not None and heads is not None:
         config["model_type"] = family.model_type
-        config.update(dict.fromkeys(family.expert_count, counts.pop()))
+        config.update(experts | heads)
     else:
         config["model_type"] = REDUCED_PREFIX + family.model_type
         auto_map["AutoConfig"] = "modeling_prunecli.PrunecliConfig"
     return {**config, "auto_map": auto_map, KEY: structure.to_json()}
+
+
+def _even_experts(source: Checkpoint, structure: Structure) -> dict[str, int] | None:
+    """What a stock config of the result holds of experts; None where their number differs between layers."""
+    family = source.require_architecture()
+    if not family.expert_count:
+        return {}
+    counts = {
+        len(structure.experts[layer.name]) if layer.name in structure.experts else layer.num_experts
+        for layer in sparse_layers(source)
+    }
+    return dict.fromkeys(family.expert_count, counts.pop()) if len(counts) == 1 else None
+
+
+def _even_heads(source: Checkpoint, structure: Structure) -> dict[str, int] | None:
+    """What a stock config of the result holds of heads; None where it cannot express them."""
+    family, config = source.require_architecture(), source.config
+    layers = attention_layers(source)
+    kept = {len(structure.heads.get(layer.name, layer.heads)) for layer in layers}
+    if all(structure.heads.get(layer.name, layer.heads) == layer.heads for layer in layers):
+        is_stock = source.model_type == family.model_type
+        return {} if is_stock or not structure.heads else None
+    if family.head_width is None or len(kept) != 1 or kept == {0}:
+        return None
+    counted = count(family, config, family.stacks[0].attentions[0].heads)
+    heads = {key: count(family, config, key) * next(iter(kept)) // counted for key in family.head_counts}
+    return {**heads, family.head_width: count(family, config, family.head_width)}
+
+
+def _auto_class(source: Checkpoint, family: Architecture) -> str:
+    """The `AutoModel…` that opens the class named in config.json."""
+    for name in source.config.get("architectures") or []:
+        for ending, auto in AUTO_CLASSES.items():
+            if str(name).endswith(ending):
+                return auto
+    return family.auto_class
 
 
 def rewrite_checkpoint(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from prunecli.architectures.records import (
     Architecture,
     Attention,
@@ -13,17 +15,14 @@ from prunecli.architectures.records import (
 )
 
 
-def _attention(name: str, kind: str, heads: str) -> Attention:
-    return Attention(
-        name,
-        "cross" if kind == "cross" else "self",
-        heads,
-        tuple(
-            spec
-            for projection in ("q_proj", "k_proj", "v_proj", "out_proj")
-            for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention")
-        ),
+def _attention(name: str, kind: Literal["self", "cross"], heads: str) -> Attention:
+    inputs = tuple(
+        spec
+        for projection in ("q_proj", "k_proj", "v_proj")
+        for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention", heads=0)
     )
+    output = linear(f"{name}.out_proj", "d_model", "d_model", "attention", heads=1)
+    return Attention(name, kind, heads, (*inputs, *output), output=f"{name}.out_proj")
 
 
 def _ffn(width: str, sparse_step: str) -> FeedForward:

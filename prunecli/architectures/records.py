@@ -1,6 +1,10 @@
 """What a model family is made of, as frozen records. A family is a value of `Architecture`: data, no logic.
 
-Shapes name keys of config.json (`d_model`); `expert_count` stands for the number of experts of the layer at hand.
+A shape's axis is a key of config.json (`d_model`), a number (`2`), or a product or quotient of such, read from left to
+right (`num_attention_heads*head_dim`); `expert_count` stands for the number of experts of the layer at hand.
+
+A condition is a config key that must be true (`router_bias`) or begin with a text (`feed_forward_proj:gated-`); a `!`
+before it turns it round.
 """
 
 from __future__ import annotations
@@ -13,25 +17,50 @@ Side = Literal["encoder", "decoder"]
 
 
 @dataclass(frozen=True)
+class HeadAxis:
+    """Along which axis of a tensor an attention's heads lie one after another, each with the same share of it.
+
+    Attributes:
+        axis: 0 for the rows of a linear layer's weight.
+        blocks: how often all heads occur on it, one block after another: 3 where query, key and value are fused.
+    """
+
+    axis: int
+    blocks: int = 1
+
+
+@dataclass(frozen=True)
 class TensorSpec:
     """One tensor of the family's stock layout.
 
     Attributes:
         name: relative to its owner (the model, a layer, an FFN, an expert): `self_attn.q_proj.weight`.
-        shape: config keys, `[out, in]` for a linear layer's weight.
+        shape: `[out, in]` for a linear layer's weight.
         part: what `inspect` counts it under.
-        optional: a config key that must be true for the tensor to exist (`router_bias`), or None.
+        optional: the condition under which the tensor exists, or None: always.
+        heads: where the heads of its attention lie, or None: it does not change with them.
+        first: only the first layer of a stack has it.
     """
 
     name: str
     shape: tuple[str, ...]
     part: Part
     optional: str | None = None
+    heads: HeadAxis | None = None
+    first: bool = False
 
 
-def linear(name: str, inputs: str, outputs: str, part: Part) -> tuple[TensorSpec, TensorSpec]:
-    """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer."""
-    return TensorSpec(f"{name}.weight", (outputs, inputs), part), TensorSpec(f"{name}.bias", (outputs,), part)
+def linear(
+    name: str, inputs: str, outputs: str, part: Part, *, heads: Literal[0, 1] | None = None
+) -> tuple[TensorSpec, TensorSpec]:
+    """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer; `heads`: the weight's axis where they lie."""
+    rows = HeadAxis(0) if heads == 0 else None
+    return (
+        TensorSpec(
+            f"{name}.weight", (outputs, inputs), part, heads=None if heads is None else HeadAxis(heads)
+        ),
+        TensorSpec(f"{name}.bias", (outputs,), part, heads=rows),
+    )
 
 
 def norm(name: str, width: str) -> tuple[TensorSpec, TensorSpec]:
@@ -41,13 +70,28 @@ def norm(name: str, width: str) -> tuple[TensorSpec, TensorSpec]:
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention of a layer; `name` is relative to the layer."""
+    """One attention of a layer.
+
+    Attributes:
+        name: of its module, relative to the layer; also its name in `Structure`.
+        heads: config key that holds the number of heads; of key/value heads where several query heads share one.
+        tensors: relative to the layer.
+        output: the linear layer that mixes the heads, relative to the layer: its input is their outputs in order.
+        attributes: of the stock module that holds the projections, set where heads are removed: {attribute: what},
+            what being "heads" or "width" (heads times the width of one). Attributes that the module only uses at
+            its making are left out.
+        projections: that stock module, relative to the layer, where it is not `name`.
+        position_bias: whether it is given a position bias for all of the original heads, and picks its own.
+    """
 
     name: str
     kind: Literal["self", "cross"]
     heads: str
-    """Config key that holds the number of heads."""
     tensors: tuple[TensorSpec, ...]
+    output: str
+    attributes: dict[str, Literal["heads", "width"]] = field(default_factory=dict)
+    projections: str | None = None
+    position_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,16 +140,25 @@ class Architecture:
 
     Attributes:
         model_type: as in config.json.
-        model_class: the class of transformers that runs it.
+        model_class: the class of transformers that runs it where config.json names none of the family's.
         auto_class: the `AutoModel…` that opens it.
         stacks: encoder, decoder, or one of them.
         tensors: those outside of the layers.
         tied: other names under which a tensor may appear or may be left out: {alias: stored name}.
+        loose: those of the aliases that are only tied where `tie_word_embeddings` is true; else they are tensors of
+            their own, declared with `optional="!tie_word_embeddings"`.
+        extras: beginnings of the names of tensors that some classes of the family hold outside of the layers (task
+            heads, poolers): carried along as they are.
+        renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.
         buffers: name endings of tensors that older checkpoints hold although the model computes them.
         top_k: experts per token, or None where no layer is sparse.
         expert_count: every config key that holds the number of experts.
+        head_counts: config keys that hold the number of heads, where config.json also holds the width of a head: a
+            stock model can then have fewer, the same number in every layer.
+        head_width: config key of that width.
         token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
-        attributes: config defaults of transformers for keys that a config.json may leave out.
+        attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
+            a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
     """
 
     model_type: str
@@ -114,8 +167,13 @@ class Architecture:
     stacks: tuple[Stack, ...]
     tensors: tuple[TensorSpec, ...]
     tied: dict[str, str] = field(default_factory=dict)
+    loose: tuple[str, ...] = ()
+    extras: tuple[str, ...] = ()
+    renamed: dict[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     top_k: int | None = None
     expert_count: tuple[str, ...] = ()
+    head_counts: tuple[str, ...] = ()
+    head_width: str | None = None
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)

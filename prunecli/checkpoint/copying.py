@@ -6,7 +6,7 @@ import ctypes
 import errno
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,6 +30,8 @@ class Move:
         source: file descriptor; `source_offset` in its file.
         target: file descriptor; `target_offset` in its file.
         cast: safetensors types (from, to), or None where the bytes stay as they are.
+        row_bytes: of a row, where only parts of each row go.
+        picks: those parts, as (start, stop) bytes of a row; empty: all. `nbytes` is that of whole rows.
     """
 
     where: str
@@ -39,27 +41,42 @@ class Move:
     target: int
     target_offset: int
     cast: tuple[str, str] | None = None
+    row_bytes: int = 0
+    picks: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the bytes go as they are."""
+        return self.cast is None and not self.picks
 
     @property
     def written(self) -> int:
         """Bytes that it writes."""
+        return self.written_of(self.nbytes)
+
+    def written_of(self, nbytes: int) -> int:
+        """Bytes that its first `nbytes` become, those of whole rows."""
+        if self.picks:
+            nbytes = nbytes // self.row_bytes * sum(stop - start for start, stop in self.picks)
         if self.cast is None:
-            return self.nbytes
-        return self.nbytes // itemsize(self.cast[0]) * itemsize(self.cast[1])
+            return nbytes
+        return nbytes // itemsize(self.cast[0]) * itemsize(self.cast[1])
+
+    def block_bytes(self, limit: int) -> int:
+        """At most `limit`, in whole rows where rows matter, but one at least."""
+        return max(limit // self.row_bytes, 1) * self.row_bytes if self.picks else limit
 
     def parts(self) -> list[Move]:
         """The same in moves of at most `JOB_BYTES`."""
+        step = self.block_bytes(JOB_BYTES)
         return [
-            Move(
-                self.where,
-                self.source,
-                self.source_offset + start,
-                min(JOB_BYTES, self.nbytes - start),
-                self.target,
-                self.target_offset + Move("", 0, 0, start, 0, 0, self.cast).written,
-                self.cast,
+            replace(
+                self,
+                source_offset=self.source_offset + start,
+                nbytes=min(step, self.nbytes - start),
+                target_offset=self.target_offset + self.written_of(start),
             )
-            for start in range(0, self.nbytes, JOB_BYTES)
+            for start in range(0, self.nbytes, step)
         ]
 
 
@@ -70,10 +87,18 @@ def carry_out(move: Move) -> int:
         CheckpointError: the source file ends early, or a value cannot be cast.
         OSError: the disk is full, among others.
     """
-    if move.cast is None:
-        _copy(move)
-    else:
-        _cast(move, *move.cast)
+    step = move.block_bytes(BLOCK_BYTES)
+    block = np.empty(min(step, move.nbytes), np.uint8)
+    at = move.target_offset
+    for start in range(0, move.nbytes, step):
+        piece = block[: move.nbytes - start]
+        # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
+        _read(move, start, piece.data)
+        made = _picked(piece, move)
+        if move.cast is not None:
+            made = cast(made.view(numpy_dtype(move.cast[0])), move.cast[1], move.where).view(np.uint8)
+        _write(move.target, at, made.data)
+        at += made.nbytes
     return move.written
 
 
@@ -96,25 +121,11 @@ def reserve(target: int, nbytes: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _copy(move: Move) -> None:
-    # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
-    block = np.empty(min(BLOCK_BYTES, move.nbytes), np.uint8).data
-    for start in range(0, move.nbytes, BLOCK_BYTES):
-        piece = block[: move.nbytes - start]
-        _read(move, start, piece)
-        _write(move.target, move.target_offset + start, piece)
-
-
-def _cast(move: Move, given: str, wanted: str) -> None:
-    block = np.empty(min(BLOCK_BYTES, move.nbytes), np.uint8).data
-    at = move.target_offset
-    for start in range(0, move.nbytes, BLOCK_BYTES):
-        piece = block[: move.nbytes - start]
-        _read(move, start, piece)
-        made = cast(np.frombuffer(piece, dtype=numpy_dtype(given)), wanted, move.where)
-        data = made.view(np.uint8).data
-        _write(move.target, at, data)
-        at += len(data)
+def _picked(block: np.ndarray, move: Move) -> np.ndarray:
+    if not move.picks:
+        return block
+    rows = block.reshape(-1, move.row_bytes)
+    return np.concatenate([rows[:, start:stop] for start, stop in move.picks], axis=1).reshape(-1)
 
 
 def _read(move: Move, start: int, into: memoryview) -> None:

@@ -6,10 +6,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Literal
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import FeedForward, Part, Side, Stack, TensorSpec
+from prunecli.architectures.records import Attention, FeedForward, Part, Side, Stack, TensorSpec
+from prunecli.checkpoint.declared import count, holds
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError, UnsupportedModelError
@@ -113,19 +115,6 @@ def _sparse_layer(
     return SparseLayer(name, stack.side, number, count, prefix, suffixes, routers, ids, original)
 
 
-def config_value(family: Architecture, config: Mapping[str, Any], key: str) -> Any:
-    """A key of config.json, or the default of transformers where it is left out.
-
-    Raises:
-        CheckpointError: neither has it.
-    """
-    if key in config:
-        return config[key]
-    if key in family.attributes:
-        return family.attributes[key]
-    raise CheckpointError(f'config.json lacks "{key}", which a model of type {family.model_type} needs')
-
-
 def expected_tensors(
     architecture: Architecture, config: Mapping[str, Any], structure: Structure
 ) -> dict[str, tuple[int, ...]]:
@@ -161,7 +150,7 @@ def check_tensors(checkpoint: Checkpoint) -> None:
     expected = expected_tensors(family, checkpoint.config, checkpoint.structure)
     held = checkpoint.tensors
     missing = [name for name in expected if name not in held]
-    unexpected = [name for name in held if name not in expected]
+    unexpected = [name for name in held if name not in expected and not is_extra(family, name)]
     misshapen = [
         f"{name} {list(held[name].shape)} instead of {list(shape)}"
         for name, shape in expected.items()
@@ -179,58 +168,75 @@ def check_tensors(checkpoint: Checkpoint) -> None:
         )
 
 
+def is_extra(family: Architecture, name: str) -> bool:
+    """Whether it belongs to a part that only some classes of the family have, and that no method changes."""
+    return name.startswith(family.extras)
+
+
 Declared = tuple[tuple[int, ...], Part]
 
 
 def _expected(family: Architecture, config: Mapping[str, Any], structure: Structure) -> dict[str, Declared]:
     found: dict[str, Declared] = {}
 
-    def add(owner: str, specs: tuple[TensorSpec, ...], experts: int = 0, part: Part | None = None) -> None:
+    def add(
+        owner: str,
+        specs: tuple[TensorSpec, ...],
+        *,
+        experts: int = 0,
+        part: Part | None = None,
+        heads: Fraction = Fraction(1),
+        first: bool = True,
+    ) -> None:
         for spec in specs:
-            if spec.optional is None or config_value(family, config, spec.optional):
-                shape = tuple(
-                    experts if key == "expert_count" else _count(family, config, key) for key in spec.shape
-                )
-                found[f"{owner}{spec.name}"] = shape, part or spec.part
+            if (spec.first and not first) or not holds(family, config, spec.optional):
+                continue
+            shape = [experts if key == "expert_count" else count(family, config, key) for key in spec.shape]
+            if spec.heads is not None:
+                if heads == 0:  # a tensor of no head at all is not stored
+                    continue
+                shape[spec.heads.axis] = int(shape[spec.heads.axis] * heads)
+            found[f"{owner}{spec.name}"] = tuple(shape), part or spec.part
 
     add("", family.tensors)
     for stack in family.stacks:
-        for number in range(_count(family, config, stack.depth)):
+        for number in range(count(family, config, stack.depth)):
             layer = stack.layers.format(layer=number)
             for attention in stack.attentions:
-                add(f"{layer}.", attention.tensors)
+                share = _head_share(family, config, structure, attention, f"{layer}.{attention.name}")
+                add(f"{layer}.", attention.tensors, heads=share, first=number == 0)
             add(f"{layer}.", stack.norms)
             ffn = f"{layer}.{stack.ffn.name}"
             if not _is_sparse(family, config, stack.ffn, number):
                 add(f"{ffn}.", stack.ffn.tensors)
                 continue
             experts = _expert_count(family, config, structure, ffn)
-            add(f"{ffn}.", stack.ffn.router, experts)
+            add(f"{ffn}.", stack.ffn.router, experts=experts)
             for expert in range(experts):
-                add(
-                    f"{ffn}.{str(stack.ffn.expert).format(expert=expert)}.", stack.ffn.tensors, part="experts"
-                )
+                prefix = f"{ffn}.{str(stack.ffn.expert).format(expert=expert)}."
+                add(prefix, stack.ffn.tensors, part="experts")
     return found
+
+
+def _head_share(
+    family: Architecture, config: Mapping[str, Any], structure: Structure, attention: Attention, name: str
+) -> Fraction:
+    """Heads that the attention holds, as a part of those that config.json counts."""
+    counted = count(family, config, attention.heads)
+    return Fraction(len(structure.heads.get(name, range(counted))), max(counted, 1))
 
 
 def _is_sparse(family: Architecture, config: Mapping[str, Any], ffn: FeedForward, layer: int) -> bool:
     if ffn.sparse_step is None or ffn.expert is None:
         return False
-    step = _count(family, config, ffn.sparse_step)
+    step = count(family, config, ffn.sparse_step)
     return step > 0 and (layer + 1) % step == 0
 
 
 def _expert_count(family: Architecture, config: Mapping[str, Any], structure: Structure, layer: str) -> int:
     if layer in structure.experts:
         return len(structure.experts[layer])
-    return structure.original_experts.get(layer) or _count(family, config, family.expert_count[0])
-
-
-def _count(family: Architecture, config: Mapping[str, Any], key: str) -> int:
-    value = config_value(family, config, key)
-    if type(value) is not int or value < 0:
-        raise CheckpointError(f'config.json: "{key}" is {value!r}, not a count')
-    return value
+    return structure.original_experts.get(layer) or count(family, config, family.expert_count[0])
 
 
 Patterns = list[tuple["re.Pattern[str]", Part]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from prunecli.architectures import Architecture
 from prunecli.checkpoint.tensors import Stored
@@ -16,23 +16,24 @@ BLOCK = 4096
 
 
 def stored_names(
-    family: Architecture, names: Sequence[str], equal: Callable[[str, str], bool]
+    family: Architecture, tied: Mapping[str, str], names: Sequence[str], equal: Callable[[str, str], bool]
 ) -> dict[str, str]:
     """Name in the files -> name in the stock layout, in file order.
 
     A checkpoint of the base model lacks the first part of the names (`encoder.layers…` for
-    `model.encoder.layers…`): it is added. Buffers are left out. Of the names of a tied tensor, the
-    stock one is kept, or the first; an alias whose values differ (by `equal`) is kept under its own name.
+    `model.encoder.layers…`): it is added. Old endings get their new name, buffers are left out. Of the names of a
+    tensor in `tied`, the stock one is kept, or the first; an alias whose values differ (by `equal`) is kept under
+    its own name.
     """
     renamed = {
-        name: _with_prefix(family, name)
+        name: _with_prefix(family, _with_new_ending(family, name))
         for name in names
         if not any(name == ending or name.endswith(f".{ending}") for ending in family.buffers)
     }
-    owner: dict[str, str] = {new: old for old, new in renamed.items() if new not in family.tied}
+    owner: dict[str, str] = {new: old for old, new in renamed.items() if new not in tied}
     found: dict[str, str] = {}
     for old, new in renamed.items():
-        target = family.tied.get(new)
+        target = tied.get(new)
         if target is None:
             found[old] = new
         elif target not in owner:
@@ -63,11 +64,19 @@ def same_values(one: tuple[int, Stored], other: tuple[int, Stored]) -> bool:
     )
 
 
+def _with_new_ending(family: Architecture, name: str) -> str:
+    for old, new in family.renamed.items():
+        if name.endswith(old):
+            return name.removesuffix(old) + new
+    return name
+
+
 def _with_prefix(family: Architecture, name: str) -> str:
     prefix = family.stacks[0].layers.split(".", 1)[0] + "."
     known = (
         *(stack.layers.split("{", 1)[0] for stack in family.stacks),
         *(spec.name for spec in family.tensors),
         *family.tied,
+        *family.extras,
     )
     return prefix + name if f"{prefix}{name}".startswith(known) and not name.startswith(known) else name

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
+from prunecli.checkpoint.declared import ties
 from prunecli.checkpoint.directory import find_weights, read_config, side_files
 from prunecli.checkpoint.dtypes import numpy_dtype
 from prunecli.checkpoint.names import same_values, stored_names
@@ -191,7 +192,9 @@ class Checkpoint:
             places = (self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b)
             return same_values(*places)
 
-        return {new: found[old] for old, new in stored_names(self.architecture, list(found), equal).items()}
+        tied = ties(self.architecture, self.config)
+        named = stored_names(self.architecture, tied, list(found), equal)
+        return {new: found[old] for old, new in named.items()}
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:

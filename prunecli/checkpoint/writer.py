@@ -12,7 +12,7 @@ from pathlib import Path
 from prunecli.checkpoint.copying import Move, carry_out, reserve
 from prunecli.checkpoint.dtypes import itemsize
 from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import Output, byte_ranges, check_outputs
+from prunecli.checkpoint.stream import Output, check_outputs, pieces
 from prunecli.progress import Progress, silent
 
 SHARD_BYTES = 5_000_000_000
@@ -130,8 +130,10 @@ def _moves(source: Checkpoint, outputs: Sequence[Output], target: int, start: in
         info = source.info(output.recipe.source)
         file, offset, _ = source.location(info.name)
         cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
-        for first, nbytes in byte_ranges(output, info):
-            move = Move(f"{source.path}: {info.name}", file, offset + first, nbytes, target, start, cast)
+        for piece in pieces(output, info):
+            where = f"{source.path}: {info.name}"
+            rows = piece.row_bytes, piece.picks
+            move = Move(where, file, offset + piece.start, piece.nbytes, target, start, cast, *rows)
             yield move
             start += move.written
 
@@ -144,8 +146,8 @@ def coalesced(moves: Iterator[Move]) -> Iterator[Move]:
             continue
         if (
             held is not None
-            and held.cast is None
-            and move.cast is None
+            and held.is_plain
+            and move.is_plain
             and held.source == move.source
             and held.source_offset + held.nbytes == move.source_offset
             and held.target_offset + held.nbytes == move.target_offset

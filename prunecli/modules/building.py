@@ -8,10 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Architecture
-from prunecli.checkpoint.layout import SparseLayer, config_value, sparse_layers
+from prunecli.checkpoint.attention import attention_layers, attentions
+from prunecli.checkpoint.declared import config_value, count, ties
+from prunecli.checkpoint.layout import SparseLayer, expected_tensors, is_extra, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
 from prunecli.errors import CheckpointError
+from prunecli.modules.attention import fit_heads, module_name
+from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
 
 CHUNK_BYTES = 16 << 20
@@ -43,11 +47,24 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     model = _stock_model(checkpoint, family, dtype)
     for layer in layers:
         _replace(model, layer, checkpoint, family, device, dtype)
+    _fit_heads(model, checkpoint, family)
     _read_tensors(model, checkpoint, layers, device, dtype)
-    model.tie_weights()
+    _tie(model, checkpoint, family)
     _fill_buffers(model, device)
     _require_complete(model, checkpoint)
-    return model.eval()
+    return saving_as_stored(model, checkpoint.config, layers, family.expert_count).eval()
+
+
+def model_class(checkpoint: Checkpoint) -> Any:
+    """The class of transformers that config.json names, where it is one of the family's; else the declared one."""
+    import transformers
+
+    family = checkpoint.require_architecture()
+    for name in checkpoint.config.get("architectures") or []:
+        found = getattr(transformers, str(name), None)
+        if getattr(getattr(found, "config_class", None), "model_type", None) == family.model_type:
+            return found
+    return getattr(transformers, family.model_class)
 
 
 def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
@@ -61,14 +78,19 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
 
 def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype) -> Any:
     """The stock class on the meta device; its sparse layers are about to be replaced, so they get few experts."""
-    import transformers
-
-    few = dict.fromkeys(family.expert_count, family.top_k)
+    # Nor does the stored type matter, which transformers would look up.
+    changes = {**dict.fromkeys(family.expert_count, family.top_k), "dtype": None, "torch_dtype": None}
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
     try:
         with torch.device("meta"):
-            model = getattr(transformers, family.model_class)(stock_config(checkpoint, **few))
+            model = model_class(checkpoint)(stock_config(checkpoint, **changes))
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
+            "Correct the value, or copy the file again.",
+        ) from error
     finally:
         torch.set_default_dtype(previous)
     for key in family.expert_count:
@@ -98,10 +120,21 @@ def _replace(
         token_dropout=float(config_value(family, config, family.token_dropout))
         if family.token_dropout
         else 0.0,
+        activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
         device="meta",
         dtype=dtype,
     )
     setattr(model.get_submodule(parent), name, module.to_empty(device=device))
+
+
+def _fit_heads(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
+    shapes = expected_tensors(family, checkpoint.config, checkpoint.structure)
+    held = {layer.name: layer for layer in attention_layers(checkpoint)}
+    for stack, attention, number in attentions(family, checkpoint.config):
+        layer = held[f"{stack.layers.format(layer=number)}.{attention.name}"]
+        counted = count(family, checkpoint.config, attention.heads)
+        if layer.heads != tuple(range(counted)):
+            fit_heads(model, attention, layer, counted, shapes)
 
 
 def _read_tensors(
@@ -127,11 +160,13 @@ def _read_tensors(
     for name, info in checkpoint.tensors.items():
         if name in sparse:
             continue
-        owner, _, attribute = name.rpartition(".")
+        owner, _, attribute = module_name(model, name).rpartition(".")
         try:
             module = model.get_submodule(owner)
             place = getattr(module, attribute)
         except AttributeError:
+            if is_extra(checkpoint.require_architecture(), name):  # another class of the family has it
+                continue
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
             ) from None
@@ -143,7 +178,10 @@ def _read_tensors(
                 f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
             )
         _fill(made, checkpoint, name, buffer)
-        setattr(module, attribute, nn.Parameter(made, requires_grad=place.requires_grad))
+        if attribute in module._buffers:
+            module._buffers[attribute] = made
+        else:
+            setattr(module, attribute, nn.Parameter(made, requires_grad=place.requires_grad))
 
 
 def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
@@ -153,12 +191,35 @@ def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -
         raise CheckpointError(
             f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
         )
+    if info.dtype not in DTYPES:
+        raise CheckpointError(
+            f"{checkpoint.path}: {name} is of the type {info.dtype}, which no model runs in"
+        )
     source = DTYPES[info.dtype]
     flat = place.detach().view(-1)
     for start in range(0, info.nbytes, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, info.nbytes)
         values = torch.frombuffer(checkpoint.read_range(name, start, end, buffer), dtype=source)
         flat[start // source.itemsize : end // source.itemsize].copy_(values)
+
+
+def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
+    """Give every alias that the checkpoint leaves out the parameter that it stands for."""
+    aliases = ties(family, checkpoint.config)
+    if not any(alias in checkpoint.tensors for alias in aliases):
+        model.tie_weights()  # the aliases of task heads too
+    for alias, name in aliases.items():
+        owner, _, attribute = module_name(model, alias).rpartition(".")
+        if alias not in checkpoint.tensors and _has_module(model, owner):
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(module_name(model, name)))
+
+
+def _has_module(model: Any, name: str) -> bool:
+    try:
+        model.get_submodule(name)
+    except AttributeError:
+        return False
+    return True
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:

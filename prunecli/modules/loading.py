@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.errors import UsageError
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.modules.building import DTYPES, build_model
 from prunecli.modules.sparse_ffn import SparseFFN
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_model(path: Path | str, *, device: str = "auto", dtype: str = "auto") -> Any:
+def load_model(
+    path: Path | str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> Any:
     """Open a checkpoint directory as a model in evaluation mode.
 
     Args:
@@ -26,15 +28,17 @@ def load_model(path: Path | str, *, device: str = "auto", dtype: str = "auto") -
             bfloat16 where it is stored, float32 otherwise.
 
     Returns:
-        A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`.
+        A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`; its `save_pretrained` writes
+        what `load_model` opens. A family that is not declared loads as plain transformers does it.
 
     Raises:
         CheckpointError: not a checkpoint, or a damaged one.
+        UnsupportedModelError: neither prunecli nor transformers knows the family.
         UsageError: no such device or type.
     """
-    where = choose_device(device)
+    where = choose_device(str(device))
     with open_checkpoint(path) as checkpoint:
-        kind = choose_dtype(dtype, checkpoint, where)
+        kind = choose_dtype(str(dtype).removeprefix("torch."), checkpoint, where)
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)
         model = build_model(checkpoint, where, kind)
@@ -56,6 +60,12 @@ def choose_device(name: str) -> torch.device:
         raise UsageError(f"--device {name}: no such device", "Try auto, cpu, cuda or cuda:1.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError(f"--device {name}: torch finds no GPU here", "Try --device cpu.")
+    try:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError):
+        raise UsageError(
+            f"--device {name}: torch cannot use it here", "Try auto, cpu, cuda or cuda:1."
+        ) from None
     return device
 
 
@@ -92,15 +102,37 @@ def _sparse(model: Any) -> Iterator[tuple[str, SparseFFN]]:
 def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
     from transformers import GenerationConfig
 
-    if (checkpoint.path / "generation_config.json").is_file():
+    path = checkpoint.path / "generation_config.json"
+    if not path.is_file():
+        return GenerationConfig.from_model_config(model.config)
+    try:
         return GenerationConfig.from_pretrained(checkpoint.path, local_files_only=True)
-    return GenerationConfig.from_model_config(model.config)
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(
+            f"{path}: cannot be read as a generation config ({_line(error)})", "Copy the file again."
+        ) from error
 
 
 def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
     """A family that prunecli does not declare: as plain transformers opens it."""
     import transformers
 
-    names = checkpoint.config.get("architectures") or []
-    model_class = getattr(transformers, str(names[0]) if names else "", transformers.AutoModelForSeq2SeqLM)
-    return model_class.from_pretrained(checkpoint.path, dtype=dtype, local_files_only=True).to(device).eval()
+    names = checkpoint.config.get("architectures") or [""]
+    model_class = getattr(transformers, str(names[0]), None)
+    config_class = getattr(model_class, "config_class", None)
+    # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
+    if model_class is None or getattr(config_class, "model_type", None) != checkpoint.model_type:
+        raise UnsupportedModelError(
+            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here '
+            f"(class {names[0] or 'not given'})",
+            "Check model_type and architectures in its config.json.",
+        )
+    try:
+        model = model_class.from_pretrained(checkpoint.path, dtype=dtype, local_files_only=True)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{checkpoint.path}: transformers cannot load it ({_line(error)})") from error
+    return model.to(device).eval()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

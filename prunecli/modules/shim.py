@@ -7,7 +7,11 @@ SHIM_FILE = "modeling_prunecli.py"
 
 SHIM_SOURCE = '''"""Opens this checkpoint with prunecli, which knows how it differs from its stock architecture."""
 
+import os
+
 from transformers import PreTrainedConfig, PreTrainedModel
+
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
 class PrunecliConfig(PreTrainedConfig):
@@ -23,11 +27,22 @@ class PrunecliModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, path, *arguments, dtype=None, torch_dtype=None, device_map=None, **options):
+        """Load on one device, by default the CPU; `dtype` is by default what `prunecli.load_model` chooses."""
         try:
             import prunecli
         except ImportError:
             raise ImportError(f"{path} was written by prunecli: `pip install prunecli` to open it.") from None
-        dtype = "auto" if (dtype or torch_dtype) is None else str(dtype or torch_dtype).removeprefix("torch.")
-        device = "cpu" if device_map is None else str(device_map)
-        return prunecli.load_model(path, dtype=dtype, device=device)
+        if isinstance(device_map, dict):
+            if len(set(map(str, device_map.values()))) != 1:
+                raise ValueError(f"device_map={device_map}: prunecli loads a model on one device.")
+            device_map = next(iter(device_map.values()))
+        if isinstance(device_map, int):
+            device_map = f"cuda:{device_map}"
+        if not os.path.isdir(path):
+            from huggingface_hub import snapshot_download
+
+            hub = {name: options[name] for name in HUB_OPTIONS if options.get(name) is not None}
+            path = snapshot_download(str(path), **hub)
+        kind = torch_dtype if dtype is None else dtype
+        return prunecli.load_model(path, dtype=kind or "auto", device=device_map or "cpu")
 '''

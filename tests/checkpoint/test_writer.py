@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
+from prunecli.checkpoint import copying
 from prunecli.checkpoint.copying import Move
 from prunecli.checkpoint.dtypes import numpy_dtype
 from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.stream import Copy, Output, Rows
+from prunecli.checkpoint.stream import Copy, Output, Rows, Slices
 from prunecli.checkpoint.writer import coalesced, header_bytes, shards_of, write_tensors
 from prunecli.errors import CheckpointError
 from tests.tiny import tiny_config, write_json, write_weights
@@ -103,6 +105,30 @@ def test_rows_are_taken_in_order(tmp_path: Path) -> None:
         "none": router[:0],
     }
     assert_same(found, expected)
+
+
+@given(
+    shape=st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    axis=st.integers(0, 2),
+    cuts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=5),
+    block=st.integers(1, 64),
+    wanted=st.sampled_from(["F32", "F16"]),
+)
+@settings(deadline=None, max_examples=60)
+def test_slices_are_taken_along_any_axis(
+    shape: list[int], axis: int, cuts: list[tuple[int, int]], block: int, wanted: str
+) -> None:
+    axis %= len(shape)
+    ranges = tuple(sorted(min(cut, shape[axis]) for cut in pair) for pair in cuts)
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    taken = [index for start, stop in ranges for index in range(start, stop)]
+    expected = values.take(taken, axis).astype(numpy_dtype(wanted))
+    output = Output("out", wanted, expected.shape, Slices("a", axis, tuple((a, b) for a, b in ranges)))
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying, "BLOCK_BYTES", 4 * block)
+        patch.setattr(copying, "JOB_BYTES", 8 * block)
+        found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
+    assert_same(found, {"out": expected})
 
 
 def test_mixed_types_stay_aligned(tmp_path: Path) -> None:

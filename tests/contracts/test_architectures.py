@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from prunecli.architectures import FAMILIES, Architecture
-from prunecli.checkpoint.layout import config_value, expected_tensors
+from prunecli.checkpoint.declared import config_value
+from prunecli.checkpoint.layout import expected_tensors
 from prunecli.checkpoint.structure import Structure
 from tests.tiny import tiny_config
 

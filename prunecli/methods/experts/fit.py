@@ -19,8 +19,9 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
+from prunecli.checkpoint.declared import config_value
 from prunecli.checkpoint.dtypes import is_float, itemsize, parse_dtype
-from prunecli.checkpoint.layout import SparseLayer, config_value, sparse_layers
+from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Layer, Request, kept_counts
 

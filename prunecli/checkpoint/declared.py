@@ -1,0 +1,74 @@
+"""What a family's record means for one config.json: values, counts, conditions and tied names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from prunecli.architectures import Architecture
+from prunecli.errors import CheckpointError
+
+TIE_KEY = "tie_word_embeddings"
+
+
+def config_value(family: Architecture, config: Mapping[str, Any], key: str) -> Any:
+    """A key of config.json, or the default of transformers where it is left out; a null stands for a default in words.
+
+    Raises:
+        CheckpointError: neither has it.
+    """
+    default = family.attributes.get(key)
+    if key in config and (config[key] is not None or not isinstance(default, str)):
+        return config[key]
+    if default is not None:
+        return default
+    raise CheckpointError(f'config.json lacks "{key}", which a model of type {family.model_type} needs')
+
+
+def count(family: Architecture, config: Mapping[str, Any], axis: str) -> int:
+    """The length of a declared axis: a key, a number, or a product or quotient of such, read from left to right.
+
+    Raises:
+        CheckpointError: a key that is absent or no count, or a quotient that is not whole.
+    """
+    first, *rest = re.split(r"([*/])", axis)
+    value = _factor(family, config, first)
+    for operator, name in zip(rest[::2], rest[1::2], strict=True):
+        other = _factor(family, config, name)
+        if operator == "*":
+            value *= other
+        elif other == 0 or value % other:
+            raise CheckpointError(f"config.json: {axis} is {value} / {other}, not a whole number")
+        else:
+            value //= other
+    return value
+
+
+def holds(family: Architecture, config: Mapping[str, Any], condition: str | None) -> bool:
+    """Whether a declared condition is met; None always is."""
+    if condition is None:
+        return True
+    if condition.startswith("!"):
+        return not holds(family, config, condition[1:])
+    key, colon, beginning = condition.partition(":")
+    value = config_value(family, config, key)
+    return str(value).startswith(beginning) if colon else bool(value)
+
+
+def ties(family: Architecture, config: Mapping[str, Any]) -> dict[str, str]:
+    """Alias -> stored name of the tensors that are one in a model of this config."""
+    if not family.loose or config_value(family, config, TIE_KEY):
+        return family.tied
+    return {alias: name for alias, name in family.tied.items() if alias not in family.loose}
+
+
+def _factor(family: Architecture, config: Mapping[str, Any], name: str) -> int:
+    if name.isdecimal():
+        return int(name)
+    value = config_value(family, config, name)
+    if isinstance(value, str) and value == family.attributes.get(name):
+        return count(family, config, value)  # a default that follows from other keys
+    if type(value) is not int or value < 0:
+        raise CheckpointError(f'config.json: "{name}" is {value!r}, not a count')
+    return value

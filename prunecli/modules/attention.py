@@ -1,0 +1,146 @@
+"""Attention with fewer heads: the stock module over narrower projections."""
+
+from __future__ import annotations
+
+import copy
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.architectures.records import Attention, HeadAxis
+from prunecli.checkpoint.attention import AttentionLayer
+
+SUBSET = "prunecli_heads"
+"""Name of the attention function that takes a position bias of all heads."""
+
+
+class NoHeads(nn.Module):
+    """In the place of a projection to queries, keys or values where no head is left: one head of zeros.
+
+    A head of zeros, rather than none, keeps caches and shapes of the stock module valid.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`[..., d_model]` -> zeros `[..., width]`."""
+        return hidden_states.new_zeros(*hidden_states.shape[:-1], self.width)
+
+
+class OnlyBias(nn.Module):
+    """In the place of an output projection where no head is left: its bias stays."""
+
+    def __init__(self, width: int, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.width = width
+        self.bias = bias
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """`[..., one head]` -> the bias, or zeros, `[..., d_model]`."""
+        made = hidden_states.new_zeros(*hidden_states.shape[:-1], self.width)
+        return made if self.bias is None else made + self.bias
+
+
+def fit_heads(
+    model: nn.Module,
+    attention: Attention,
+    layer: AttentionLayer,
+    built_heads: int,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Give a stock attention, built with all heads on the meta device, the shapes of those that `layer` holds.
+
+    Args:
+        model: the stock model that the attention is part of.
+        attention: the family's record of it.
+        layer: what the checkpoint holds.
+        built_heads: with how many it was built.
+        shapes: name -> shape of the tensors that the checkpoint stores.
+    """
+    owner = layer.name.removesuffix(attention.name)
+    stock = model.get_submodule(module_name(model, f"{owner}{attention.projections or attention.name}"))
+    output = module_name(model, layer.output)
+    width = 0
+    for name, axis in layer.tensors.items():
+        path, _, attribute = module_name(model, name).rpartition(".")
+        module = model.get_submodule(path)
+        if isinstance(module, (NoHeads, OnlyBias)):
+            continue
+        whole = getattr(module, attribute).shape
+        width = whole[axis.axis] // axis.blocks // built_heads
+        if layer.heads:
+            _narrow(module, attribute, shapes[name])
+        else:
+            none = _without_heads(module, whole, axis, width, is_output=path == output)
+            model.set_submodule(path, none)
+    for attribute, what in attention.attributes.items():
+        heads = max(layer.num_heads, 1)
+        setattr(stock, attribute, heads if what == "heads" else heads * width)
+    if attention.position_bias:
+        take_own_bias(stock, layer.heads or (0,))
+
+
+def module_name(model: Any, name: str) -> str:
+    """The name in `model` of what the stock layout calls `name`: a base model lacks the first part of the names."""
+    prefix = f"{model.base_model_prefix}."
+    return name if hasattr(model, model.base_model_prefix) else name.removeprefix(prefix)
+
+
+def take_own_bias(module: Any, heads: tuple[int, ...]) -> None:
+    """Let a stock module that is given the position bias of all heads use that of its own ones.
+
+    Args:
+        module: it hands `position_bias` `[1, original heads, T, S]` to an attention function chosen by its config.
+        heads: their original ids.
+    """
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(SUBSET, _attend)
+    module.stock_config = module.config
+    module.config = copy.copy(module.config)
+    module.config._attn_implementation_internal = SUBSET
+    module.heads = heads
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """The stock attention function over the part of `position_bias` that belongs to the module's heads."""
+    from transformers import AttentionInterface
+
+    bias = options.pop("position_bias", None)
+    if bias is not None:
+        bias = bias[:, list(module.heads)]
+    eager = sys.modules[type(module).__module__].eager_attention_forward
+    attend = AttentionInterface().get_interface(module.stock_config._attn_implementation, eager)
+    result: tuple[Tensor, Tensor | None] = attend(
+        module, query, key, value, mask, position_bias=bias, **options
+    )
+    return result
+
+
+def _narrow(module: Any, attribute: str, shape: tuple[int, ...]) -> None:
+    place = getattr(module, attribute)
+    empty = torch.empty(shape, dtype=place.dtype, device=place.device)
+    setattr(module, attribute, nn.Parameter(empty, requires_grad=place.requires_grad))
+    if attribute != "weight":
+        return
+    if isinstance(module, nn.Linear):
+        module.out_features, module.in_features = shape
+    else:  # GPT-2's Conv1D, whose weight is [in, out]
+        module.nx, module.nf = shape
+
+
+def _without_heads(
+    module: Any, whole: tuple[int, ...], axis: HeadAxis, width: int, *, is_output: bool
+) -> nn.Module:
+    if not is_output:
+        return NoHeads(axis.blocks * width)
+    others = math.prod(size for index, size in enumerate(whole) if index != axis.axis)
+    return OnlyBias(others, module.bias)
