@@ -1,0 +1,74 @@
+"""Masks on single heads, against attention spelled out head by head; layers that have no head left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.modules.attention import NoHeads, OnlyBias
+from prunecli.modules.heads import masked_heads, output_projections
+from prunecli.modules.loading import load_model
+from tests.tiny import tiny_nllb_moe
+
+NAME = "model.encoder.layers.0.self_attn"
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "tiny", layers=2)
+
+
+def by_hand(attention: Any, x: torch.Tensor, masks: list[float]) -> torch.Tensor:
+    """MHAtt(x) = sum_h xi_h Att_h(x) + bias (1905.10650, 2.3), one head at a time."""
+    width = attention.head_dim
+    total = attention.out_proj.bias.clone()
+    for head, mask in enumerate(masks):
+        rows = slice(head * width, (head + 1) * width)
+        q, k, v = (
+            x @ projection.weight[rows].T + projection.bias[rows]
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        context = torch.softmax(q @ k.transpose(-1, -2) / width**0.5, dim=-1) @ v
+        total = total + mask * (context @ attention.out_proj.weight[:, rows].T)
+    return total
+
+
+@pytest.mark.parametrize("masks", [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.5, 2.0]])
+def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
+    model = load_model(source, device="cpu")
+    with open_checkpoint(source) as checkpoint:
+        layers = attention_layers(checkpoint)
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
+    attention = model.get_submodule(NAME)
+    with torch.no_grad(), masked_heads(model, layers, {NAME: torch.tensor(masks)}):
+        made = attention(x)[0]
+    with torch.no_grad():
+        torch.testing.assert_close(made, by_hand(attention, x, masks))
+        torch.testing.assert_close(attention(x)[0], by_hand(attention, x, [1.0, 1.0]))  # no hook is left
+
+
+def test_hooks_go_when_the_block_fails(source: Path) -> None:
+    model = load_model(source, device="cpu")
+    with open_checkpoint(source) as checkpoint:
+        layers = attention_layers(checkpoint)
+    with (
+        pytest.raises(KeyError, match="nothing"),
+        masked_heads(model, layers, {NAME: torch.ones(2), "nothing": torch.ones(2)}),
+    ):
+        pass
+    assert not any(module._forward_pre_hooks for module in output_projections(model, layers).values())
+
+
+def test_without_heads_only_the_bias_remains() -> None:
+    bias = torch.nn.Parameter(torch.arange(6.0))
+    assert torch.equal(OnlyBias(6, bias)(torch.ones(2, 3, 4)), torch.arange(6.0).expand(2, 3, 6))
+    assert torch.equal(OnlyBias(6, None)(torch.ones(2, 4)), torch.zeros(2, 6))
+    assert torch.equal(
+        NoHeads(8)(torch.ones(2, 3, 6, dtype=torch.bfloat16)), torch.zeros(2, 3, 8, dtype=torch.bfloat16)
+    )
+    assert not list(NoHeads(8).parameters())
