@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.bart import BART
+from prunecli.architectures.bert import BERT
+from prunecli.architectures.gpt2 import GPT2
+from prunecli.architectures.llama import LLAMA
+from prunecli.architectures.m2m_100 import M2M_100
+from prunecli.architectures.marian import MARIAN
+from prunecli.architectures.mbart import MBART
 from prunecli.architectures.nllb_moe import NLLB_MOE
 from prunecli.architectures.records import Architecture
+from prunecli.architectures.roberta import ROBERTA
+from prunecli.architectures.t5 import T5
 
-FAMILIES: dict[str, Architecture] = {family.model_type: family for family in (NLLB_MOE,)}
+FAMILIES: dict[str, Architecture] = {
+    family.model_type: family
+    for family in (NLLB_MOE, M2M_100, MARIAN, BART, MBART, T5, BERT, ROBERTA, GPT2, LLAMA)
+}
 
 REDUCED_PREFIX = "prunecli-"
 """Before the model type of a result that the stock class cannot hold, so that it must not open it."""

@@ -2,27 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from prunecli.architectures.records import (
-    Architecture,
-    Attention,
-    FeedForward,
-    Stack,
-    TensorSpec,
-    linear,
-    norm,
-)
-
-
-def _attention(name: str, kind: Literal["self", "cross"], heads: str) -> Attention:
-    inputs = tuple(
-        spec
-        for projection in ("q_proj", "k_proj", "v_proj")
-        for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention", heads=0)
-    )
-    output = linear(f"{name}.out_proj", "d_model", "d_model", "attention", heads=1)
-    return Attention(name, kind, heads, (*inputs, *output), output=f"{name}.out_proj")
+from prunecli.architectures.common import BART_TIED, bart_attention
+from prunecli.architectures.records import Architecture, FeedForward, Stack, TensorSpec, linear, norm
 
 
 def _ffn(width: str, sparse_step: str) -> FeedForward:
@@ -48,7 +29,7 @@ NLLB_MOE = Architecture(
             side="encoder",
             layers="model.encoder.layers.{layer}",
             depth="encoder_layers",
-            attentions=(_attention("self_attn", "self", "encoder_attention_heads"),),
+            attentions=(bart_attention("self_attn", "self", "encoder_attention_heads"),),
             ffn=_ffn("encoder_ffn_dim", "encoder_sparse_step"),
             norms=(*norm("self_attn_layer_norm", "d_model"), *norm("ff_layer_norm", "d_model")),
         ),
@@ -57,8 +38,8 @@ NLLB_MOE = Architecture(
             layers="model.decoder.layers.{layer}",
             depth="decoder_layers",
             attentions=(
-                _attention("self_attn", "self", "decoder_attention_heads"),
-                _attention("cross_attention", "cross", "decoder_attention_heads"),
+                bart_attention("self_attn", "self", "decoder_attention_heads"),
+                bart_attention("cross_attention", "cross", "decoder_attention_heads"),
             ),
             ffn=_ffn("decoder_ffn_dim", "decoder_sparse_step"),
             norms=(
@@ -73,11 +54,7 @@ NLLB_MOE = Architecture(
         *norm("model.encoder.layer_norm", "d_model"),
         *norm("model.decoder.layer_norm", "d_model"),
     ),
-    tied={
-        "lm_head.weight": "model.shared.weight",
-        "model.encoder.embed_tokens.weight": "model.shared.weight",
-        "model.decoder.embed_tokens.weight": "model.shared.weight",
-    },
+    tied=BART_TIED,
     buffers=("embed_positions.weights",),
     top_k=2,
     expert_count=("num_experts",),

@@ -1,7 +1,8 @@
 """What a model family is made of, as frozen records. A family is a value of `Architecture`: data, no logic.
 
-A shape's axis is a key of config.json (`d_model`), a number (`2`), or a product or quotient of such, read from left to
-right (`num_attention_heads*head_dim`); `expert_count` stands for the number of experts of the layer at hand.
+A shape's axis is a key of config.json (`d_model`), a number (`2`), or a sum, product or quotient of such, read from
+left to right (`num_attention_heads*head_dim`, `max_position_embeddings+2`); `expert_count` stands for the number of
+experts of the layer at hand.
 
 A condition is a config key that must be true (`router_bias`) or begin with a text (`feed_forward_proj:gated-`); a `!`
 before it turns it round.
@@ -99,7 +100,7 @@ class FeedForward:
     """A layer's FFN, dense or sparse; the tensors' names are relative to the FFN.
 
     Attributes:
-        name: relative to the layer.
+        name: relative to the layer; "" where its parts lie in the layer itself.
         width: config key of the hidden width.
         tensors: those of a dense FFN, and of every expert.
         router: those of a sparse layer's router; its first axis is the expert.
@@ -146,7 +147,7 @@ class Architecture:
         tensors: those outside of the layers.
         tied: other names under which a tensor may appear or may be left out: {alias: stored name}.
         loose: those of the aliases that are only tied where `tie_word_embeddings` is true; else they are tensors of
-            their own, declared with `optional="!tie_word_embeddings"`.
+            their own, declared with `optional="!tie_word_embeddings"` or among the extras.
         extras: beginnings of the names of tensors that some classes of the family hold outside of the layers (task
             heads, poolers): carried along as they are.
         renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.

@@ -27,17 +27,19 @@ def config_value(family: Architecture, config: Mapping[str, Any], key: str) -> A
 
 
 def count(family: Architecture, config: Mapping[str, Any], axis: str) -> int:
-    """The length of a declared axis: a key, a number, or a product or quotient of such, read from left to right.
+    """The length of a declared axis: a key, a number, or a sum, product or quotient of such, read from left to right.
 
     Raises:
         CheckpointError: a key that is absent or no count, or a quotient that is not whole.
     """
-    first, *rest = re.split(r"([*/])", axis)
+    first, *rest = re.split(r"([*/+])", axis)
     value = _factor(family, config, first)
     for operator, name in zip(rest[::2], rest[1::2], strict=True):
         other = _factor(family, config, name)
         if operator == "*":
             value *= other
+        elif operator == "+":
+            value += other
         elif other == 0 or value % other:
             raise CheckpointError(f"config.json: {axis} is {value} / {other}, not a whole number")
         else:

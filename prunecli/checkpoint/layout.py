@@ -173,6 +173,11 @@ def is_extra(family: Architecture, name: str) -> bool:
     return name.startswith(family.extras)
 
 
+def within(layer: str, ffn: FeedForward) -> str:
+    """What the names of an FFN's tensors begin with, up to a dot: the layer itself where the FFN is no module."""
+    return f"{layer}.{ffn.name}" if ffn.name else layer
+
+
 Declared = tuple[tuple[int, ...], Part]
 
 
@@ -206,7 +211,7 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
                 share = _head_share(family, config, structure, attention, f"{layer}.{attention.name}")
                 add(f"{layer}.", attention.tensors, heads=share, first=number == 0)
             add(f"{layer}.", stack.norms)
-            ffn = f"{layer}.{stack.ffn.name}"
+            ffn = within(layer, stack.ffn)
             if not _is_sparse(family, config, stack.ffn, number):
                 add(f"{ffn}.", stack.ffn.tensors)
                 continue
@@ -258,7 +263,7 @@ def _part_patterns(family: Architecture) -> Patterns:
         groups: list[tuple[str, tuple[TensorSpec, ...], Part | None]] = [
             (stack.layers, tuple(spec for attention in stack.attentions for spec in attention.tensors), None),
             (stack.layers, stack.norms, None),
-            (f"{stack.layers}.{ffn.name}", (*ffn.router, *ffn.tensors), None),
+            (within(stack.layers, ffn), (*ffn.router, *ffn.tensors), None),
         ]
         if ffn.expert is not None:
             groups.append((f"{stack.layers}.{ffn.name}.{ffn.expert}", ffn.tensors, "experts"))

@@ -50,7 +50,7 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     _fit_heads(model, checkpoint, family)
     _read_tensors(model, checkpoint, layers, device, dtype)
     _tie(model, checkpoint, family)
-    _fill_buffers(model, device)
+    _fill_buffers(model, family, device)
     _require_complete(model, checkpoint)
     return saving_as_stored(model, checkpoint.config, layers, family.expert_count).eval()
 
@@ -170,9 +170,8 @@ def _read_tensors(
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
             ) from None
-        made = torch.empty(
-            place.shape, dtype=dtype if place.is_floating_point() else place.dtype, device=device
-        )
+        kind = _dtype_of(model, owner, dtype) if place.is_floating_point() else place.dtype
+        made = torch.empty(place.shape, dtype=kind, device=device)
         if tuple(place.shape) != info.shape:
             raise CheckpointError(
                 f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
@@ -182,6 +181,12 @@ def _read_tensors(
             module._buffers[attribute] = made
         else:
             setattr(module, attribute, nn.Parameter(made, requires_grad=place.requires_grad))
+
+
+def _dtype_of(model: Any, module: str, dtype: torch.dtype) -> torch.dtype:
+    """float32 where the stock class keeps it because float16 overflows (T5), else `dtype`."""
+    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else set()
+    return torch.float32 if kept & set(module.split(".")) else dtype
 
 
 def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
@@ -206,7 +211,7 @@ def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -
 def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
     """Give every alias that the checkpoint leaves out the parameter that it stands for."""
     aliases = ties(family, checkpoint.config)
-    if not any(alias in checkpoint.tensors for alias in aliases):
+    if not any(alias in checkpoint.tensors for alias in family.tied):  # T5 would tie what is apart
         model.tie_weights()  # the aliases of task heads too
     for alias, name in aliases.items():
         owner, _, attribute = module_name(model, alias).rpartition(".")
@@ -222,13 +227,21 @@ def _has_module(model: Any, name: str) -> bool:
     return True
 
 
-def _fill_buffers(model: Any, device: torch.device) -> None:
-    """Compute what the model computes at its making and does not store: positions, for one."""
-    for module in model.modules():
+def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> None:
+    """Compute what the model computes at its making and does not store: positions, for one; a parameter in Marian."""
+    for path, module in model.named_modules():
         empty = {name: held for name, held in module.named_buffers(recurse=False) if held.is_meta}
         for name, held in empty.items():
             module.register_buffer(name, torch.empty_like(held, device=device), persistent=False)
-        if empty:
+        computed = {
+            name: held
+            for name, held in module.named_parameters(recurse=False)
+            if held.is_meta and f"{path}.{name}".endswith(family.buffers)
+        }
+        for name, held in computed.items():
+            made = torch.empty_like(held, device=device)
+            setattr(module, name, nn.Parameter(made, requires_grad=held.requires_grad))
+        if empty or computed:
             model._init_weights(module)
 
 

@@ -98,8 +98,8 @@ class TestSparseLayers:
             sparse_layers(open_checkpoint(directory))
 
     def test_an_undeclared_family(self, tmp_path: Path) -> None:
-        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "bert"})
-        with pytest.raises(UnsupportedModelError, match='"bert" is not supported'):
+        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"})
+        with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
             sparse_layers(open_checkpoint(directory))
 
     @pytest.mark.parametrize(
@@ -179,6 +179,6 @@ class TestParts:
         assert part_of(checkpoint, "lm_head.weight") == "embeddings"
 
     def test_an_undeclared_family_is_other(self, tmp_path: Path) -> None:
-        checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bert"}))
+        checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"}))
         assert set(parts(checkpoint).values()) == {"other"}
         assert part_of(checkpoint, "model.shared.weight") == "other"

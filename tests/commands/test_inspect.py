@@ -83,11 +83,11 @@ def test_a_pruned_model_shows_what_is_left_and_how(
 
 
 def test_an_undeclared_family_is_counted_as_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bert"})
+    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
     assert run(directory) == 0
     captured = capsys.readouterr()
     assert "other" in captured.out
-    assert '"bert" is not declared' in captured.err
+    assert '"bloom" is not declared' in captured.err
 
 
 def test_it_fits_as_it_is(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,106 +1,375 @@
 """What every declared family must answer: its record says the same as the class of transformers.
 
-A new family adds a tiny config to `TINY`; every test below then runs on it.
+A new family adds a tiny config to `tests.families`; every test below then runs on it. Variants of a family (other
+conditions, other classes) are further entries of `CASES`.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prunecli.architectures import FAMILIES, Architecture
-from prunecli.checkpoint.declared import config_value
-from prunecli.checkpoint.layout import expected_tensors
+from prunecli.architectures.records import Attention, Stack, TensorSpec
+from prunecli.checkpoint.declared import config_value, count
+from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, parts
+from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.checkpoint.structure import Structure
-from tests.tiny import tiny_config
+from prunecli.errors import CheckpointError
+from tests.families import (
+    GATED_T5,
+    MODEL_TYPES,
+    TIED_LLAMA,
+    random_state,
+    stock_model,
+    tiny_config_of,
+    tiny_family,
+)
+from tests.tiny import tiny_config, tiny_nllb_moe, write_json, write_weights
 
-TINY: dict[str, dict[str, Any]] = {
-    "nllb-moe": tiny_config(experts=5, d_model=16, ffn=24, layers=4, sparse_step=2, vocab=40),
+NLLB_MOE = tiny_config(experts=5, d_model=16, ffn=24, layers=4, sparse_step=2, vocab=40)
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{model_type: (model_type, {}) for model_type in MODEL_TYPES},
+    "t5-gated": ("t5", GATED_T5),
+    "t5-equal-depths": ("t5", {"num_decoder_layers": None}),
+    "bert-classification": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 3}),
+    "bert-untied": ("bert", {"tie_word_embeddings": False}),
+    "roberta-classification": ("roberta", {"architectures": ["RobertaForSequenceClassification"]}),
+    "bart-classification": ("bart", {"architectures": ["BartForSequenceClassification"]}),
+    "gpt2-inner": ("gpt2", {"n_inner": 40, "tie_word_embeddings": False}),
+    "gpt2-classification": ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}),
+    "llama-tied": ("llama", TIED_LLAMA),
+    "llama-wide-heads": ("llama", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "llama-one-query-per-key": ("llama", {"num_key_value_heads": None}),
+    "llama-classification": ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
+}
+
+CASES: dict[str, dict[str, Any]] = {
+    "nllb-moe": NLLB_MOE,
+    "nllb-moe-router-bias": {**NLLB_MOE, "router_bias": True},
+    "nllb-moe-dense-decoder": {**NLLB_MOE, "decoder_sparse_step": 0},
+    **{name: tiny_config_of(model_type, **changes) for name, (model_type, changes) in VARIANTS.items()},
 }
 
 
-def stock_model(config: dict[str, Any], family: Architecture) -> Any:
-    import torch
-    import transformers
-
-    made = transformers.AutoConfig.for_model(**config)
-    with torch.device("meta"):
-        return getattr(transformers, family.model_class)(made)
+def family_of(config: dict[str, Any]) -> Architecture:
+    return FAMILIES[config["model_type"]]
 
 
-def stock_shapes(config: dict[str, Any], family: Architecture) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the stock model's state, tied aliases left out."""
-    state = stock_model(config, family).state_dict()
-    return {name: tuple(tensor.shape) for name, tensor in state.items() if name not in family.tied}
+def tied_in(config: dict[str, Any]) -> dict[str, str]:
+    """The aliases that stand for another tensor where config.json says what this one says."""
+    family = family_of(config)
+    apart = family.loose if not config.get("tie_word_embeddings", config["model_type"] != "llama") else ()
+    return {alias: name for alias, name in family.tied.items() if alias not in apart}
+
+
+def is_buffer(name: str, family: Architecture) -> bool:
+    return any(name.endswith(f".{ending}") for ending in family.buffers)
+
+
+def stock_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the stock model's state, without tied aliases, task heads and what it computes."""
+    family, tied = family_of(config), tied_in(config)
+    state = stock_model(config).state_dict()
+    return {
+        name: tuple(tensor.shape)
+        for name, tensor in state.items()
+        if name not in tied and not is_extra(family, name) and not is_buffer(name, family)
+    }
+
+
+def stacks_and_attentions(family: Architecture) -> Iterator[tuple[Stack, Attention]]:
+    for stack in family.stacks:
+        for attention in stack.attentions:
+            yield stack, attention
+
+
+def all_specs(family: Architecture) -> Iterator[TensorSpec]:
+    yield from family.tensors
+    for stack in family.stacks:
+        yield from (*stack.norms, *stack.ffn.tensors, *stack.ffn.router)
+        for attention in stack.attentions:
+            yield from attention.tensors
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestDeclaredTensors:
+    def test_are_those_of_the_stock_model(self, case: str) -> None:
+        config = CASES[case]
+        assert expected_tensors(family_of(config), config, Structure()) == stock_shapes(config)
+
+    def test_aliases_are_tied_in_the_stock_model(self, case: str) -> None:
+        config, model = CASES[case], stock_model(CASES[case])
+        held = model.state_dict()
+        for alias, name in tied_in(config).items():
+            if alias in held:  # a class without that task head lacks it
+                assert model.get_parameter(alias) is model.get_parameter(name), alias
+
+    def test_every_alias_of_the_stock_model_is_declared(self, case: str) -> None:
+        model = stock_model(CASES[case])
+        assert set(model.all_tied_weights_keys) <= set(family_of(CASES[case]).tied)
+
+    def test_every_buffer_of_the_stock_model_is_declared(self, case: str) -> None:
+        model = stock_model(CASES[case])
+        stored = model.state_dict()
+        computed = [name for name, _ in model.named_buffers() if name not in stored]
+        assert [name for name in computed if not is_buffer(name, family_of(CASES[case]))] == []
+
+    def test_declared_buffers_are_not_stored(self, case: str) -> None:
+        model = stock_model(CASES[case])
+        stored = set(model.state_dict()) - set(model._keys_to_ignore_on_save or ())
+        assert [name for name in stored if is_buffer(name, family_of(CASES[case]))] == []
+
+    def test_heads_divide_their_axes(self, case: str) -> None:
+        config, family = CASES[case], family_of(CASES[case])
+        for _, attention in stacks_and_attentions(family):
+            heads = count(family, config, attention.heads)
+            assert heads > 1
+            for spec in attention.tensors:
+                if spec.heads is not None:
+                    assert (
+                        count(family, config, spec.shape[spec.heads.axis]) % (heads * spec.heads.blocks) == 0
+                    )
+
+
+@pytest.mark.parametrize("case", CASES)
+class TestModules:
+    def test_the_output_projection_takes_the_heads_outputs(self, case: str) -> None:
+        config, family = CASES[case], family_of(CASES[case])
+        model = stock_model(config)
+        for stack, attention in stacks_and_attentions(family):
+            layer = stack.layers.format(layer=1)
+            weight = model.get_submodule(f"{layer}.{attention.output}").weight
+            spec = next(spec for spec in attention.tensors if spec.name == f"{attention.output}.weight")
+            assert spec.heads is not None
+            assert weight.shape[spec.heads.axis] == count(family, config, spec.shape[spec.heads.axis])
+
+    def test_attributes_are_those_of_the_stock_module(self, case: str) -> None:
+        config, family = CASES[case], family_of(CASES[case])
+        model = stock_model(config)
+        for stack, attention in stacks_and_attentions(family):
+            module = model.get_submodule(
+                f"{stack.layers.format(layer=1)}.{attention.projections or attention.name}"
+            )
+            heads = count(family, config, attention.heads)
+            for attribute, what in attention.attributes.items():
+                value = getattr(module, attribute)
+                assert value == heads if what == "heads" else value % heads == 0 and value > heads
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-class TestArchitecture:
+class TestDefaults:
     def test_every_family_is_tested(self, model_type: str) -> None:
-        assert TINY[model_type]["model_type"] == model_type
-
-    def test_declared_tensors_are_those_of_the_stock_model(self, model_type: str) -> None:
-        family, config = FAMILIES[model_type], TINY[model_type]
-        assert expected_tensors(family, config, Structure()) == stock_shapes(config, family)
-
-    def test_declared_aliases_are_tied_in_the_stock_model(self, model_type: str) -> None:
-        family = FAMILIES[model_type]
-        state = stock_model(TINY[model_type], family)
-        tied = {
-            alias: state.get_parameter(alias) is state.get_parameter(n) for alias, n in family.tied.items()
-        }
-        assert all(tied.values()), tied
-
-    def test_declared_buffers_are_not_stored(self, model_type: str) -> None:
-        family = FAMILIES[model_type]
-        model = stock_model(TINY[model_type], family)
-        buffers = [name for name, _ in model.named_buffers()]
-        for ending in family.buffers:
-            assert any(name.endswith(ending) for name in buffers)
-            assert not any(name.endswith(ending) for name in model.state_dict())
+        assert model_type in {config["model_type"] for config in CASES.values()}
 
     def test_attributes_are_the_defaults_of_transformers(self, model_type: str) -> None:
         from transformers import AutoConfig
 
         family = FAMILIES[model_type]
         made = AutoConfig.for_model(model_type)
-        assert family.attributes == {key: getattr(made, key) for key in family.attributes}
+        for key, default in family.attributes.items():
+            value = getattr(made, key)
+            if isinstance(default, str) and value != default:  # it follows from other keys
+                assert value in (None, count(family, {}, key)), key
+            else:
+                assert (type(value), value) == (type(default), default), key
 
     def test_every_size_has_a_default(self, model_type: str) -> None:
         family = FAMILIES[model_type]
-        specs = [
-            spec for stack in family.stacks for spec in (*stack.ffn.tensors, *stack.ffn.router, *stack.norms)
-        ]
-        for key in {key for spec in specs for key in spec.shape} - {"expert_count"}:
-            assert config_value(family, {}, key) is not None
+        axes = {axis for spec in all_specs(family) for axis in spec.shape} - {"expert_count"}
+        axes |= {stack.depth for stack in family.stacks} | {stack.ffn.width for stack in family.stacks}
+        axes |= {attention.heads for _, attention in stacks_and_attentions(family)}
+        assert all(count(family, {}, axis) > 0 for axis in axes)
 
-    def test_counts_of_a_pruned_model_are_those_of_its_structure(self, model_type: str) -> None:
-        family, config = FAMILIES[model_type], TINY[model_type]
-        if not family.expert_count:
-            pytest.skip("no experts")
-        full = expected_tensors(family, config, Structure())
-        first = next(
-            f"{stack.layers.format(layer=layer)}.{stack.ffn.name}"
-            for stack in family.stacks
-            for layer in range(config[stack.depth])
-            if f"{stack.layers.format(layer=layer)}.{stack.ffn.name}.{stack.ffn.router[0].name}" in full
-        )
-        pruned = expected_tensors(family, config, Structure({first: (1, 4)}, {first: 5}))
-        assert {name.removeprefix(first) for name in set(full) - set(pruned)} == {
-            f".{family.stacks[0].ffn.expert}.{spec.name}".format(expert=expert)
-            for expert in (2, 3, 4)
-            for spec in family.stacks[0].ffn.tensors
-        }
+    def test_every_condition_has_a_default(self, model_type: str) -> None:
+        family = FAMILIES[model_type]
+        for spec in all_specs(family):
+            if spec.optional is not None:
+                assert config_value(family, {}, spec.optional.lstrip("!").partition(":")[0]) is not None
+
+    def test_the_classes_are_of_transformers(self, model_type: str) -> None:
+        import transformers
+
+        family = FAMILIES[model_type]
+        found = getattr(transformers, family.model_class)
+        assert found.config_class.model_type == model_type
+        assert getattr(transformers, family.auto_class)._model_mapping[found.config_class] is found
 
 
-def test_optional_tensors_exist_where_the_config_asks_for_them() -> None:
-    family, config = FAMILIES["nllb-moe"], {**TINY["nllb-moe"], "router_bias": True}
-    expected = expected_tensors(family, config, Structure())
-    assert expected == stock_shapes(config, family)
-    assert expected["model.decoder.layers.3.ffn.router.classifier.bias"] == (5,)
+@pytest.mark.parametrize("case", VARIANTS)
+class TestCheckpoints:
+    def test_what_the_stock_class_stores_fits(self, case: str, tmp_path: Path) -> None:
+        model_type, changes = VARIANTS[case]
+        checkpoint = open_checkpoint(tiny_family(tmp_path / "model", model_type, **changes))
+        check_tensors(checkpoint)
+        family = FAMILIES[model_type]
+        other = {name for name, part in parts(checkpoint).items() if part == "other"}
+        assert other <= {name for name in checkpoint.tensors if is_extra(family, name)}
+
+    def test_zeroed_inputs_of_a_head_are_the_zeros_of_its_output(self, case: str, tmp_path: Path) -> None:
+        import torch
+        import transformers
+
+        model_type, changes = VARIANTS[case]
+        family, config = FAMILIES[model_type], CASES[case]
+        stock = getattr(transformers, config["architectures"][0])
+        model = stock.from_pretrained(tiny_family(tmp_path / "model", model_type, **changes)).eval()
+        state = model.state_dict()
+        inputs = {"input_ids": torch.tensor([[5, 6, 7, 9, 2]])}
+        if len(family.stacks) == 2 and "Classification" not in stock.__name__:
+            inputs["decoder_input_ids"] = torch.tensor([[2, 8, 4]])
+        for stack, attention in stacks_and_attentions(family):
+            heads = count(family, config, attention.heads)
+            layer = stack.layers.format(layer=0)
+            for spec in attention.tensors:
+                name = f"{layer}.{spec.name}"
+                if spec.heads is not None and not spec.name.startswith(attention.output) and name in state:
+                    rows = (
+                        state[name].movedim(spec.heads.axis, 0).unflatten(0, (spec.heads.blocks, heads, -1))
+                    )
+                    rows[:, 2] = 0
+            seen: list[torch.Tensor] = []
+            output = model.get_submodule(f"{layer}.{attention.output}")
+            hook = output.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+            with torch.no_grad():
+                model(**inputs)
+            hook.remove()
+            outputs = seen[0].unflatten(-1, (heads, -1)).abs().amax(dim=(0, 1, 3))
+            assert [head for head in range(heads) if outputs[head] == 0] == [2]
 
 
-def test_a_stack_without_sparse_layers() -> None:
-    family, config = FAMILIES["nllb-moe"], {**TINY["nllb-moe"], "decoder_sparse_step": 0}
-    assert expected_tensors(family, config, Structure()) == stock_shapes(config, family)
+class TestOlderCheckpoints:
+    """Names as they are on the hub, beside those that transformers writes today."""
+
+    def stored(
+        self, directory: Path, model_type: str, rename: dict[str, str], more: dict[str, tuple[int, ...]]
+    ) -> Path:
+        config = json.loads((tiny_family(directory, model_type) / "config.json").read_text())
+        state = random_state(config)
+        found = {}
+        for name, values in state.items():
+            for old, new in rename.items():
+                name = name.replace(old, new)
+            found[name] = values
+        found |= {name: np.ones(shape, np.float32) for name, shape in more.items()}
+        write_weights(directory, found)
+        return directory
+
+    @pytest.mark.parametrize(
+        ("model_type", "rename", "more"),
+        [
+            ("gpt2", {"transformer.": ""}, {"h.0.attn.bias": (1, 1, 8, 8), "h.1.attn.masked_bias": ()}),
+            (
+                "bert",
+                {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
+                {"bert.embeddings.position_ids": (1, 66), "cls.seq_relationship.weight": (2, 32)},
+            ),
+            ("bert", {"bert.": ""}, {"pooler.dense.weight": (32, 32)}),
+            ("roberta", {}, {"roberta.embeddings.position_ids": (1, 66)}),
+            ("bart", {"model.": ""}, {"encoder.version": (1,)}),
+            ("marian", {}, {"model.encoder.embed_positions.weight": (64, 32)}),
+            ("m2m_100", {}, {"model.decoder.embed_positions.weights": (66, 32)}),
+            ("t5", {}, {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (8, 4)}),
+            ("llama", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}),
+        ],
+    )
+    def test_are_read(
+        self,
+        model_type: str,
+        rename: dict[str, str],
+        more: dict[str, tuple[int, ...]],
+        tmp_path: Path,
+    ) -> None:
+        checkpoint = open_checkpoint(self.stored(tmp_path / "old", model_type, rename, more))
+        check_tensors(checkpoint)
+        expected = set(expected_tensors(FAMILIES[model_type], checkpoint.config, Structure()))
+        extras = {name for name in checkpoint.tensors if is_extra(FAMILIES[model_type], name)}
+        assert set(checkpoint.tensors) == expected | extras
+
+    @pytest.mark.parametrize("model_type", MODEL_TYPES)
+    def test_a_tensor_that_no_class_of_the_family_has_is_refused(
+        self, model_type: str, tmp_path: Path
+    ) -> None:
+        more = {"model.adapter.weight": (4, 4)}
+        checkpoint = open_checkpoint(self.stored(tmp_path / "odd", model_type, {}, more))
+        with pytest.raises(CheckpointError, match=r"1 unexpected \((model\.)?.*adapter\.weight\)"):
+            check_tensors(checkpoint)
+
+    def test_a_marian_with_two_vocabularies_is_refused(self, tmp_path: Path) -> None:
+        changes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 49}
+        checkpoint = open_checkpoint(tiny_family(tmp_path / "two", "marian", **changes))
+        with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
+            check_tensors(checkpoint)
+
+
+def test_untied_output_matrices_are_tensors_of_their_own(tmp_path: Path) -> None:
+    for model_type in ("t5", "gpt2", "llama"):
+        directory = tiny_family(tmp_path / model_type, model_type, tie_word_embeddings=False)
+        assert "lm_head.weight" in open_checkpoint(directory).tensors
+
+
+def test_a_head_count_that_does_not_divide_the_width_is_refused() -> None:
+    config = tiny_config_of("llama", num_attention_heads=6)
+    with pytest.raises(CheckpointError, match="hidden_size/num_attention_heads is 32 / 6"):
+        expected_tensors(FAMILIES["llama"], config, Structure())
+
+
+def test_heads_that_are_gone_make_the_declared_tensors_smaller() -> None:
+    structure = Structure(heads={"transformer.h.1.attn": (0, 3), "transformer.h.2.attn": ()})
+    shapes = expected_tensors(FAMILIES["gpt2"], tiny_config_of("gpt2"), structure)
+    assert shapes["transformer.h.0.attn.c_attn.weight"] == (32, 96)
+    assert shapes["transformer.h.1.attn.c_attn.weight"] == (32, 48)
+    assert shapes["transformer.h.1.attn.c_attn.bias"] == (48,)
+    assert shapes["transformer.h.1.attn.c_proj.weight"] == (16, 32)
+    assert shapes["transformer.h.1.attn.c_proj.bias"] == (32,)
+    assert [name for name in shapes if "h.2.attn" in name] == ["transformer.h.2.attn.c_proj.bias"]
+
+
+def test_a_group_takes_its_query_heads_with_it() -> None:
+    structure = Structure(heads={"model.layers.1.self_attn": (0, 2, 3)})
+    shapes = expected_tensors(FAMILIES["llama"], tiny_config_of("llama"), structure)
+    owner = "model.layers.1.self_attn"
+    assert [shapes[f"{owner}.{name}.weight"] for name in ("q_proj", "k_proj", "v_proj", "o_proj")] == [
+        (24, 32),
+        (12, 32),
+        (12, 32),
+        (32, 24),
+    ]
+
+
+def test_t5_keeps_its_table_of_positions_whole() -> None:
+    structure = Structure(heads={"encoder.block.0.layer.0.SelfAttention": (1,)})
+    shapes = expected_tensors(FAMILIES["t5"], tiny_config_of("t5"), structure)
+    assert shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] == (8, 4)
+    assert shapes["encoder.block.0.layer.0.SelfAttention.q.weight"] == (6, 32)
+    assert shapes["encoder.block.0.layer.0.SelfAttention.o.weight"] == (32, 6)
+
+
+def test_counts_of_a_model_with_fewer_experts_are_those_of_its_structure() -> None:
+    family = FAMILIES["nllb-moe"]
+    full = expected_tensors(family, NLLB_MOE, Structure())
+    first = "model.encoder.layers.1.ffn"
+    pruned = expected_tensors(family, NLLB_MOE, Structure({first: (1, 4)}, {first: 5}))
+    assert {name.removeprefix(first) for name in set(full) - set(pruned)} == {
+        f".experts.expert_{expert}.{name}.{kind}"
+        for expert in (2, 3, 4)
+        for name in ("fc1", "fc2")
+        for kind in ("weight", "bias")
+    }
+    assert full["model.decoder.layers.3.ffn.router.classifier.weight"] == (5, 16)
+    biased = expected_tensors(family, {**NLLB_MOE, "router_bias": True}, Structure())
+    assert biased["model.decoder.layers.3.ffn.router.classifier.bias"] == (5,)
+
+
+def test_a_family_of_one_kind_is_not_another(tmp_path: Path) -> None:
+    directory = tiny_nllb_moe(tmp_path / "model")
+    config = tiny_config_of("m2m_100")
+    write_json(directory / "config.json", config)
+    with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
+        check_tensors(open_checkpoint(directory))

@@ -1,0 +1,150 @@
+"""Parts that several families have in common: BART's layers, BERT's layers, matrices and norms without a bias."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prunecli.architectures.records import (
+    Attention,
+    FeedForward,
+    HeadAxis,
+    Part,
+    Side,
+    Stack,
+    TensorSpec,
+    linear,
+    norm,
+)
+
+
+def matrix(
+    name: str, inputs: str, outputs: str, part: Part, *, heads: Literal[0, 1] | None = None
+) -> TensorSpec:
+    """Weight `[outputs, inputs]` of a linear layer without a bias; `heads`: the axis where they lie."""
+    axis = None if heads is None else HeadAxis(heads)
+    return TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis)
+
+
+def rms_norm(name: str, width: str) -> TensorSpec:
+    """Weight `[width]` of a norm without a bias."""
+    return TensorSpec(f"{name}.weight", (width,), "norm")
+
+
+def embeddings(name: str, rows: str, width: str) -> TensorSpec:
+    """Weight `[rows, width]` of a table of embeddings."""
+    return TensorSpec(f"{name}.weight", (rows, width), "embeddings")
+
+
+def bart_attention(name: str, kind: Literal["self", "cross"], heads: str) -> Attention:
+    """BART's attention: `q_proj`, `k_proj`, `v_proj` and `out_proj` of width `d_model`, each with a bias."""
+    inputs = tuple(
+        spec
+        for projection in ("q_proj", "k_proj", "v_proj")
+        for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention", heads=0)
+    )
+    output = linear(f"{name}.out_proj", "d_model", "d_model", "attention", heads=1)
+    return Attention(name, kind, heads, (*inputs, *output), output=f"{name}.out_proj")
+
+
+def bart_stack(side: Side) -> Stack:
+    """BART's encoder or decoder: attention, cross-attention in the decoder, and `fc1` and `fc2` in the layer itself."""
+    heads, width = f"{side}_attention_heads", f"{side}_ffn_dim"
+    attentions = [bart_attention("self_attn", "self", heads)]
+    if side == "decoder":
+        attentions.append(bart_attention("encoder_attn", "cross", heads))
+    names = [*(f"{attention.name}_layer_norm" for attention in attentions), "final_layer_norm"]
+    return Stack(
+        side=side,
+        layers=f"model.{side}.layers.{{layer}}",
+        depth=f"{side}_layers",
+        attentions=tuple(attentions),
+        ffn=FeedForward(
+            name="",
+            width=width,
+            tensors=(*linear("fc1", "d_model", width, "ffn"), *linear("fc2", width, "d_model", "ffn")),
+        ),
+        norms=tuple(spec for name in names for spec in norm(name, "d_model")),
+    )
+
+
+BART_STACKS = (bart_stack("encoder"), bart_stack("decoder"))
+
+BART_TIED = {
+    "lm_head.weight": "model.shared.weight",
+    "model.encoder.embed_tokens.weight": "model.shared.weight",
+    "model.decoder.embed_tokens.weight": "model.shared.weight",
+}
+
+BART_SIZES: dict[str, int | float | bool | str] = {
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+}
+"""Defaults that all of BART's kin share."""
+
+
+def bert_stack(model: str) -> Stack:
+    """BERT's encoder, below `model`."""
+    projections = tuple(
+        spec
+        for projection in ("query", "key", "value")
+        for spec in linear(f"attention.self.{projection}", "hidden_size", "hidden_size", "attention", heads=0)
+    )
+    output = linear("attention.output.dense", "hidden_size", "hidden_size", "attention", heads=1)
+    return Stack(
+        side="encoder",
+        layers=f"{model}.encoder.layer.{{layer}}",
+        depth="num_hidden_layers",
+        attentions=(
+            Attention(
+                name="attention",
+                kind="self",
+                heads="num_attention_heads",
+                tensors=(*projections, *output),
+                output="attention.output.dense",
+                projections="attention.self",
+            ),
+        ),
+        ffn=FeedForward(
+            name="",
+            width="intermediate_size",
+            tensors=(
+                *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn"),
+                *linear("output.dense", "intermediate_size", "hidden_size", "ffn"),
+            ),
+        ),
+        norms=(
+            *norm("attention.output.LayerNorm", "hidden_size"),
+            *norm("output.LayerNorm", "hidden_size"),
+        ),
+    )
+
+
+def bert_embeddings(model: str) -> tuple[TensorSpec, ...]:
+    """BERT's three tables of embeddings and the norm after them, below `model`."""
+    return (
+        embeddings(f"{model}.embeddings.word_embeddings", "vocab_size", "hidden_size"),
+        embeddings(f"{model}.embeddings.position_embeddings", "max_position_embeddings", "hidden_size"),
+        embeddings(f"{model}.embeddings.token_type_embeddings", "type_vocab_size", "hidden_size"),
+        *norm(f"{model}.embeddings.LayerNorm", "hidden_size"),
+    )
+
+
+BERT_SIZES: dict[str, int | float | bool | str] = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "tie_word_embeddings": True,
+}
+"""Defaults that BERT and RoBERTa share."""
+
+BERT_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+
+BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")

@@ -1,0 +1,98 @@
+"""T5, T5 1.1 and Flan-T5: relative positions, norms without bias, heads of their own width (1910.10683).
+
+The table of relative positions of a stack's first layer serves all of its layers: it keeps a column for every head.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from prunecli.architectures.common import embeddings, matrix, rms_norm
+from prunecli.architectures.records import Architecture, Attention, FeedForward, Side, Stack, TensorSpec
+
+HEADS = "num_heads*d_kv"
+GATED = "feed_forward_proj:gated-"
+
+
+def _attention(name: str, kind: Literal["self", "cross"]) -> Attention:
+    positions = TensorSpec(
+        f"{name}.relative_attention_bias.weight",
+        ("relative_attention_num_buckets", "num_heads"),
+        "attention",
+        first=True,
+    )
+    return Attention(
+        name=name,
+        kind=kind,
+        heads="num_heads",
+        tensors=(
+            *(matrix(f"{name}.{projection}", "d_model", HEADS, "attention", heads=0) for projection in "qkv"),
+            matrix(f"{name}.o", HEADS, "d_model", "attention", heads=1),
+            *((positions,) if kind == "self" else ()),
+        ),
+        output=f"{name}.o",
+        position_bias=True,
+    )
+
+
+def _stack(side: Side, depth: str, attentions: tuple[Attention, ...]) -> Stack:
+    last = len(attentions)
+    return Stack(
+        side=side,
+        layers=f"{side}.block.{{layer}}",
+        depth=depth,
+        attentions=attentions,
+        ffn=FeedForward(
+            name=f"layer.{last}.DenseReluDense",
+            width="d_ff",
+            tensors=(
+                TensorSpec("wi.weight", ("d_ff", "d_model"), "ffn", optional=f"!{GATED}"),
+                TensorSpec("wi_0.weight", ("d_ff", "d_model"), "ffn", optional=GATED),
+                TensorSpec("wi_1.weight", ("d_ff", "d_model"), "ffn", optional=GATED),
+                matrix("wo", "d_ff", "d_model", "ffn"),
+            ),
+        ),
+        norms=tuple(rms_norm(f"layer.{part}.layer_norm", "d_model") for part in range(last + 1)),
+    )
+
+
+_SELF = _attention("layer.0.SelfAttention", "self")
+_CROSS = _attention("layer.1.EncDecAttention", "cross")
+
+T5 = Architecture(
+    model_type="t5",
+    model_class="T5ForConditionalGeneration",
+    auto_class="AutoModelForSeq2SeqLM",
+    stacks=(
+        _stack("encoder", "num_layers", (_SELF,)),
+        _stack("decoder", "num_decoder_layers", (_SELF, _CROSS)),
+    ),
+    tensors=(
+        embeddings("shared", "vocab_size", "d_model"),
+        rms_norm("encoder.final_layer_norm", "d_model"),
+        rms_norm("decoder.final_layer_norm", "d_model"),
+        TensorSpec(
+            "lm_head.weight", ("vocab_size", "d_model"), "embeddings", optional="!tie_word_embeddings"
+        ),
+    ),
+    tied={
+        "lm_head.weight": "shared.weight",
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    },
+    loose=("lm_head.weight",),
+    # The first checkpoints hold a table for cross-attention that no model reads.
+    buffers=("EncDecAttention.relative_attention_bias.weight",),
+    attributes={
+        "vocab_size": 32128,
+        "d_model": 512,
+        "d_kv": 64,
+        "d_ff": 2048,
+        "num_layers": 6,
+        "num_decoder_layers": "num_layers",
+        "num_heads": 8,
+        "relative_attention_num_buckets": 32,
+        "feed_forward_proj": "relu",
+        "tie_word_embeddings": True,
+    },
+)
