@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from prunecli.architectures.records import Architecture
 from prunecli.checkpoint.attention import attention_layers, attentions
 from prunecli.checkpoint.declared import config_value, count, ties
-from prunecli.checkpoint.layout import SparseLayer, expected_tensors, is_extra, sparse_layers
+from prunecli.checkpoint.layout import (
+    SparseLayer,
+    check_tensors,
+    expected_tensors,
+    is_extra,
+    sparse_layers,
+)
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
 from prunecli.errors import CheckpointError
@@ -43,6 +49,7 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
     family = checkpoint.require_architecture()
+    check_tensors(checkpoint)
     layers = sparse_layers(checkpoint) if family.top_k is not None else ()
     model = _stock_model(checkpoint, family, dtype)
     for layer in layers:
