@@ -39,7 +39,8 @@ def model_card(
         "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
         _sizes(parameters, nbytes),
         *_loading(config),
-        *_experts(structure),
+        *_kept("experts", structure.experts, structure.original_experts, "layer"),
+        *_kept("heads", structure.heads, structure.original_heads, "attention"),
         *_history(structure),
     ]
     return "\n\n".join(paragraphs) + "\n"
@@ -106,22 +107,24 @@ def _loading(config: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _experts(structure: Structure) -> list[str]:
-    if not structure.experts:
+def _kept(
+    what: str, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int], owner: str
+) -> list[str]:
+    if not kept:
         return []
     lines = [
-        "| layer | kept | of | removed | ids of the kept experts |",
+        f"| {owner} | kept | of | removed | ids of the kept {what} |",
         "| --- | ---: | ---: | ---: | --- |",
     ]
-    for layer, ids in structure.experts.items():
-        original = structure.original_experts.get(layer, len(ids))
-        gone = f"{1 - len(ids) / original:.1%}" if original else "-"
-        lines.append(f"| `{layer}` | {len(ids)} | {original} | {gone} | {_ids(ids)} |")
-    kept = sum(map(len, structure.experts.values()))
-    whole = sum(structure.original_experts.get(layer, len(ids)) for layer, ids in structure.experts.items())
+    for name, ids in kept.items():
+        had = original.get(name, len(ids))
+        gone = f"{1 - len(ids) / had:.1%}" if had else "-"
+        lines.append(f"| `{name}` | {len(ids)} | {had} | {gone} | {_ids(ids) or 'none'} |")
+    left = sum(map(len, kept.values()))
+    whole = sum(original.get(name, len(ids)) for name, ids in kept.items())
     return [
-        "## Experts",
-        f"{kept} of {whole} experts are left in these layers. Ids are those of the original model; config.json "
+        f"## {what.capitalize()}",
+        f"{left} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
         'holds all of them, under `"prunecli"`.',
         "\n".join(lines),
     ]

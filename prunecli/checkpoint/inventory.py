@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prunecli.checkpoint.attention import AttentionLayer, attention_layers
 from prunecli.checkpoint.layout import SparseLayer, parts, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import UnsupportedModelError
@@ -35,12 +36,14 @@ class Inventory:
         parts: part -> amount, in the order of `PARTS`, those that occur.
         dtypes: safetensors type -> amount, the largest first.
         layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
+        attentions: every attention; none where the family is not declared.
         total: of all tensors.
     """
 
     parts: Mapping[str, Amount]
     dtypes: Mapping[str, Amount]
     layers: tuple[SparseLayer, ...]
+    attentions: tuple[AttentionLayer, ...]
     total: Amount
 
 
@@ -65,6 +68,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         parts={part: by_part[part] for part in PARTS if part in by_part},
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
         layers=layers,
+        attentions=() if checkpoint.architecture is None else attention_layers(checkpoint),
         total=sum(by_part.values(), Amount()),
     )
 
@@ -82,6 +86,15 @@ def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str,
                 "original_experts": layer.original_experts,
             }
             for layer in inventory.layers
+        ],
+        "attentions": [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "heads": list(layer.heads),
+                "original_heads": layer.original_heads,
+            }
+            for layer in inventory.attentions
         ],
         "files": [
             {"name": str(path.relative_to(checkpoint.path)), "bytes": path.stat().st_size}

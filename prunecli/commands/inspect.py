@@ -40,7 +40,7 @@ def inspect(
     fit_length: Annotated[int, typer.Option("--fit-length", min=1, help="Tokens of a sentence.")] = 128,
     json: JsonOption = False,
 ) -> None:
-    """Count a checkpoint's parameters and bytes by part, and its experts by layer.
+    """Count a checkpoint's parameters and bytes by part, and its experts and attention heads by layer.
 
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints).
     """
@@ -109,9 +109,11 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     console.show(console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows))
     if inventory.layers:
         experts = [
-            [layer.name, _experts(layer.num_experts, layer.original_experts)] for layer in inventory.layers
+            [layer.name, _held(layer.num_experts, layer.original_experts)] for layer in inventory.layers
         ]
         console.show(console.table("Experts", ("sparse layer", "experts"), experts))
+    if inventory.attentions:
+        console.show(console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory)))
     if opened.architecture is None:
         console.note(f'The family "{opened.model_type}" is not declared: its tensors are not sorted by part.')
     if opened.structure.history:
@@ -129,7 +131,20 @@ def _files(opened: Checkpoint) -> str:
     return opened.files[0].name if count == 1 else f"{count} {opened.files[0].suffix} files"
 
 
-def _experts(held: int, original: int) -> str:
+def _heads(inventory: Inventory) -> list[list[str]]:
+    """A line for each kind of attention while all of its layers have their heads, else one for each layer."""
+    rows = []
+    for kind in dict.fromkeys(layer.kind for layer in inventory.attentions):
+        layers = [layer for layer in inventory.attentions if layer.kind == kind]
+        held = [(layer.num_heads, layer.original_heads) for layer in layers]
+        if len(set(held)) == 1:
+            rows.append([kind, str(len(layers)), _held(*held[0])])
+        else:
+            rows += [[layer.name, "1", _held(layer.num_heads, layer.original_heads)] for layer in layers]
+    return rows
+
+
+def _held(held: int, original: int) -> str:
     return f"{held}" if held == original else f"{held} of {original}"
 
 

@@ -57,6 +57,14 @@ def test_long_lists_are_cut() -> None:
     assert "| 0 2 4 6 8 10 12 14 … 112 114 116 118 120 122 124 126 |" in text
 
 
+def test_heads_that_were_removed() -> None:
+    name = "model.encoder.layers.0.self_attn"
+    text = card(heads={name: (), LAYER: (3,)}, original_heads={name: 4, LAYER: 4})
+    assert "1 of 8 heads are left in these attentions." in text
+    assert f"| `{name}` | 0 | 4 | 100.0% | none |" in text
+    assert "## Heads" not in card()
+
+
 def test_one_statistics_file_may_stand_alone() -> None:
     text = card(history=({**STEP, "statistics": STEP["statistics"][0]},))  # type: ignore[index]
     assert "statistics: `gates.json`, sha256 def" in text

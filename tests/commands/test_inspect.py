@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from prunecli.checkpoint.structure import Structure
 from prunecli.commands.app import main
 from tests.tiny import random_tensors, tiny_nllb_moe
 
@@ -56,6 +58,21 @@ def test_json_holds_the_same_numbers(tiny: Path, capsys: pytest.CaptureFixture[s
     assert found["files"] == [
         {"name": "model.safetensors", "bytes": (tiny / "model.safetensors").stat().st_size}
     ]
+
+
+def test_heads_are_one_line_a_kind_until_some_are_removed(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tiny) == 0
+    assert re.search(r"cross +4 +2\n", capsys.readouterr().out)
+    name = "model.decoder.layers.1.cross_attention"
+    path = tiny / "config.json"
+    structure = Structure().keeping_heads({name: ()}, {name: 2}).to_json()
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
+    assert run(tiny) == 0
+    text = capsys.readouterr().out
+    assert re.search(rf"{name} +1 +0 of 2\n", text)
+    assert re.search(r"encoder +4 +2\n", text)
 
 
 def test_a_pruned_model_shows_what_is_left_and_how(
