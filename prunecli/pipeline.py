@@ -11,7 +11,7 @@ from typing import Any
 from prunecli.architectures import REDUCED_PREFIX, Architecture
 from prunecli.checkpoint.attention import attention_layers
 from prunecli.checkpoint.card import front_matter, model_card
-from prunecli.checkpoint.declared import count
+from prunecli.checkpoint.declared import class_names, count
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
 from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, sparse_layers
@@ -21,7 +21,7 @@ from prunecli.checkpoint.structure import KEY, Structure
 from prunecli.checkpoint.transaction import new_directory
 from prunecli.checkpoint.writer import SHARD_BYTES, write_tensors
 from prunecli.errors import CheckpointError
-from prunecli.modules.shim import SHIM_FILE, SHIM_SOURCE
+from prunecli.modules.shim import SHIM_FILE, shim_source
 from prunecli.progress import Progress, silent
 
 AUTO_CLASSES = {
@@ -137,9 +137,9 @@ def _even_heads(source: Checkpoint, structure: Structure) -> dict[str, int] | No
 
 def _auto_class(source: Checkpoint, family: Architecture) -> str:
     """The `AutoModel…` that opens the class named in config.json."""
-    for name in source.config.get("architectures") or []:
+    for name in class_names(source.config):
         for ending, auto in AUTO_CLASSES.items():
-            if str(name).endswith(ending):
+            if name.endswith(ending):
                 return auto
     return family.auto_class
 
@@ -165,7 +165,7 @@ def rewrite_checkpoint(
         write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
         _write_side_files(source, directory)
         write_json(directory / "config.json", _with_dtype(rewrite))
-        (directory / SHIM_FILE).write_text(SHIM_SOURCE, encoding="utf-8")
+        (directory / SHIM_FILE).write_text(shim_source(str(rewrite.config["model_type"])), encoding="utf-8")
         (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
         with open_checkpoint(directory) as made:
             check_tensors(made)

@@ -74,6 +74,8 @@ LLAMA = Architecture(
     loose=("lm_head.weight",),
     extras=("lm_head.", "score."),
     buffers=("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"),
+    head_counts=("num_attention_heads", "num_key_value_heads"),
+    head_width="head_dim",
     attributes={
         "vocab_size": 32000,
         "hidden_size": 4096,

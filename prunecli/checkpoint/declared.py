@@ -26,6 +26,12 @@ def config_value(family: Architecture, config: Mapping[str, Any], key: str) -> A
     raise CheckpointError(f'config.json lacks "{key}", which a model of type {family.model_type} needs')
 
 
+def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The classes of transformers that config.json names; none where it names none in the usual form."""
+    names = config.get("architectures")
+    return tuple(map(str, names)) if isinstance(names, list) else ()
+
+
 def count(family: Architecture, config: Mapping[str, Any], axis: str) -> int:
     """The length of a declared axis: a key, a number, or a sum, product or quotient of such, read from left to right.
 

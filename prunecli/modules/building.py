@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prunecli.architectures.records import Architecture
 from prunecli.checkpoint.attention import attention_layers, attentions
-from prunecli.checkpoint.declared import config_value, count, ties
+from prunecli.checkpoint.declared import class_names, config_value, count, ties
 from prunecli.checkpoint.layout import (
     SparseLayer,
     check_tensors,
@@ -63,12 +63,15 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
 
 
 def model_class(checkpoint: Checkpoint) -> Any:
-    """The class of transformers that config.json names, where it is one of the family's; else the declared one."""
+    """The class of transformers that config.json names, where it is one of the family's; else the declared one.
+
+    A family with experts has the declared one alone: their places in it are known.
+    """
     import transformers
 
     family = checkpoint.require_architecture()
-    for name in checkpoint.config.get("architectures") or []:
-        found = getattr(transformers, str(name), None)
+    for name in class_names(checkpoint.config) if family.top_k is None else ():
+        found = getattr(transformers, name, None)
         if getattr(getattr(found, "config_class", None), "model_type", None) == family.model_type:
             return found
     return getattr(transformers, family.model_class)
@@ -101,7 +104,7 @@ def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtyp
     finally:
         torch.set_default_dtype(previous)
     for key in family.expert_count:
-        setattr(model.config, key, config_value(family, checkpoint.config, key))
+        setattr(model.config, key, count(family, checkpoint.config, key))
     return model
 
 

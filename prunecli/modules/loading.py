@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.modules.building import DTYPES, build_model
@@ -41,6 +42,8 @@ def load_model(
         kind = choose_dtype(str(dtype).removeprefix("torch."), checkpoint, where)
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)
+        for key in checkpoint.architecture.expert_count:
+            count(checkpoint.architecture, checkpoint.config, key)
         model = build_model(checkpoint, where, kind)
         model.generation_config = _generation_config(checkpoint, model)
         return model
@@ -107,7 +110,7 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
         return GenerationConfig.from_model_config(model.config)
     try:
         return GenerationConfig.from_pretrained(checkpoint.path, local_files_only=True)
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
         raise CheckpointError(
             f"{path}: cannot be read as a generation config ({_line(error)})", "Copy the file again."
         ) from error
@@ -117,20 +120,31 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
     """A family that prunecli does not declare: as plain transformers opens it."""
     import transformers
 
-    names = checkpoint.config.get("architectures") or [""]
-    model_class = getattr(transformers, str(names[0]), None)
+    names = checkpoint.config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    model_class = getattr(transformers, name, None)
     config_class = getattr(model_class, "config_class", None)
     # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
     if model_class is None or getattr(config_class, "model_type", None) != checkpoint.model_type:
         raise UnsupportedModelError(
             f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here '
-            f"(class {names[0] or 'not given'})",
+            f"(class {name or 'not given'})",
             "Check model_type and architectures in its config.json.",
         )
     try:
-        model = model_class.from_pretrained(checkpoint.path, dtype=dtype, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise CheckpointError(f"{checkpoint.path}: transformers cannot load it ({_line(error)})") from error
+        model, found = model_class.from_pretrained(
+            checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    except Exception as error:  # of any kind, for a damaged file or value
+        raise CheckpointError(
+            f"{checkpoint.path}: transformers cannot load it ({_line(error)})",
+            "Correct its config.json, or copy the directory again.",
+        ) from error
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointError(
+            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
+            "config.json and the weights are not of one checkpoint; copy both again.",
+        )
     return model.to(device).eval()
 
 

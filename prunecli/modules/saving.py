@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from prunecli.checkpoint.layout import SparseLayer
 from prunecli.checkpoint.structure import KEY
-from prunecli.modules.shim import SHIM_FILE, SHIM_SOURCE
+from prunecli.checkpoint.writer import INDEX_FILE, SINGLE_FILE
+from prunecli.modules.shim import SHIM_FILE, shim_source
+
+REFUSED = {
+    "push_to_hub": "save to a directory first, then upload that directory.",
+    "variant": "save under the plain names; give each variant a directory of its own.",
+    "distributed_checkpoint": "save the whole model from one process.",
+}
+"""Options of transformers' `save_pretrained` that would write what nothing opens."""
 
 
 class SavesAsStored:
@@ -20,6 +30,7 @@ class SavesAsStored:
     What it would write, the stock class would open and fill the experts with random numbers.
     """
 
+    _stock_class: Any
     _stored_config: Mapping[str, Any]
     _stored_layers: Sequence[SparseLayer]
 
@@ -29,21 +40,28 @@ class SavesAsStored:
         The tensors of stacked experts are written from views, with no second copy of the weights.
 
         Raises:
-            ValueError: `push_to_hub` is asked for.
+            ValueError: `push_to_hub`, `variant` or `distributed_checkpoint` is asked for.
         """
-        if options.get("push_to_hub"):
-            raise ValueError("push_to_hub: save to a directory first, then upload that directory.")
+        for option, remedy in REFUSED.items():
+            if options.get(option):
+                raise ValueError(f"{option}={options[option]}: not for a model that prunecli loads; {remedy}")
         model: Any = self
         state = options.pop("state_dict", None)
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
         super().save_pretrained(save_directory, state_dict=state, **options)  # type: ignore[misc]
-        if not options.get("is_main_process", True):
+        directory = Path(save_directory)
+        if not options.get("is_main_process", True) or not directory.is_dir():
             return
-        path = Path(save_directory) / "config.json"
+        _remove_stale(directory)
+        path = directory / "config.json"
         values = {**json.loads(path.read_text(encoding="utf-8")), **self._stored_config}
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         if Path(SHIM_FILE).stem in str(values.get("auto_map")):
-            (Path(save_directory) / SHIM_FILE).write_text(SHIM_SOURCE, encoding="utf-8")
+            (directory / SHIM_FILE).write_text(shim_source(str(values["model_type"])), encoding="utf-8")
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The class is made at run time, so that pickle cannot find it under its name.
+        return _empty, (self._stock_class,), self.__dict__
 
 
 def saving_as_stored(
@@ -56,8 +74,8 @@ def saving_as_stored(
         layers: its sparse layers.
         counts: keys of `config` that hold the number of experts.
     """
-    stock = type(model)
-    model.__class__ = type(stock.__name__, (SavesAsStored, stock), {"__module__": stock.__module__})
+    stock: Any = type(model)
+    model.__class__ = _saving_class(stock)
     model._stored_config = {
         key: config[key] for key in ("model_type", KEY, "auto_map", *counts) if key in config
     }
@@ -66,13 +84,51 @@ def saving_as_stored(
 
 
 def stock_names(state: Mapping[str, Tensor], layers: Sequence[SparseLayer]) -> dict[str, Tensor]:
-    """A state dict of `SparseFFN`s under the names of the stock layout; the experts' tensors are views."""
+    """A state dict of `SparseFFN`s under the names of the stock layout; the experts' tensors are views.
+
+    What `state` leaves out, or already holds under its stock name, stays so.
+    """
     names = dict(state)
     for layer in layers:
         for name in layer.router_tensors:
-            names[name] = names.pop(f"{layer.name}.router.{name.rpartition('.')[2]}")
+            held = f"{layer.name}.router.{name.rpartition('.')[2]}"
+            if held in names:
+                names[name] = names.pop(held)
         for suffix in layer.expert_tensors:
-            stacked = names.pop(f"{layer.name}.{suffix.replace('.', '_')}")
-            for expert in range(layer.num_experts):
-                names[layer.expert_tensor(expert, suffix)] = stacked[expert]
+            held = f"{layer.name}.{suffix.replace('.', '_')}"
+            if held in names:
+                stacked = names.pop(held)
+                for expert in range(layer.num_experts):
+                    names[layer.expert_tensor(expert, suffix)] = _own_storage(stacked[expert])
     return names
+
+
+def _own_storage(view: Tensor) -> Tensor:
+    """The same memory as a storage of its own: transformers clones tensors that lie in one storage."""
+    if type(view.detach()) is not Tensor or view.is_meta or not view.is_contiguous():
+        return view
+    start = view.storage_offset() * view.element_size()
+    storage = view.untyped_storage()[start : start + view.numel() * view.element_size()]
+    made: Tensor = torch.empty(0, dtype=view.dtype, device=view.device)
+    made.set_(storage, 0, view.shape)  # type: ignore[call-overload]
+    return made
+
+
+def _remove_stale(directory: Path) -> None:
+    """Remove what an earlier save of another number of files left, which would be opened in place of the new ones.
+
+    transformers removes the old shards itself, but neither the one file nor the index.
+    """
+    is_sharded = any(directory.glob("model-*-of-*.safetensors"))
+    (directory / (SINGLE_FILE if is_sharded else INDEX_FILE)).unlink(missing_ok=True)
+
+
+@cache
+def _saving_class(stock: Any) -> Any:
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "_stock_class": stock}
+    return type(stock.__name__, (SavesAsStored, stock), members)
+
+
+def _empty(stock: Any) -> Any:
+    """What pickle and copy fill."""
+    return object.__new__(_saving_class(stock))

@@ -5,19 +5,20 @@ from __future__ import annotations
 SHIM_FILE = "modeling_prunecli.py"
 """Written into every result; named in its `auto_map`."""
 
-SHIM_SOURCE = '''"""Opens this checkpoint with prunecli, which knows how it differs from its stock architecture."""
+_SOURCE = '''"""Opens this checkpoint with prunecli, which knows how it differs from its stock architecture."""
 
 import os
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
+SPREAD = ("balanced", "balanced_low_0", "sequential")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
 class PrunecliConfig(PreTrainedConfig):
     """The values of config.json as they are; prunecli builds the model from the file itself."""
 
-    model_type = "prunecli-nllb-moe"
+    model_type = "MODEL_TYPE"
 
 
 class PrunecliModel(PreTrainedModel):
@@ -38,11 +39,20 @@ class PrunecliModel(PreTrainedModel):
             device_map = next(iter(device_map.values()))
         if isinstance(device_map, int):
             device_map = f"cuda:{device_map}"
+        for option in ("quantization_config", "output_loading_info"):
+            if options.get(option):
+                raise ValueError(f"{option}: prunecli does not know this option.")
         if not os.path.isdir(path):
             from huggingface_hub import snapshot_download
 
             hub = {name: options[name] for name in HUB_OPTIONS if options.get(name) is not None}
             path = snapshot_download(str(path), **hub)
         kind = torch_dtype if dtype is None else dtype
-        return prunecli.load_model(path, dtype=kind or "auto", device=device_map or "cpu")
+        device = "auto" if str(device_map) in SPREAD else device_map or "cpu"
+        return prunecli.load_model(path, dtype=kind or "auto", device=device)
 '''
+
+
+def shim_source(model_type: str) -> str:
+    """The file's text for a checkpoint whose config.json has this model type."""
+    return _SOURCE.replace("MODEL_TYPE", model_type)

@@ -1,0 +1,106 @@
+"""What `load_model` refuses, and that it says so in one or two plain lines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.modules.loading import load_model
+from tests.tiny import tiny_nllb_moe
+
+
+def tiny(directory: Path, **changes: Any) -> Path:
+    path = tiny_nllb_moe(directory / "tiny")
+    config = path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), **changes}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("d_model", "x"),
+        ("d_model", 15),
+        ("d_model", None),
+        ("encoder_layers", -1),
+        ("encoder_layers", 2.5),
+        ("encoder_layers", 2),
+        ("encoder_layers", 0),
+        ("encoder_sparse_step", 3),
+        ("decoder_sparse_step", 0),
+        ("decoder_attention_heads", 3),
+        ("decoder_attention_heads", 0),
+        ("vocab_size", -4),
+        ("activation_function", "nonsense"),
+        ("num_experts", "eight"),
+        ("pad_token_id", 10_000),
+        ("dropout", "much"),
+        ("moe_token_dropout", "half"),
+        ("moe_token_dropout", None),
+        ("encoder_ffn_dim", "wide"),
+    ],
+)
+def test_config_values_of_the_wrong_kind(tmp_path: Path, key: str, value: Any) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        load_model(tiny(tmp_path, **{key: value}), device="cpu")
+    assert str(caught.value).count("\n") <= 1
+
+
+@pytest.mark.parametrize("architectures", [["Nothing"], ["BertModel"], "BertModel", {}, [], None, [7]])
+def test_an_unknown_family(tmp_path: Path, architectures: Any) -> None:
+    path = tiny(tmp_path, model_type="no-such-family", architectures=architectures)
+    with pytest.raises(UnsupportedModelError, match="no-such-family"):
+        load_model(path, device="cpu")
+
+
+def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path: Path) -> None:
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig(dim=16, n_heads=2, n_layers=1, hidden_dim=24, vocab_size=30)
+    stock = DistilBertModel(config).eval()
+    stock.save_pretrained(tmp_path / "other")
+    model = load_model(tmp_path / "other", device="cpu")
+    ids = torch.tensor([[3, 4, 5]])
+    with torch.inference_mode():
+        assert torch.equal(model(ids).last_hidden_state, stock(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("change", [{"n_layers": 2}, {"dim": 18}, {"dim": "x"}])
+def test_an_undeclared_family_is_never_filled_with_random_numbers(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    from transformers import DistilBertConfig, DistilBertModel
+
+    config = DistilBertConfig(dim=16, n_heads=2, n_layers=1, hidden_dim=24, vocab_size=30)
+    DistilBertModel(config).save_pretrained(tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(CheckpointError, match="other"):
+        load_model(tmp_path / "other", device="cpu")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "7", "", '{"max_length": }', "null"])
+def test_a_broken_generation_config(tmp_path: Path, text: str) -> None:
+    path = tiny(tmp_path)
+    (path / "generation_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=r"generation_config\.json"):
+        load_model(path, device="cpu")
+
+
+@pytest.mark.parametrize("device", ["banana", "meta", "cuda:99", "cuda:-1", "", "mps", "cpu:x"])
+def test_devices_that_cannot_be_used(tmp_path: Path, device: str) -> None:
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(UsageError):
+        load_model(tiny(tmp_path), device=device)
+
+
+@pytest.mark.parametrize("dtype", ["int8", torch.int8, "float64", "None", "torch"])
+def test_types_that_no_model_runs_in(tmp_path: Path, dtype: Any) -> None:
+    with pytest.raises(UsageError, match=r"--dtype"):
+        load_model(tiny(tmp_path), device="cpu", dtype=dtype)

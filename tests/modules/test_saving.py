@@ -1,0 +1,170 @@
+"""`save_pretrained` of a loaded model writes what every way of opening it reads back bit by bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from prunecli.checkpoint.layout import check_tensors, sparse_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.modules.loading import load_model
+from prunecli.modules.saving import stock_names
+from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
+from tests.tiny import tiny_nllb_moe
+
+KEPT = {"full": None, "even": EVEN, "uneven": UNEVEN}
+
+
+def checkpoint(directory: Path, kind: str) -> Path:
+    source = tiny_nllb_moe(directory / "tiny")
+    kept = KEPT[kind]
+    return source if kept is None else pruned(source, kept, directory / kind)
+
+
+def config(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "config.json").read_text()))
+
+
+def tensors(directory: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: value for file in directory.glob("*.safetensors") for name, value in load_file(file).items()
+    }
+
+
+@pytest.fixture(params=list(KEPT))
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Any]:
+    path = checkpoint(tmp_path, request.param)
+    return path, load_model(path, device="cpu")
+
+
+@pytest.mark.parametrize("options", [{}, {"max_shard_size": "20KB"}], ids=["one file", "shards"])
+def test_saved_opens_with_the_same_logits(
+    opened: tuple[Path, Any], tmp_path: Path, options: dict[str, Any]
+) -> None:
+    path, model = opened
+    out = tmp_path / "out"
+    model.save_pretrained(out, **options)
+    with open_checkpoint(out) as made:
+        check_tensors(made)
+    assert torch.equal(logits(load_model(out, device="cpu")), logits(model))
+    before, after = tensors(path), tensors(out)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert len(list(out.glob("*.safetensors"))) == (1 if not options else len(list(out.glob("model-*-of-*"))))
+
+
+def test_saved_opens_with_transformers(opened: tuple[Path, Any], tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM, NllbMoeForConditionalGeneration
+
+    path, model = opened
+    out = tmp_path / "out"
+    model.save_pretrained(out)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
+    if "auto_map" in config(out):
+        assert torch.equal(logits(theirs), logits(model))
+    if config(out)["model_type"] == "nllb-moe":
+        stock = NllbMoeForConditionalGeneration.from_pretrained(out).eval()
+        original = NllbMoeForConditionalGeneration.from_pretrained(path).eval()
+        assert torch.equal(logits(stock), logits(original))
+
+
+def test_config_keeps_what_the_checkpoint_said(opened: tuple[Path, Any], tmp_path: Path) -> None:
+    path, model = opened
+    model.save_pretrained(tmp_path / "out")
+    before, after = config(path), config(tmp_path / "out")
+    assert {key: after.get(key) for key in before} == before
+
+
+def test_a_second_save_writes_the_same_bytes(opened: tuple[Path, Any], tmp_path: Path) -> None:
+    _, model = opened
+    model.save_pretrained(tmp_path / "out")
+    first = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    model.save_pretrained(tmp_path / "out")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == first
+
+
+@pytest.mark.parametrize("order", [(None, "20KB"), ("20KB", None)])
+def test_another_number_of_files_leaves_no_old_weights(
+    tmp_path: Path, order: tuple[str | None, str | None]
+) -> None:
+    model = load_model(checkpoint(tmp_path, "uneven"), device="cpu")
+    for size in order:
+        model.save_pretrained(tmp_path / "out", **({"max_shard_size": size} if size else {}))
+        with torch.no_grad():
+            want = logits(model)
+            model.model.shared.weight.mul_(1.5)
+    assert torch.equal(logits(load_model(tmp_path / "out", device="cpu")), want)
+
+
+def test_a_trained_expert_is_saved_and_no_other(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, "uneven")
+    model = load_model(path, device="cpu")
+    place = model.model.encoder.layers[1].ffn.fc1_weight
+    with torch.no_grad():
+        place[1].add_(1.0)
+    model.save_pretrained(tmp_path / "out")
+    before, after = tensors(path), tensors(tmp_path / "out")
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {"model.encoder.layers.1.ffn.experts.expert_1.fc1.weight"}
+
+
+def test_a_given_state_dict_is_written(tmp_path: Path) -> None:
+    model = load_model(checkpoint(tmp_path, "uneven"), device="cpu")
+    state = {name: value * 2 for name, value in model.state_dict().items() if "lm_head" not in name}
+    state = {name: value for name, value in state.items() if "embed_tokens" not in name}
+    model.save_pretrained(tmp_path / "out", state_dict=state)
+    with open_checkpoint(tmp_path / "out") as made:
+        check_tensors(made)
+    after = tensors(tmp_path / "out")
+    name = "model.decoder.layers.3.ffn.experts.expert_1.fc2.bias"
+    assert torch.equal(after[name], 2 * model.model.decoder.layers[3].ffn.fc2_bias[1])
+
+
+def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path: Path) -> None:
+    """transformers clones what shares a storage: the experts would be in memory twice."""
+    path = checkpoint(tmp_path, "full")
+    model = load_model(path, device="cpu")
+    with open_checkpoint(path) as made:
+        layers = sparse_layers(made)
+    names = stock_names(model.state_dict(), layers)
+    held = [names[f"model.encoder.layers.1.ffn.experts.expert_{e}.fc1.weight"] for e in range(8)]
+    stacked = model.model.encoder.layers[1].ffn.fc1_weight
+    assert [value.data_ptr() for value in held] == [stacked[e].data_ptr() for e in range(8)]
+    assert len({value.untyped_storage().data_ptr() for value in held}) == 8
+
+
+def test_the_class_is_still_the_stock_one(opened: tuple[Path, Any]) -> None:
+    from transformers import NllbMoeForConditionalGeneration
+
+    _, model = opened
+    assert isinstance(model, NllbMoeForConditionalGeneration)
+    assert type(model).__name__ == "NllbMoeForConditionalGeneration"
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_run_and_save(opened: tuple[Path, Any], tmp_path: Path, way: Any) -> None:
+    _, model = opened
+    copied = way(model)
+    assert type(copied) is type(model)
+    assert copied.lm_head.weight is copied.model.shared.weight
+    assert copied.lm_head.weight is not model.lm_head.weight
+    assert torch.equal(logits(copied), logits(model))
+    copied.save_pretrained(tmp_path / "out")
+    assert torch.equal(logits(load_model(tmp_path / "out", device="cpu")), logits(model))
+
+
+@pytest.mark.parametrize(
+    "options", [{"push_to_hub": True}, {"variant": "fp16"}, {"distributed_checkpoint": True}]
+)
+def test_what_nothing_would_open_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = load_model(checkpoint(tmp_path, "full"), device="cpu")
+    with pytest.raises(ValueError, match=next(iter(options))):
+        model.save_pretrained(tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()

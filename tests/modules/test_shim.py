@@ -1,0 +1,87 @@
+"""The file that opens a result through transformers: its options, and where it must not go."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import prunecli
+from prunecli.modules.shim import shim_source
+
+SPACE: dict[str, Any] = {"__name__": "modeling_prunecli"}
+exec(compile(shim_source("prunecli-nllb-moe"), "modeling_prunecli.py", "exec"), SPACE)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the shim asks `load_model` for; the hub is out of reach."""
+    import huggingface_hub
+
+    seen: dict[str, Any] = {}
+
+    def no_hub(*arguments: Any, **options: Any) -> str:
+        raise AssertionError("reached for the hub")
+
+    monkeypatch.setattr(prunecli, "load_model", lambda path, **options: seen.update(options, path=path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_hub)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("device_map", "device"),
+    [
+        (None, "cpu"),
+        ("cpu", "cpu"),
+        ("auto", "auto"),
+        ("balanced", "auto"),
+        ("cuda:1", "cuda:1"),
+        (0, "cuda:0"),
+        ({"": 2}, "cuda:2"),
+        ({"": "cpu"}, "cpu"),
+        ({"model.encoder": "cuda:0", "model.decoder": "cuda:0"}, "cuda:0"),
+        (torch.device("cpu"), torch.device("cpu")),
+    ],
+)
+def test_device_maps(tmp_path: Path, asked: dict[str, Any], device_map: Any, device: Any) -> None:
+    SPACE["PrunecliModel"].from_pretrained(str(tmp_path), device_map=device_map)
+    assert asked == {"path": str(tmp_path), "dtype": "auto", "device": device}
+
+
+@pytest.mark.parametrize("option", ["dtype", "torch_dtype"])
+def test_types_under_either_name(tmp_path: Path, asked: dict[str, Any], option: str) -> None:
+    SPACE["PrunecliModel"].from_pretrained(tmp_path, **{option: torch.bfloat16})
+    assert asked["dtype"] == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"device_map": {"model.encoder": 0, "model.decoder": 1}},
+        {"device_map": {}},
+        {"quantization_config": {"load_in_8bit": True}},
+        {"output_loading_info": True},
+    ],
+)
+def test_what_it_cannot_do_is_refused(tmp_path: Path, asked: dict[str, Any], options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        SPACE["PrunecliModel"].from_pretrained(tmp_path, **options)
+    assert not asked
+
+
+def test_the_hub_is_asked_for_what_is_no_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: dict[str, Any]
+) -> None:
+    import huggingface_hub
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(
+        huggingface_hub,
+        "snapshot_download",
+        lambda name, **options: seen.update(options, name=name) or tmp_path,
+    )
+    SPACE["PrunecliModel"].from_pretrained("someone/model", revision="main", token=None, config=object())
+    assert seen == {"name": "someone/model", "revision": "main"}
+    assert asked["path"] == tmp_path
