@@ -68,7 +68,7 @@ def plot_languages(
         _heatmap(figure, next(axes), *similarity)
     for unused in axes:
         unused.set_visible(False)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _dendrogram(axes: Any, title: str, languages: Sequence[str], linkage: NDArray[np.float64]) -> None:
@@ -99,7 +99,8 @@ def _heatmap(figure: Any, axes: Any, pairs: Sequence[str], matrix: NDArray[np.fl
     axes.set_yticks(ticks, [pairs[tick] for tick in ticks], fontsize=6)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a matplotlib figure as a PNG, whole or not at all."""
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -1,10 +1,10 @@
-"""`prunecli evaluate`: translation quality of checkpoints, side by side."""
+"""`prunecli evaluate`: the quality of checkpoints, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -17,6 +17,7 @@ from prunecli.commands.options import (
     DeviceOption,
     ForceOption,
     JsonOption,
+    LabelledOption,
     LangsOption,
     MaxSentencesOption,
     PairsOption,
@@ -24,8 +25,13 @@ from prunecli.commands.options import (
     SeedOption,
     SourceFileOption,
     TargetFileOption,
+    TextFilesOption,
 )
-from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.data.parallel import ParallelText
+    from prunecli.evaluation.evaluate import EvaluationOptions
+    from prunecli.progress import Progress
 
 PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
@@ -39,7 +45,24 @@ def evaluate(
     target_file: TargetFileOption = None,
     langs: LangsOption = None,
     pairs: PairsOption = None,
-    task: Annotated[str, typer.Option("--task", help="What is measured: translation.")] = "translation",
+    task: Annotated[
+        str, typer.Option("--task", help="What is measured: translation, lm, mlm, classification.")
+    ] = "translation",
+    text: TextFilesOption = None,
+    whole_files: Annotated[
+        bool, typer.Option("--whole-files", help="Each --text file is one text, not each of its lines.")
+    ] = False,
+    labelled: LabelledOption = None,
+    stride: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--stride",
+            min=1,
+            metavar="N",
+            help="lm: tokens from one window of the context to the next; default: half of it.",
+            show_default=False,
+        ),
+    ] = None,
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.")] = 4,
     batch_tokens: BatchTokensOption = 2048,
     max_new_tokens: Annotated[
@@ -75,6 +98,15 @@ def evaluate(
     ] = False,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--plot",
+            help="Also draw the scores against the fraction removed.",
+            metavar="FILE.png",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("evaluation.json"),
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -82,57 +114,93 @@ def evaluate(
 ) -> None:
     """Translate with each checkpoint and score: chrF++, BLEU, spBLEU, length, over-generation.
 
-    The first checkpoint is the baseline: the others are tested against it by paired bootstrap.
+    --task lm, mlm and classification measure perplexity, the loss of hidden tokens, and accuracy instead.
 
-    An interrupted run goes on where it stopped when it is started again with the same arguments.
+    The first checkpoint is the baseline: the others are tested against it by paired bootstrap; with lm and mlm
+    by a paired t-test, with classification by McNemar's test.
+
+    An interrupted translation goes on where it stopped when it is started again with the same arguments.
     """
-    if task != "translation":
-        raise UsageError(f"--task {task}: there is no such task", "Known: translation.")
-    from prunecli.commands import found
+    from prunecli.commands import evaluate_tasks as tasks
+    from prunecli.commands import evaluation_plot, found
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import EvaluationOptions, labels_for
+    from prunecli.evaluation.scoring import spm_file, spm_missing
+    from prunecli.evaluation.tasks import TaskOptions, evaluate_task
+
+    files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences)
+    parallel = {
+        "--data": data,
+        "--source-file": source_file,
+        "--target-file": target_file,
+        "--langs": langs,
+        "--pairs": pairs,
+        "--spm": spm,
+        "--hypotheses": hypotheses,
+    }
+    other = tasks.check_task(task, files, stride, parallel)
+    if plot is not None:
+        evaluation_plot.check_plot(plot, force)
+    labels = labels_for(found.checkpoints_or_found(checkpoints))
+    progress = console.progress(quiet)
+    if other is None:
+        sentences, chosen = found.chosen_text(data, split, source_file, target_file, pairs, langs)
+        if pairs is None:
+            chosen = _fitting(list(labels.values()), chosen)
+        spm = spm_file(spm)
+        if spm is None:
+            console.note(spm_missing())
+        options = EvaluationOptions(
+            decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),
+            device=device,
+            dtype=dtype,
+            samples=bootstrap,
+            seed=seed,
+            spm=spm,
+            hypotheses=hypotheses,
+        )
+        payload = _translated(
+            labels, sentences.first(max_sentences), chosen, options, output, force=force, progress=progress
+        )
+    else:
+        settings = TaskOptions(batch_tokens, device, dtype, stride, seed)
+        named = tasks.text_of(other, files)
+        payload = evaluate_task(labels, other, named, settings, output, force=force, progress=progress)
+    if plot is not None:
+        evaluation_plot.plot_evaluation(plot, payload, labels)
+    if json:
+        console.print_json(payload)
+    elif not quiet:
+        if other is None:
+            _show(payload, all_pairs)
+        else:
+            tasks.show_task(payload)
+        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+
+
+def _translated(
+    checkpoints: Mapping[str, Path],
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    options: EvaluationOptions,
+    output: Path,
+    *,
+    force: bool,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Evaluate, and say what becomes of an interrupted run's translations."""
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.partial import PartialTranslations, partial_path
-    from prunecli.evaluation.scoring import spm_file, spm_missing
 
-    labels = labels_for(found.checkpoints_or_found(checkpoints))
-    text, chosen = found.chosen_text(data, split, source_file, target_file, pairs, langs)
-    if pairs is None:
-        chosen = _fitting(list(labels.values()), chosen)
-    spm = spm_file(spm)
-    if spm is None:
-        console.note(spm_missing())
     earlier = PartialTranslations(partial_path(output))
     if len(earlier):
         console.note(f"Going on from {earlier.path}, which an interrupted run left behind.")
-    options = EvaluationOptions(
-        decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),
-        device=device,
-        dtype=dtype,
-        samples=bootstrap,
-        seed=seed,
-        spm=spm,
-        hypotheses=hypotheses,
-    )
     try:
-        payload = run(
-            labels,
-            text.first(max_sentences),
-            chosen,
-            options,
-            output,
-            force=force,
-            progress=console.progress(quiet),
-        )
+        return run(checkpoints, text, pairs, options, output, force=force, progress=progress)
     except KeyboardInterrupt:
         if partial_path(output).is_file():
             console.note("Finished pairs are kept: the same command goes on from them.")
         raise
-    if json:
-        console.print_json(payload)
-    elif not quiet:
-        _show(payload, all_pairs)
-        console.note(f"Written to {output}.")
 
 
 def _fitting(checkpoints: Sequence[Path], pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

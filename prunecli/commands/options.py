@@ -48,6 +48,24 @@ PairsOption = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option("--pairs", help="Language pairs, comma-separated.", metavar="A-B,C-D"),
 ]
+TextFilesOption = Annotated[
+    Optional[list[Path]],  # noqa: UP045
+    typer.Option(
+        "--text",
+        help="File of plain text, one a line; may be given again.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
+LabelledOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--labelled",
+        help="Labelled text: label<TAB>text[<TAB>second text], or JSON lines (label, text, text_b).",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
 BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
 ]

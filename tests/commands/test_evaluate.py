@@ -108,7 +108,7 @@ def test_an_interrupt_says_that_the_same_command_goes_on(folder, monkeypatch, ca
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("full", "--task", "lm"), UsageError, "no such task"),
+        (("full", "--task", "parsing"), UsageError, "no such task"),
         (("full", "--data", "nothing"), DataError, "no such directory"),
         (("full", "--data", "data", "--split", "dev"), DataError, "no split 'dev'"),
         (

@@ -1,0 +1,86 @@
+"""Scores against how much of a model was removed (1905.10650, Figures 3 and 4), as a PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prunecli.analysis.plots import require_matplotlib, save_figure
+from prunecli.errors import PruneError
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One model of a curve.
+
+    Attributes:
+        removed: fraction of the heads, experts or parameters that it lost, in [0, 1].
+        scores: what was measured of it, such as {"chrF++": 51.2}; the same names for all points.
+        line: the curve that it belongs to; None: the unreduced model, which every curve goes through.
+    """
+
+    removed: float
+    scores: Mapping[str, float]
+    line: str | None = None
+
+
+def curves(points: Sequence[CurvePoint]) -> dict[str, list[CurvePoint]]:
+    """Line -> its points by what was removed; points without a line are in every one.
+
+    Where no point has a line, they make one of their own.
+    """
+    names = list(dict.fromkeys(point.line for point in points if point.line is not None)) or [""]
+    return {
+        name: sorted((p for p in points if p.line in (name, None)), key=lambda point: point.removed)
+        for name in names
+    }
+
+
+def score_curve(points: Sequence[CurvePoint], path: Path, *, unit: str = "heads") -> None:
+    """Draw one panel per score, one line per `curves`, and write the PNG whole or not at all.
+
+    A dashed line goes through the score of the unreduced model, where there is one.
+
+    Args:
+        unit: what was removed, for the axis: "heads", "experts", "parameters".
+
+    Raises:
+        PruneError: matplotlib is not installed, or there is no point.
+    """
+    require_matplotlib()
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    if not points:
+        raise PruneError("There is nothing to draw: no checkpoint was measured.")
+    names = list(points[0].scores)
+    figure = Figure(figsize=(6.5 * len(names), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        _panel(axes, points, name, unit)
+    save_figure(figure, path)
+
+
+def _panel(axes: Any, points: Sequence[CurvePoint], score: str, unit: str) -> None:
+    lines = curves(points)
+    for name, members in lines.items():
+        axes.plot(
+            [100 * point.removed for point in members],
+            [point.scores[score] for point in members],
+            marker="o",
+            markersize=4,
+            label=name,
+        )
+    whole = [point.scores[score] for point in points if point.line is None]
+    if whole:
+        axes.axhline(whole[0], color="gray", linestyle="--", linewidth=0.8)
+    axes.set_xlabel(f"{unit} removed, %")
+    axes.set_ylabel(score)
+    axes.grid(alpha=0.3)
+    if len(lines) > 1:
+        axes.legend()
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -1,0 +1,50 @@
+"""`evaluate --plot`: what was measured against how much of each checkpoint was removed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import OutputError, UsageError
+
+SCORES = {
+    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
+    "lm": {"perplexity": "perplexity"},
+    "mlm": {"loss": "loss of the hidden tokens, nats"},
+    "classification": {"accuracy": "accuracy"},
+}
+"""Task -> score -> the title of its panel."""
+
+
+def check_plot(path: Path, force: bool) -> None:
+    """Refuse before the work what could not be drawn after it.
+
+    Raises:
+        PruneError: not a PNG, a file that exists, no such directory, or no matplotlib.
+    """
+    from prunecli.analysis.plots import require_matplotlib
+    from prunecli.checkpoint.documents import refuse_existing
+
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"--plot {path}: only PNG is drawn", "Choose a name that ends in .png.")
+    refuse_existing(path, force=force)
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    require_matplotlib()
+
+
+def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
+    """Draw the payload of evaluation.json; `checkpoints` are those of its labels."""
+    from prunecli.analysis.curve_plots import CurvePoint, score_curve
+    from prunecli.analysis.removed import removed
+    from prunecli.checkpoint.reader import open_checkpoint
+
+    titles = SCORES[payload["task"]]
+    key = "mean" if payload["task"] == "translation" else "scores"
+    unit, fractions = removed([open_checkpoint(checkpoints[row["checkpoint"]]) for row in payload["results"]])
+    points = [
+        CurvePoint(lost.fraction, {title: float(row[key][name]) for name, title in titles.items()}, lost.line)
+        for row, lost in zip(payload["results"], fractions, strict=True)
+    ]
+    score_curve(points, path, unit=unit)

@@ -1,0 +1,81 @@
+"""What a classifier gets right: accuracy and F1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from prunecli.data.labelled import LabelledText
+from prunecli.evaluation.objective import classification_batches, require_finite
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """A classifier's choices.
+
+    Attributes:
+        chosen: `[examples]` int64: the class of the largest logit, the first of equal ones.
+        labels: `[examples]` int64: the right class.
+        losses: `[examples]` float64: cross-entropy, in nats.
+    """
+
+    chosen: NDArray[np.int64]
+    labels: NDArray[np.int64]
+    losses: NDArray[np.float64]
+
+    @property
+    def right(self) -> NDArray[np.bool_]:
+        """`[examples]` bool."""
+        return np.asarray(self.chosen == self.labels)
+
+
+def classify(
+    model: Any,
+    tokenizer: Any,
+    text: LabelledText,
+    batch_tokens: int,
+    *,
+    advance: Callable[[float], None] = lambda _examples: None,
+) -> Predictions:
+    """Let `model` choose a class for every example.
+
+    Args:
+        advance: called with the number of examples of each finished batch.
+
+    Raises:
+        PruneError: as `classification_batches`; a loss that is not finite.
+    """
+    chosen, labels = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64)
+    losses = np.zeros(len(text))
+    with torch.inference_mode():
+        for batch in classification_batches(tokenizer, model, text, batch_tokens):
+            inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+            logits = model(**inputs).logits.float().cpu()
+            made = functional.cross_entropy(logits, batch.labels, reduction="none")
+            require_finite(made, batch)
+            rows = list(batch.indices)
+            chosen[rows] = logits.argmax(dim=1).numpy()
+            labels[rows] = batch.labels.numpy()
+            losses[rows] = made.double().numpy()
+            advance(len(rows))
+    return Predictions(chosen, labels, losses)
+
+
+def accuracy(predictions: Predictions) -> float:
+    """Share of the examples whose class was chosen."""
+    return float(predictions.right.mean())
+
+
+def f1_scores(predictions: Predictions) -> dict[int, float]:
+    """`F1 = 2 TP / (2 TP + FP + FN)` of every class that is chosen or right somewhere; their mean is macro F1."""
+    found = {}
+    for number in np.union1d(predictions.chosen, predictions.labels).tolist():
+        chosen, right = predictions.chosen == number, predictions.labels == number
+        found[int(number)] = float(2 * np.sum(chosen & right) / (np.sum(chosen) + np.sum(right)))
+    return found

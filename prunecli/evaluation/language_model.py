@@ -1,0 +1,120 @@
+"""How well a language model predicts text: perplexity, bits per byte; the loss of hidden tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from prunecli.evaluation.objective import (
+    Batch,
+    TaskName,
+    mlm_batches,
+    padding_id,
+    require_finite,
+    token_losses,
+)
+from prunecli.evaluation.windows import lm_windows, window_batches
+
+
+@dataclass(frozen=True)
+class TextLosses:
+    """What each text costs.
+
+    Attributes:
+        nats: `[texts]` float64: sum of -log p over its counted tokens.
+        tokens: `[texts]` int64: how many those are; 0 for a text in which there is nothing to predict.
+    """
+
+    nats: NDArray[np.float64]
+    tokens: NDArray[np.int64]
+
+    @property
+    def loss(self) -> float:
+        """Mean of -log p over all counted tokens, in nats."""
+        return float(self.nats.sum() / self.tokens.sum())
+
+
+def lm_losses(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    batch_tokens: int,
+    *,
+    stride: int | None = None,
+    advance: Callable[[float], None] = lambda _tokens: None,
+) -> TextLosses:
+    """Losses of a causal language model; each token is predicted once, in the windows of `lm_windows`.
+
+    Args:
+        advance: called with the counted tokens of each finished batch.
+
+    Raises:
+        PruneError: as `lm_windows`; a loss that is not finite.
+    """
+    windows = lm_windows(tokenizer, model, texts, stride=stride)
+    batches = window_batches(windows, padding_id(model, tokenizer), batch_tokens)
+    made = _losses(model, batches, "lm", len(windows), advance)
+    owners = np.array([window.text for window in windows])
+    nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
+    np.add.at(nats, owners, made.nats)
+    np.add.at(tokens, owners, made.tokens)
+    return TextLosses(nats, tokens)
+
+
+def mlm_losses(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    batch_tokens: int,
+    *,
+    seed: int = 0,
+    advance: Callable[[float], None] = lambda _tokens: None,
+) -> TextLosses:
+    """Losses of a masked language model on the tokens that `mlm_batches` hides.
+
+    Raises:
+        PruneError: as `mlm_batches`; a loss that is not finite.
+    """
+    batches = mlm_batches(tokenizer, model, texts, batch_tokens, seed=seed)
+    return _losses(model, batches, "mlm", len(texts), advance)
+
+
+def _losses(
+    model: Any, batches: Sequence[Batch], task: TaskName, examples: int, advance: Callable[[float], None]
+) -> TextLosses:
+    nats, tokens = np.zeros(examples), np.zeros(examples, np.int64)
+    with torch.inference_mode():
+        for batch in batches:
+            sums, counts = token_losses(model, batch, task)
+            require_finite(sums, batch)
+            nats[list(batch.indices)] = sums.double().cpu().numpy()
+            tokens[list(batch.indices)] = counts.numpy()
+            advance(int(counts.sum()))
+    return TextLosses(nats, tokens)
+
+
+def perplexity(loss: float) -> float:
+    """`exp(loss)`, the loss in nats; bounded, so that it stays a number."""
+    return math.exp(min(loss, 700.0))
+
+
+def bits_per(losses: TextLosses, texts: Sequence[str], measure: Callable[[str], int]) -> float:
+    """`sum nats / (ln 2 * sum sizes)` over the texts that have a counted token.
+
+    Args:
+        measure: a text's size: `utf8_bytes` or `len`. Unlike perplexity, the result compares models of different
+            tokenizers.
+    """
+    size = sum(measure(text) for text, tokens in zip(texts, losses.tokens, strict=True) if tokens)
+    return float(losses.nats.sum() / (math.log(2) * size))
+
+
+def utf8_bytes(text: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(text.encode())

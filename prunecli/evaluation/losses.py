@@ -1,0 +1,152 @@
+"""The losses of examples: what a model is trained for in translation, classification and language modelling.
+
+An example's loss is the mean cross-entropy of its counted tokens (in nats; of its class in classification). It does
+not depend on the batch that the example is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.evaluation.decoding import max_positions
+
+TaskName = Literal["translation", "classification", "mlm", "lm"]
+TASKS: tuple[TaskName, ...] = get_args(TaskName)
+IGNORED = -100
+"""A label that is not counted, as everywhere in transformers."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Examples that run together.
+
+    Attributes:
+        inputs: arguments of the model without labels, on the CPU.
+        labels: `[B, T]`, or `[B]` in classification; -100 is not counted. For `lm`, labels[:, t] is the token at t,
+            which the model predicts at t - 1.
+        indices: which examples the rows are.
+    """
+
+    inputs: dict[str, Tensor]
+    labels: Tensor
+    indices: tuple[int, ...]
+
+
+def require_task(model: Any, task: TaskName) -> None:
+    """Refuse a model without the head that a task needs.
+
+    Raises:
+        UnsupportedModelError: the model has another head, or none.
+    """
+    name = type(model).__name__
+    generates, pair = bool(model.can_generate()), bool(getattr(model.config, "is_encoder_decoder", False))
+    able = {
+        "translation": generates and pair,
+        "classification": name.endswith("ForSequenceClassification"),
+        "mlm": name.endswith("ForMaskedLM"),
+        "lm": generates and not pair,
+    }
+    if not able[task]:
+        others = [other for other in TASKS if able[other]]
+        raise UnsupportedModelError(
+            f"{task}: the model is a {name}, which has no head for it",
+            f"It can do: {', '.join(others)}." if others else "Name a checkpoint with the head of the task.",
+        )
+
+
+def token_losses(model: Any, batch: Batch, task: TaskName) -> tuple[Tensor, Tensor]:
+    """Sum of the counted tokens' cross-entropies of each example, and how many there are.
+
+    Returns:
+        sums `[B]` float32 on the model's device, differentiable; counts `[B]` int64 on the CPU. In classification the
+        one class of an example counts as its token.
+    """
+    inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+    if task in ("translation", "lm"):
+        inputs["use_cache"] = False  # type: ignore[assignment]
+    logits = model(**inputs).logits
+    labels = batch.labels
+    if task == "classification":
+        losses = functional.cross_entropy(logits.float(), labels.to(logits.device), reduction="none")
+        return losses, torch.ones_like(labels)
+    if task == "lm":
+        # The labels move, not the logits: a slice of those would have to be copied.
+        labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    kept = labels != IGNORED
+    counts = kept.sum(dim=1)
+    if 2 * int(counts.sum()) < labels.numel():
+        where = kept.to(logits.device)
+        chosen = functional.cross_entropy(
+            logits[where].float(), labels[kept].to(logits.device), reduction="none"
+        )
+        losses = chosen.new_zeros(labels.shape).masked_scatter(where, chosen)
+    else:
+        losses = functional.cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels.flatten().to(logits.device),
+            reduction="none",
+            ignore_index=IGNORED,
+        ).view(labels.shape)
+    return losses.sum(dim=1), counts
+
+
+def example_losses(model: Any, batch: Batch, task: TaskName) -> Tensor:
+    """Mean loss of each example's counted tokens, `-1/T sum_t log p(y_t | ...)`; of its class in classification.
+
+    Args:
+        model: in evaluation mode, with the task's head (`require_task`).
+
+    Returns:
+        `[B]` float32 on the model's device, differentiable; 0 for an example without counted tokens.
+    """
+    sums, counts = token_losses(model, batch, task)
+    return sums / counts.clamp(min=1).to(sums.device)
+
+
+def require_finite(losses: Tensor, batch: Batch) -> None:
+    """Refuse losses that nothing can be computed from.
+
+    Raises:
+        DataError: a loss is NaN or infinite; the message names the example.
+    """
+    finite = torch.isfinite(losses).tolist()
+    if not all(finite):
+        row = finite.index(False)
+        raise DataError(
+            f"example {batch.indices[row] + 1:,}: the loss is {losses[row].item()}, not a finite number",
+            "The weights are damaged, or overflow the type: try --dtype float32.",
+        )
+
+
+def context_length(model: Any, tokenizer: Any) -> int | None:
+    """Tokens that fit into the model at once, or None where nothing bounds them."""
+    bounds = [max_positions(model)]
+    embeddings = getattr(getattr(model, "base_model", None), "embeddings", None)
+    places = getattr(embeddings, "position_embeddings", None)
+    if isinstance(places, torch.nn.Embedding) and places.padding_idx is not None:
+        # RoBERTa and its kin count positions from behind the padding's.
+        bounds.append(places.num_embeddings - places.padding_idx - 1)
+    # A tokenizer that knows no bound says so with a number beyond all bounds.
+    bounds.append(tokenizer.model_max_length if tokenizer.model_max_length < 1 << 30 else None)
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def padding_id(model: Any, tokenizer: Any) -> int:
+    """The id that fills up rows; any would do, since it is masked, where neither model nor tokenizer has one."""
+    for value in (model.config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if isinstance(value, int) and value >= 0:  # -1 stands for none in some configs
+            return value
+    return 0
+
+
+def encoded(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
+    """Token ids of each text, as the tokenizer makes them; `options` as it takes them."""
+    # Longer than the model takes is no news here.
+    return [list(row) for row in tokenizer(list(texts), verbose=False, **options)["input_ids"]]

@@ -1,0 +1,213 @@
+"""Checkpoints side by side at classification, masked and causal language modelling."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.data.labelled import LabelledText, label_ids
+from prunecli.data.plain import PlainText
+from prunecli.errors import OutputError
+from prunecli.evaluation.evaluate import FORMAT, LEVEL
+from prunecli.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+
+OtherTask = Literal["classification", "mlm", "lm"]
+"""What is measured but translation, which has `prunecli.evaluation.evaluate`."""
+TESTS: Mapping[OtherTask, tuple[str, str]] = {
+    "classification": ("McNemar, exact", "accuracy"),
+    "mlm": ("paired t-test", "loss"),
+    "lm": ("paired t-test", "bits_per_byte"),
+}
+"""Task -> the test of significance, and the score that it tests."""
+Advance = Callable[[float], None]
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What a run depends on beside the checkpoints and the text.
+
+    Attributes:
+        batch_tokens: padded tokens in a batch.
+        device, dtype: as in `load_model`.
+        stride: of the windows of `lm`; None: half of the context.
+        seed: of the tokens that `mlm` hides.
+    """
+
+    batch_tokens: int = 2048
+    device: str = "auto"
+    dtype: str = "auto"
+    stride: int | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """One checkpoint's scores, and the values of the examples that are tested against the baseline's."""
+
+    scores: Mapping[str, Any]
+    values: NDArray[Any]
+
+
+def evaluate_task(
+    checkpoints: Mapping[str, Path],
+    task: OtherTask,
+    text: PlainText | LabelledText,
+    options: TaskOptions,
+    output: Path,
+    *,
+    force: bool = False,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Measure each checkpoint at `task` on `text`, compare with the first, write `output`.
+
+    `lm`: perplexity and bits per byte; paired t-test over the texts' bits per byte. `mlm`: the loss of hidden tokens;
+    paired t-test over the texts' mean losses. `classification`: accuracy and F1; McNemar's exact test.
+
+    Args:
+        checkpoints: label -> directory, the baseline first.
+        text: labelled for classification.
+
+    Returns:
+        What was written: the payload of evaluation.json (`prunecli.evaluation/1`).
+
+    Raises:
+        PruneError: a checkpoint, text, option or output that cannot be used.
+    """
+    from prunecli.checkpoint.documents import refuse_existing, write_json
+    from prunecli.checkpoint.reader import open_checkpoint
+
+    refuse_existing(output, force=force)
+    if not output.parent.is_dir():
+        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+    opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
+    if isinstance(text, LabelledText):
+        _check_labels(text, opened.values())
+    measured = {
+        label: _measure(label, checkpoint, task, text, options, progress)
+        for label, checkpoint in opened.items()
+    }
+    payload = _payload(opened, task, text, options, measured)
+    write_json(output, payload, force=force)
+    return payload
+
+
+def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None:
+    """Refuse an unknown label before a model is loaded, where config.json names the classes."""
+    for checkpoint in checkpoints:
+        names = checkpoint.config.get("id2label")
+        if isinstance(names, Mapping):
+            label_ids(text, {int(number): str(name) for number, name in names.items()})
+
+
+def _measure(
+    label: str,
+    checkpoint: Checkpoint,
+    task: OtherTask,
+    text: PlainText | LabelledText,
+    options: TaskOptions,
+    progress: Progress,
+) -> _Measured:
+    from prunecli.data.tokens import load_tokenizer
+    from prunecli.modules.loading import load_model
+
+    tokenizer = load_tokenizer(checkpoint.path)
+    model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
+    if isinstance(text, LabelledText):
+        with progress(f"{label}: classifying", len(text), "examples") as advance:
+            found = _classes(model, tokenizer, text, options, advance)
+    else:
+        with progress(f"{label}: predicting", None, "tokens") as advance:
+            found = (_causal if task == "lm" else _masked)(model, tokenizer, text, options, advance)
+    del model
+    gc.collect()  # before the next checkpoint is loaded
+    return found
+
+
+def _causal(model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance) -> _Measured:
+    from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
+
+    made = lm_losses(
+        model, tokenizer, text.texts, options.batch_tokens, stride=options.stride, advance=advance
+    )
+    scores = {
+        "perplexity": perplexity(made.loss),
+        "loss": made.loss,
+        "bits_per_byte": bits_per(made, text.texts, utf8_bytes),
+        "bits_per_character": bits_per(made, text.texts, len),
+        "tokens": int(made.tokens.sum()),
+    }
+    sizes = np.array([utf8_bytes(one) for one in text.texts])
+    return _Measured(scores, made.nats / np.log(2) / sizes)
+
+
+def _masked(model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance) -> _Measured:
+    from prunecli.evaluation.language_model import mlm_losses, perplexity
+
+    made = mlm_losses(model, tokenizer, text.texts, options.batch_tokens, seed=options.seed, advance=advance)
+    scores = {"perplexity": perplexity(made.loss), "loss": made.loss, "tokens": int(made.tokens.sum())}
+    return _Measured(scores, made.nats / np.maximum(made.tokens, 1))
+
+
+def _classes(
+    model: Any, tokenizer: Any, text: LabelledText, options: TaskOptions, advance: Advance
+) -> _Measured:
+    from prunecli.evaluation.classification import accuracy, classify, f1_scores
+
+    made = classify(model, tokenizer, text, options.batch_tokens, advance=advance)
+    by_class = f1_scores(made)
+    names = model.config.id2label
+    scores = {
+        "accuracy": accuracy(made),
+        "f1": float(np.mean(list(by_class.values()))),
+        "loss": float(made.losses.mean()),
+        "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
+    }
+    return _Measured(scores, made.right)
+
+
+def _payload(
+    opened: Mapping[str, Checkpoint],
+    task: OtherTask,
+    text: PlainText | LabelledText,
+    options: TaskOptions,
+    measured: Mapping[str, _Measured],
+) -> dict[str, Any]:
+    from prunecli.checkpoint.documents import header
+
+    baseline = next(iter(measured))
+    results = []
+    for label, found in measured.items():
+        scores = {
+            name: round(value, 6) if isinstance(value, float) else value
+            for name, value in found.scores.items()
+        }
+        row: dict[str, Any] = {"checkpoint": label, "scores": scores}
+        if label != baseline:
+            row["p_value"] = _p_value(task, measured[baseline].values, found.values)
+        results.append(row)
+    test, of = TESTS[task]
+    compared = len(measured) > 1
+    return {
+        **header(FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
+        "task": task,
+        "data": {"files": [path.name for path in text.files], "texts": len(text), "sha256": text.sha256},
+        "significance": {"test": test, "of": of, "level": LEVEL, "baseline": baseline} if compared else None,
+        "results": results,
+    }
+
+
+def _p_value(task: OtherTask, baseline: NDArray[Any], values: NDArray[Any]) -> float | None:
+    from prunecli.evaluation.paired import mcnemar_test, paired_t_test
+
+    found = (mcnemar_test if task == "classification" else paired_t_test)(baseline, values)
+    return None if found is None else round(found, 6)

@@ -1,0 +1,136 @@
+"""`evaluate --task lm|mlm|classification`, and `--plot` for any task."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.evaluate import evaluate
+from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe
+
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with models of each kind, and text."""
+    monkeypatch.chdir(tmp_path)
+    for seed, name in enumerate(("full", "small")):
+        tiny_family(name, "gpt2", seed=seed)
+        tiny_family(f"c-{name}", "bert", seed=seed, **CLASSIFIER)
+    (tmp_path / "a.txt").write_text("the hat\nno\nten hens\n")
+    (tmp_path / "b.txt").write_text("then\n")
+    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
+    return tmp_path
+
+
+def _run(*arguments):
+    app = typer.Typer()
+    app.command()(evaluate)
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_perplexity(folder):
+    result = _run("full", "small", "--task", "lm", "--text", "a.txt", "--text", "b.txt")
+    for text in ("perplexity", "bits/byte", "full", "small", "a.txt, b.txt, 4 texts", "paired t-test"):
+        assert text in result.stdout
+    assert "Written to evaluation.json." in result.stderr
+    payload = json.loads((folder / "evaluation.json").read_text())
+    assert payload["task"] == "lm"
+    assert [row["checkpoint"] for row in payload["results"]] == ["full", "small"]
+
+
+def test_whole_files_and_a_stride(folder):
+    arguments = ("full", "--task", "lm", "--text", "a.txt", "--stride", "9", "--whole-files", "--json")
+    payload = json.loads(_run(*arguments).stdout)
+    assert payload["data"]["texts"] == 1
+    assert payload == json.loads((folder / "evaluation.json").read_text())
+
+
+def test_accuracy(folder):
+    arguments = (
+        "c-full",
+        "c-small",
+        "--task",
+        "classification",
+        "--labelled",
+        "text.tsv",
+        "--max-sentences",
+        "2",
+    )
+    result = _run(*arguments)
+    for text in ("accuracy", "macro F1", "2 texts", "McNemar"):
+        assert text in result.stdout
+    assert json.loads((folder / "evaluation.json").read_text())["data"]["texts"] == 2
+
+
+def test_hidden_tokens(folder):
+    tiny_family("masked", "bert")
+    result = _run("masked", "--task", "mlm", "--text", "a.txt", "--seed", "3")
+    assert "hidden tokens" in result.stdout
+    assert "differs" not in result.stdout
+    assert json.loads((folder / "evaluation.json").read_text())["seed"] == 3
+
+
+@pytest.mark.parametrize("task", ["lm", "classification", "translation"])
+def test_a_plot(folder, monkeypatch, task):
+    pytest.importorskip("matplotlib")
+    if task == "lm":
+        text = ("full", "small", "--text", "a.txt")
+    elif task == "classification":
+        text = ("c-full", "c-small", "--labelled", "text.tsv")
+    else:
+        monkeypatch.setenv("SACREBLEU", str(folder / "no-spm"))
+        tiny_nllb_moe("moe")
+        (folder / "data").mkdir()
+        for language in ("eng_Latn", "fra_Latn"):
+            (folder / "data" / f"test.{language}").write_text("the hat\n")
+        pairs = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+        text = ("moe", *pairs, "--max-new-tokens", "2", "--beam", "1", "--bootstrap", "5")
+    result = _run(*text, "--task", task, "--plot", "curve.png")
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert "evaluation.json and curve.png" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("full", "--task", "lm"), UsageError, "--task lm needs text"),
+        (("c-full", "--task", "classification"), UsageError, "needs labelled text"),
+        (("c-full", "--task", "classification", "--text", "a.txt"), UsageError, "--text does not go with"),
+        (("full", "--text", "a.txt"), UsageError, "--text does not go with --task translation"),
+        (("full", "--task", "lm", "--text", "a.txt", "--pairs", "a-b"), UsageError, "--pairs does not go"),
+        (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride does not go"),
+        (("full", "--task", "lm", "--text", "a.txt", "--stride", "64"), UsageError, "--stride 64"),
+        (("full", "--task", "lm", "--text", "none.txt"), DataError, "none.txt: no such file"),
+        (("full", "--task", "lm", "--text", "a.txt", "--max-sentences", "9"), DataError, "9 texts"),
+        (("full", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "It can do: lm"),
+        (("full", "--task", "lm", "--text", "a.txt", "-o", "b.txt"), OutputError, "b.txt"),
+        (("full", "--task", "lm", "--text", "a.txt", "--plot", "a.pdf"), UsageError, "only PNG"),
+        (("full", "--task", "lm", "--text", "a.txt", "--plot", "no/a.png"), OutputError, "no such directory"),
+    ],
+)
+def test_refused(folder, arguments, error, message):
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    with pytest.raises(error) as caught:
+        _run(*arguments)
+    assert message in str(caught.value)
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_plot_that_exists_is_not_replaced(folder):
+    pytest.importorskip("matplotlib")
+    (folder / "old.png").write_text("old")
+    arguments = ("full", "--task", "lm", "--text", "a.txt", "--plot", "old.png")
+    with pytest.raises(OutputError, match="exists already"):
+        _run(*arguments)
+    _run(*arguments, "--force")
+    assert (folder / "old.png").read_bytes().startswith(b"\x89PNG")

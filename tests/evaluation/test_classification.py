@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.data.labelled import read_labelled
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.evaluation.classification import Predictions, accuracy, classify, f1_scores
+from prunecli.modules.loading import load_model
+from tests.families import tiny_family
+from tests.reference.losses import logits_of, nll
+
+LINES = ("0\tthe hat\n", "LABEL_1\ta thing of one\n", "2\tno\n", "2\tthen ten hens\n", "1\ton\n")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory):
+    path = tiny_family(
+        tmp_path_factory.mktemp("c"), "bert", architectures=["BertForSequenceClassification"], num_labels=3
+    )
+    return load_model(path, device="cpu"), load_tokenizer(path)
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "text.tsv").write_text("".join(LINES))
+    return read_labelled(tmp_path / "text.tsv")
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 1000])
+def test_choices_are_those_of_single_examples(classifier, text, batch_tokens):
+    model, tokenizer = classifier
+    steps = []
+    found = classify(model, tokenizer, text, batch_tokens, advance=steps.append)
+    assert sum(steps) == len(text)
+    assert found.labels.tolist() == [0, 1, 2, 2, 1]
+    for index, sentence in enumerate(text.texts):
+        logits = logits_of(model, input_ids=tokenizer(sentence)["input_ids"])
+        assert found.chosen[index] == int(np.argmax(logits))
+        assert found.losses[index] == pytest.approx(nll(logits, int(found.labels[index])), abs=1e-5)
+
+
+def _predictions(chosen, labels):
+    return Predictions(np.array(chosen), np.array(labels), np.zeros(len(chosen)))
+
+
+def test_accuracy_and_f1_by_hand():
+    made = _predictions([0, 0, 1, 1, 2], [0, 1, 1, 1, 0])
+    assert accuracy(made) == pytest.approx(3 / 5)
+    # 0: TP 1, FP 1, FN 1; 1: TP 2, FP 0, FN 1; 2: TP 0, FP 1.
+    assert f1_scores(made) == pytest.approx({0: 2 / 4, 1: 4 / 5, 2: 0.0})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
+def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
+    chosen, labels = zip(*pairs, strict=True)
+    found = f1_scores(_predictions(chosen, labels))
+    assert set(found) == {*chosen, *labels}
+    for number, value in found.items():
+        both = sum(a == b == number for a, b in pairs)
+        precision = both / max(1, chosen.count(number))
+        recall = both / max(1, labels.count(number))
+        expected = 0.0 if both == 0 else 2 * precision * recall / (precision + recall)
+        assert value == pytest.approx(expected)
+
+
+def test_the_wrong_model_and_unknown_labels_are_refused(classifier, text, tmp_path):
+    model, tokenizer = classifier
+    (tmp_path / "bad.tsv").write_text("0\ta\nsurprise\tb\n")
+    with pytest.raises(DataError, match="line 2: the model knows no label 'surprise'"):
+        classify(model, tokenizer, read_labelled(tmp_path / "bad.tsv"), 100)
+    path = tiny_family(tmp_path / "mlm", "bert")
+    with pytest.raises(UnsupportedModelError, match="BertForMaskedLM"):
+        classify(load_model(path, device="cpu"), tokenizer, text, 100)

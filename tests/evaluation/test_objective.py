@@ -1,0 +1,339 @@
+"""Losses of batches against one example at a time (tests/reference/losses.py)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from prunecli.data.labelled import read_labelled
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import encode, load_tokenizer
+from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.evaluation.objective import (
+    IGNORED,
+    Batch,
+    classification_batches,
+    context_length,
+    example_losses,
+    lm_batches,
+    mlm_batches,
+    padding_id,
+    require_finite,
+    require_task,
+    token_losses,
+    translation_batches,
+)
+from prunecli.modules.loading import load_model
+from tests.families import tiny_family
+from tests.reference.losses import causal_nll, logits_of, masked_loss, nll, translation_loss
+from tests.tiny import tiny_nllb_moe
+
+TEXT = ParallelText(
+    "t",
+    {
+        "eng_Latn": ("the hat", "no", "then a thing of one or ten", "a", ""),
+        "fra_Latn": ("le chapeau", "non non non non non non", "il y a", "oui", ""),
+    },
+)
+PAIR = ("eng_Latn", "fra_Latn")
+LINES = TEXT.sentences["eng_Latn"][:4]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(family, class or None) -> (model, tokenizer), each loaded once."""
+    folder, held = tmp_path_factory.mktemp("objective"), {}
+
+    def make(family, cls=None, **changes):
+        key = f"{family}-{cls}-{sorted(changes.items())}"
+        if key not in held:
+            if cls is not None:
+                changes["architectures"] = [cls]
+            path = (
+                tiny_nllb_moe(folder / key)
+                if family == "nllb-moe"
+                else tiny_family(folder / key, family, **changes)
+            )
+            held[key] = load_model(path, device="cpu"), load_tokenizer(path)
+        return held[key]
+
+    return make
+
+
+def _losses(model, batches, task):
+    found = {}
+    with torch.no_grad():
+        for batch in batches:
+            found |= dict(zip(batch.indices, example_losses(model, batch, task).tolist(), strict=True))
+    return found
+
+
+def _the_same_however_batched(model, make, task):
+    """One batch, batches of one, and something between give the same losses; returns them."""
+    whole = make(10_000)
+    assert len(whole) == 1
+    found = _losses(model, whole, task)
+    for batch_tokens in (1, 40):
+        batches = make(batch_tokens)
+        assert len(batches) > 1
+        assert _losses(model, batches, task) == pytest.approx(found, abs=1e-5)
+    return found
+
+
+@pytest.mark.parametrize("family", ["nllb-moe", "m2m_100", "marian", "bart", "mbart", "t5"])
+def test_translation(made, family):
+    model, tokenizer = made(family)
+    found = _the_same_however_batched(
+        model, lambda n: translation_batches(tokenizer, model, TEXT, PAIR, n), "translation"
+    )
+    sources = encode(tokenizer, TEXT.sentences["eng_Latn"], "eng_Latn")
+    targets = encode(tokenizer, TEXT.sentences["fra_Latn"], "fra_Latn", as_target=True)
+    expected = {
+        index: translation_loss(model, source, target)
+        for index, (source, target) in enumerate(zip(sources, targets, strict=True))
+    }
+    assert found == pytest.approx(expected, abs=1e-5)
+
+
+def test_translation_marks_the_languages(made):
+    model, tokenizer = made("m2m_100")
+    (batch,) = translation_batches(tokenizer, model, TEXT, PAIR, 10_000)
+    english, french = tokenizer.convert_tokens_to_ids(["eng_Latn", "fra_Latn"])
+    assert set(batch.inputs["input_ids"][:, 0].tolist()) == {english}
+    assert set(batch.labels[:, 0].tolist()) == {french}
+    start = model.config.decoder_start_token_id
+    assert batch.inputs["decoder_input_ids"][:, :2].tolist() == [[start, french]] * 5
+    assert not any(tensor.requires_grad for tensor in batch.inputs.values())
+
+
+def test_sentences_beyond_the_positions_are_cut(made):
+    model, tokenizer = made("bart")
+    long = ParallelText("t", {"eng_Latn": ("the hat " * 40,), "fra_Latn": ("le chapeau " * 40,)})
+    (batch,) = translation_batches(tokenizer, model, long, PAIR, 10_000)
+    assert batch.inputs["input_ids"].shape[1] == batch.labels.shape[1] == 63
+    assert torch.isfinite(example_losses(model, batch, "translation")).all()
+
+
+@pytest.mark.parametrize(("family", "prefix"), [("gpt2", [2]), ("llama", [])])
+def test_causal_language_model(made, family, prefix):
+    model, tokenizer = made(family)
+    found = _the_same_however_batched(model, lambda n: lm_batches(tokenizer, model, LINES, n), "lm")
+    for index, line in enumerate(LINES):
+        ids = prefix + tokenizer(line)["input_ids"]
+        assert found[index] == pytest.approx(causal_nll(model, ids, len(ids) - 1) / (len(ids) - 1), abs=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_masked_language_model(made, family):
+    model, tokenizer = made(family)
+    found = _the_same_however_batched(model, lambda n: mlm_batches(tokenizer, model, LINES, n, seed=3), "mlm")
+    for batch in mlm_batches(tokenizer, model, LINES, 1, seed=3):
+        hidden, labels = batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
+        assert found[batch.indices[0]] == pytest.approx(masked_loss(model, hidden, labels), abs=1e-5)
+
+
+def test_what_is_hidden(made):
+    model, tokenizer = made("bert")
+    text = ["the hat on a hen then"] * 300
+    rows = {
+        index: (hidden, labels)
+        for batch in mlm_batches(tokenizer, model, text, 10_000, seed=1)
+        for index, hidden, labels in zip(
+            batch.indices, batch.inputs["input_ids"].tolist(), batch.labels.tolist(), strict=True
+        )
+    }
+    assert sorted(rows) == list(range(300))
+    ids = tokenizer(text[0])["input_ids"]
+    kinds = {"mask": 0, "same": 0, "other": 0}
+    for hidden, labels in rows.values():
+        places = [place for place, label in enumerate(labels) if label != IGNORED]
+        assert places, "every text has a hidden token"
+        for place, token in enumerate(ids):
+            if place not in places:
+                assert hidden[place] == token
+                continue
+            assert labels[place] == token
+            assert token not in tokenizer.all_special_ids
+            mask = hidden[place] == tokenizer.mask_token_id
+            kinds["mask" if mask else "same" if hidden[place] == token else "other"] += 1
+    total = sum(kinds.values())
+    # 300 texts of 15 tokens or so: a standard deviation of the shares is about 0.015.
+    assert 0.12 < total / (300 * (len(ids) - 2)) < 0.20
+    assert kinds["mask"] / total == pytest.approx(0.8, abs=0.06)
+    assert kinds["other"] / total == pytest.approx(0.1, abs=0.05)
+
+
+def test_another_seed_hides_other_tokens(made):
+    model, tokenizer = made("bert")
+    first, again, other = (
+        mlm_batches(tokenizer, model, LINES * 5, 10_000, seed=seed)[0] for seed in (1, 1, 2)
+    )
+    assert torch.equal(first.labels, again.labels)
+    assert torch.equal(first.inputs["input_ids"], again.inputs["input_ids"])
+    assert not torch.equal(first.labels, other.labels)
+
+
+CLASSES = "LABEL_0\tthe hat\n1\tthen a thing of one\nlabel_2\tno\n"
+PAIRS = "LABEL_0\tthe hat\ta hat of ten\n1\tthen a thing of one\tno\n"
+CLASSIFIERS = [
+    ("bert", "BertForSequenceClassification"),
+    ("roberta", "RobertaForSequenceClassification"),
+    ("gpt2", "GPT2ForSequenceClassification"),
+    ("llama", "LlamaForSequenceClassification"),
+    ("bart", "BartForSequenceClassification"),
+]
+
+
+@pytest.mark.parametrize(("family", "name"), CLASSIFIERS)
+@pytest.mark.parametrize("lines", [CLASSES, PAIRS])
+def test_classification(made, tmp_path, family, name, lines):
+    model, tokenizer = made(family, name, num_labels=3)
+    (tmp_path / "text.tsv").write_text(lines)
+    text = read_labelled(tmp_path / "text.tsv")
+
+    def make(batch_tokens):
+        return classification_batches(tokenizer, model, text, batch_tokens)
+
+    found = _losses(model, make(10_000), "classification")
+    assert _losses(model, make(1), "classification") == pytest.approx(found, abs=1e-5)
+    for index, label in enumerate((0, 1, 2)[: len(text)]):
+        second = None if text.seconds is None else text.seconds[index]
+        ids = tokenizer(text.texts[index], second)["input_ids"]
+        assert found[index] == pytest.approx(nll(logits_of(model, input_ids=ids), label), abs=1e-5)
+
+
+def test_a_decoder_without_padding_classifies_one_by_one(made, tmp_path):
+    model, tokenizer = made("gpt2", "GPT2ForSequenceClassification", num_labels=3, pad_token_id=None)
+    (tmp_path / "text.tsv").write_text(CLASSES)
+    batches = classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10_000)
+    assert sorted(batch.indices for batch in batches) == [(0,), (1,), (2,)]
+    assert all(torch.isfinite(example_losses(model, batch, "classification")).all() for batch in batches)
+
+
+def test_segments_of_a_pair_are_passed_on(made, tmp_path):
+    model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=3)
+    (tmp_path / "text.tsv").write_text(PAIRS)
+    before, tokenizer.model_input_names = (
+        tokenizer.model_input_names,
+        ["input_ids", "token_type_ids", "attention_mask"],
+    )
+    try:
+        (batch,) = classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10_000)
+    finally:
+        tokenizer.model_input_names = before
+    assert set(batch.inputs["token_type_ids"].unique().tolist()) == {0, 1}
+    assert batch.inputs["token_type_ids"].shape == batch.inputs["input_ids"].shape
+
+
+def test_losses_have_gradients(made):
+    model, tokenizer = made("gpt2")
+    (batch,) = lm_batches(tokenizer, model, LINES, 10_000)
+    losses = example_losses(model, batch, "lm")
+    assert losses.dtype == torch.float32
+    (gradient,) = torch.autograd.grad(losses.sum(), [model.get_input_embeddings().weight])
+    assert gradient.abs().sum() > 0
+
+
+class _Fixed(torch.nn.Module):
+    """A model of fixed logits, of any type."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, **_inputs):
+        return SimpleNamespace(logits=self.logits)
+
+
+@pytest.mark.parametrize("kept", [1, 8])
+def test_few_and_many_counted_tokens_are_treated_alike(kept):
+    """Both ways of computing, the one for few tokens and the one for many, against the definition."""
+    logits = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.full((2, 8), IGNORED)
+    labels[0, :kept] = torch.arange(kept) % 5
+    sums, counts = token_losses(_Fixed(logits), Batch({}, labels, (0, 1)), "mlm")
+    expected = sum(nll(logits[0, place].tolist(), place % 5) for place in range(kept))
+    assert sums.tolist() == pytest.approx([expected, 0.0], abs=1e-5)
+    assert counts.tolist() == [kept, 0]
+    assert example_losses(_Fixed(logits), Batch({}, labels, (0, 1)), "mlm")[1] == 0
+
+
+def test_half_precision_logits_are_summed_in_float32():
+    logits = torch.randn(1, 4, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    found = example_losses(_Fixed(logits), Batch({}, torch.tensor([[1, 2, 3, 4]]), (0,)), "translation")
+    expected = sum(nll(logits[0, place].tolist(), place + 1) for place in range(4)) / 4
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_losses_that_are_not_finite_name_the_example(value):
+    batch = Batch({}, torch.zeros(3, dtype=torch.int64), (4, 0, 11))
+    require_finite(torch.zeros(3), batch)
+    with pytest.raises(DataError, match="example 12"):
+        require_finite(torch.tensor([0.0, 1.0, value]), batch)
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "can"),
+    [
+        ("bert", "classification", "mlm"),
+        ("gpt2", "translation", "lm"),
+        ("t5", "lm", "translation"),
+        ("llama", "mlm", "lm"),
+    ],
+)
+def test_a_model_without_the_head(made, family, task, can):
+    model, _ = made(family)
+    require_task(model, can)
+    with pytest.raises(UnsupportedModelError, match=task) as caught:
+        require_task(model, task)
+    assert caught.value.remedy == f"It can do: {can}."
+
+
+def test_a_model_without_any_head(made):
+    model, _ = made("bert", "BertModel")
+    with pytest.raises(UnsupportedModelError, match="BertModel, which has no head"):
+        require_task(model, "mlm")
+
+
+def test_a_regression_head_and_a_missing_mask_token_are_refused(made, tmp_path):
+    model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=1)
+    (tmp_path / "text.tsv").write_text("0\ta\n")
+    with pytest.raises(UnsupportedModelError, match="one of several classes"):
+        classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10)
+    model, _ = made("bert")
+    with pytest.raises(UnsupportedModelError, match="no mask token"):
+        mlm_batches(SimpleNamespace(mask_token_id=None), model, LINES, 10)
+
+
+def test_unknown_labels_and_languages_are_refused(made, tmp_path):
+    model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=3)
+    (tmp_path / "text.tsv").write_text("0\ta\n3\tb\n")
+    with pytest.raises(DataError, match="line 2"):
+        classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10)
+    model, tokenizer = made("m2m_100")
+    strange = ParallelText("t", {"eng_Latn": ("a",), "xxx_Latn": ("b",)})
+    with pytest.raises(DataError, match="unknown language 'xxx_Latn'"):
+        translation_batches(tokenizer, model, strange, ("eng_Latn", "xxx_Latn"), 10)
+
+
+def test_the_context_of_a_family_that_counts_from_behind_the_padding(made):
+    model, tokenizer = made("roberta", max_position_embeddings=40)
+    assert context_length(model, tokenizer) == 38
+    (batch,) = mlm_batches(tokenizer, model, ["the hat " * 40], 10_000)
+    assert batch.inputs["input_ids"].shape == (1, 38)
+    assert torch.isfinite(example_losses(model, batch, "mlm")).all()
+
+
+def test_padding_where_model_and_tokenizer_have_none():
+    config = SimpleNamespace(pad_token_id=-1)
+    tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=7)
+    assert padding_id(SimpleNamespace(config=config), tokenizer) == 7
+    assert (
+        padding_id(SimpleNamespace(config=config), SimpleNamespace(pad_token_id=None, eos_token_id=None)) == 0
+    )

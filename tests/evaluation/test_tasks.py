@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from prunecli.data.labelled import read_labelled
+from prunecli.data.plain import read_plain
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError
+from prunecli.evaluation.classification import classify, f1_scores
+from prunecli.evaluation.language_model import lm_losses, mlm_losses
+from prunecli.evaluation.paired import mcnemar_test, paired_t_test
+from prunecli.evaluation.tasks import TaskOptions, evaluate_task
+from prunecli.modules.loading import load_model
+from tests.families import tiny_family
+
+OPTIONS = TaskOptions(batch_tokens=64, device="cpu", seed=4)
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tasks")
+
+
+@pytest.fixture(scope="module")
+def causal(folder):
+    return {
+        name: tiny_family(folder / name, "gpt2", seed=seed) for seed, name in enumerate(("full", "pruned"))
+    }
+
+
+@pytest.fixture(scope="module")
+def classifiers(folder):
+    return {
+        name: tiny_family(folder / f"c-{name}", "bert", seed=seed, **CLASSIFIER)
+        for seed, name in enumerate(("full", "pruned"))
+    }
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    (folder / "text.txt").write_text("the hat on a hen\n\nno\nthen ten of the hats are on\n")
+    return read_plain([folder / "text.txt"])
+
+
+@pytest.fixture(scope="module")
+def labelled(folder):
+    (folder / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tthen ten of the hats\n0\ta hen\n")
+    return read_labelled(folder / "text.tsv")
+
+
+def _open(path):
+    return load_model(path, device="cpu"), load_tokenizer(path)
+
+
+def test_language_models_side_by_side(causal, text, tmp_path):
+    output = tmp_path / "evaluation.json"
+    payload = evaluate_task(causal, "lm", text, OPTIONS, output)
+    assert json.loads(output.read_text()) == payload
+    assert payload["format"] == "prunecli.evaluation/1"
+    assert payload["task"] == "lm"
+    assert payload["seed"] is None
+    assert payload["data"] == {"files": ["text.txt"], "texts": 3, "sha256": text.sha256}
+    assert payload["significance"] == {
+        "test": "paired t-test",
+        "of": "bits_per_byte",
+        "level": 0.05,
+        "baseline": "full",
+    }
+    bits = []
+    for (label, path), row in zip(causal.items(), payload["results"], strict=True):
+        made = lm_losses(*_open(path), text.texts, 64)
+        nats, tokens = made.nats.sum(), made.tokens.sum()
+        size = sum(len(line) for line in text.texts)
+        assert row["checkpoint"] == label
+        assert row["scores"]["tokens"] == tokens
+        assert row["scores"]["perplexity"] == pytest.approx(math.exp(nats / tokens), abs=1e-4)
+        assert row["scores"]["bits_per_byte"] == pytest.approx(nats / math.log(2) / size, abs=1e-5)
+        bits.append([n / len(line) for n, line in zip(made.nats, text.texts, strict=True)])
+    assert "p_value" not in payload["results"][0]
+    assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*bits), abs=1e-5)
+
+
+def test_masked_language_models(folder, text, tmp_path):
+    checkpoints = {name: tiny_family(folder / name, "bert", seed=n) for n, name in enumerate(("m1", "m2"))}
+    payload = evaluate_task(checkpoints, "mlm", text, OPTIONS, tmp_path / "e.json")
+    assert payload["seed"] == 4
+    made = [mlm_losses(*_open(path), text.texts, 64, seed=4) for path in checkpoints.values()]
+    assert [row["scores"]["loss"] for row in payload["results"]] == pytest.approx(
+        [found.loss for found in made], abs=1e-5
+    )
+    means = [found.nats / found.tokens for found in made]
+    assert payload["results"][1]["p_value"] == pytest.approx(paired_t_test(*means), abs=1e-5)
+
+
+def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
+    payload = evaluate_task(classifiers, "classification", labelled, OPTIONS, tmp_path / "e.json")
+    made = [classify(*_open(path), labelled, 64) for path in classifiers.values()]
+    for row, found in zip(payload["results"], made, strict=True):
+        by_class = f1_scores(found)
+        assert row["scores"]["accuracy"] == pytest.approx(found.right.mean())
+        assert row["scores"]["f1"] == pytest.approx(sum(by_class.values()) / len(by_class), abs=1e-6)
+        assert set(row["scores"]["f1_by_class"]) == {f"LABEL_{number}" for number in by_class}
+    assert payload["results"][1]["p_value"] == pytest.approx(
+        mcnemar_test(made[0].right, made[1].right), abs=1e-6
+    )
+    assert payload["significance"]["test"] == "McNemar, exact"
+
+
+def test_one_checkpoint_is_not_compared(causal, text, tmp_path):
+    payload = evaluate_task({"full": causal["full"]}, "lm", text, OPTIONS, tmp_path / "e.json")
+    assert payload["significance"] is None
+    assert len(payload["results"]) == 1
+
+
+def test_one_text_has_no_p_value(causal, folder, tmp_path):
+    whole = read_plain([folder / "text.txt"], whole_files=True)
+    payload = evaluate_task(causal, "lm", whole, OPTIONS, tmp_path / "e.json")
+    assert payload["data"]["texts"] == 1
+    assert payload["results"][1]["p_value"] is None
+
+
+def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, monkeypatch):
+    def load_model(*_arguments, **_options):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("prunecli.modules.loading.load_model", load_model)
+    (tmp_path / "e.json").write_text("{}")
+    with pytest.raises(OutputError, match="exists"):
+        evaluate_task(causal, "lm", text, OPTIONS, tmp_path / "e.json")
+    with pytest.raises(OutputError, match="no such directory"):
+        evaluate_task(causal, "lm", text, OPTIONS, tmp_path / "nowhere" / "e.json")
+    with pytest.raises(CheckpointError, match="nothing"):
+        evaluate_task({**causal, "x": tmp_path / "nothing"}, "lm", text, OPTIONS, tmp_path / "new.json")
+    (tmp_path / "bad.tsv").write_text("7\ta\n")
+    with pytest.raises(DataError, match="knows no label '7'"):
+        evaluate_task(
+            classifiers, "classification", read_labelled(tmp_path / "bad.tsv"), OPTIONS, tmp_path / "new.json"
+        )
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_model_without_the_head_writes_nothing(classifiers, text, tmp_path):
+    with pytest.raises(UnsupportedModelError, match="BertForSequenceClassification"):
+        evaluate_task(classifiers, "mlm", text, OPTIONS, tmp_path / "e.json")
+    assert not (tmp_path / "e.json").exists()
