@@ -19,6 +19,7 @@ from prunecli.errors import PruneError
 COMMANDS = {
     "Look": ("inspect",),
     "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
+    "Prune heads (1905.10650)": ("score-heads", "prune-heads"),
     "Measure": ("evaluate", "bench-latency"),
     "Repeat": ("run",),
 }

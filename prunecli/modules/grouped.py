@@ -94,7 +94,8 @@ class _GroupedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, weight: Tensor, bias: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        ctx.save_for_backward(tokens, weight)
+        # Where no parameter asks for a gradient, the tokens are not needed again.
+        ctx.save_for_backward(tokens if ctx.needs_input_grad[1] else None, weight)
         ctx.sizes = sizes
         result = tokens.new_empty(tokens.shape[0], weight.shape[1])
 
@@ -109,7 +110,7 @@ class _GroupedLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         tokens, weight = ctx.saved_tensors
-        to_tokens = torch.empty_like(tokens) if ctx.needs_input_grad[0] else None
+        to_tokens = gradient.new_empty(len(gradient), weight.shape[2]) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         to_bias = weight.new_zeros(weight.shape[:2]) if ctx.needs_input_grad[2] else None
 

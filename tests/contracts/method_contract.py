@@ -114,6 +114,7 @@ class MethodContract:
             weights.add("model.safetensors.index.json")
         own = {"config.json", "README.md", "modeling_prunecli.py"}
         carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+        carried &= {path.name for path in source.iterdir()}  # an encoder alone generates nothing
         assert {path.name for path in out.iterdir()} == weights | own | carried
 
     def test_the_input_is_untouched(self, source: Path, tmp_path: Path) -> None:
@@ -146,6 +147,8 @@ class MethodContract:
         with open_checkpoint(tmp_path / "once") as once, open_checkpoint(tmp_path / "twice") as twice:
             assert once.structure.experts == twice.structure.experts
             assert once.structure.original_experts == twice.structure.original_experts
+            assert once.structure.heads == twice.structure.heads
+            assert once.structure.original_heads == twice.structure.original_heads
 
     def test_an_impossible_budget_is_refused_before_any_file_exists(
         self, source: Path, tmp_path: Path
@@ -185,7 +188,10 @@ def logits(directory: Path) -> Any:
 
 
 def logits_of(model: Any) -> Any:
-    """`[batch, target length, vocabulary]` on a fixed random batch with padding, in float32 on the CPU."""
+    """`[batch, length, vocabulary]` on a fixed random batch with padding, in float32 on the CPU.
+
+    The length is the target's where the model has a decoder beside its encoder.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -195,4 +201,5 @@ def logits_of(model: Any) -> Any:
     mask[1, 6:] = 0
     source[1, 6:] = model.config.pad_token_id
     with torch.no_grad():
-        return model(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits.float()
+        targets = {"decoder_input_ids": target} if model.config.is_encoder_decoder else {}
+        return model(input_ids=source, attention_mask=mask, **targets).logits.float()

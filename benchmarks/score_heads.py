@@ -1,0 +1,178 @@
+"""What scoring heads costs, as ratios.
+
+python benchmarks/score_heads.py MODEL DATA --pairs eng_Latn-deu_Latn --split val --sentences 200
+python benchmarks/score_heads.py MODEL --text FILE          (masked and causal language models)
+
+Gradient: time against a plain forward and backward pass of the same batches that asks for activations' gradients
+alone; peak memory, each in a process of its own, against a training step (without an optimizer). Ablation: time in
+full evaluations; every head needs one where nothing is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.parallel import parse_pairs, read_parallel
+from prunecli.data.plain import read_plain
+from prunecli.data.tokens import load_tokenizer
+from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.losses import example_losses
+from prunecli.methods.heads import measure
+from prunecli.methods.heads.ablate import outcomes, without_each
+from prunecli.methods.heads.measure import AblationOptions, Material, Subject
+from prunecli.methods.heads.score import gradient_importance
+from prunecli.modules.loading import load_model
+
+
+def material(options: argparse.Namespace) -> Material:
+    if options.text is not None:
+        architectures = str(open_checkpoint(options.model).config.get("architectures"))
+        task = "mlm" if "MaskedLM" in architectures else "lm"
+        return Material(task, read_plain([options.text]).first(options.sentences))
+    text = read_parallel(options.data, options.split).first(options.sentences)
+    return Material("translation", text, parse_pairs(options.pairs, None, text.languages))
+
+
+def passes(subject: Subject, what: Material, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+    """Name -> one pass over all batches."""
+    model, layers = subject.model, attention_layers(subject.checkpoint)
+    batches = measure._batches(subject, what, options.batch_tokens)
+
+    def plain(parameters: bool) -> None:
+        model.requires_grad_(parameters)
+        tables = [] if parameters else [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+        hooks = [table.register_forward_hook(lambda _m, _i, made: made.requires_grad_()) for table in tables]
+        for found in batches.values():
+            for batch in found:
+                example_losses(model, batch, what.task).sum().backward()
+        model.zero_grad(set_to_none=True)
+        model.requires_grad_(False)
+        for hook in hooks:
+            hook.remove()
+
+    return {
+        "plain": lambda: plain(False),
+        "gradient": lambda: gradient_importance(model, layers, batches, what.task),
+        "training": lambda: plain(True),
+    }
+
+
+def seconds(run: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def grown_bytes(run: Callable[[], Any], device: torch.device) -> int:
+    """Peak memory of `run` above what is held before it; on a CPU as Linux counts resident pages."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    before = resident("VmRSS")
+    run()
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition(f"{field}:")[2].split()[0]) << 10
+
+
+def gradient(subject: Subject, what: Material, options: argparse.Namespace) -> None:
+    runs = passes(subject, what, options)
+    times: dict[str, list[float]] = {"plain": [], "gradient": [], "training": []}
+    for _ in range(options.rounds + 1):
+        for name, found in times.items():
+            found.append(seconds(runs[name]))
+    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    ratios = [a / b for a, b in zip(times["gradient"][1:], times["plain"][1:], strict=True)]
+    print(
+        f"plain forward and backward {medians['plain']:.3f} s, gradient scoring {medians['gradient']:.3f} s: "
+    )
+    print(f"  {statistics.median(ratios):.3f}x (each round: {', '.join(f'{r:.3f}' for r in ratios)})")
+    print(f"  a training step's {medians['training']:.3f} s: {medians['training'] / medians['plain']:.3f}x")
+
+
+def memory() -> None:
+    grown = {}
+    for name in ("gradient", "training"):
+        command = [sys.executable, __file__, *sys.argv[1:], "--only", name]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        grown[name] = int(done.stdout.split()[-1])
+        print(f"peak above the loaded model, {name}: {grown[name] / 2**20:,.0f} MiB")
+    print(f"  gradient / training: {grown['gradient'] / grown['training']:.2f}x")
+
+
+def ablation(subject: Subject, what: Material, metric: str, options: argparse.Namespace) -> None:
+    settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
+    variants = without_each(attention_layers(subject.checkpoint))
+    pieces = measure._pieces(subject, what, settings)
+    ratios = []
+    for _ in range(options.ablation_rounds):
+        one = seconds(lambda: outcomes(subject.checkpoint, subject.model, pieces, []))
+        all_heads = seconds(lambda: outcomes(subject.checkpoint, subject.model, pieces, variants))
+        ratios.append(all_heads / one)
+        print(
+            f"{metric}: one evaluation {one:.2f} s, without each of {len(variants)} heads {all_heads:.2f} s"
+        )
+    ratio = statistics.median(ratios)
+    print(f"  {ratio:.1f} evaluations instead of {len(variants) + 1}: {ratio / (len(variants) + 1):.2f}x")
+
+
+def parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path, nargs="?")
+    parser.add_argument("--text", type=Path)
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--pairs")
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ablation-rounds", type=int, default=1)
+    parser.add_argument("--metrics", help="of the ablation; default: loss, and chrf++ for translation")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--only", choices=("gradient", "training"), help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parsed()
+    torch.set_num_threads(options.threads)
+    model = load_model(options.model, device=options.device, dtype=options.dtype)
+    subject = Subject(open_checkpoint(options.model), model, load_tokenizer(options.model))
+    what = material(options)
+    if options.only is not None:
+        run = passes(subject, what, options)[options.only]
+        print(grown_bytes(run, model.device))
+        return
+    print(f"{options.model.name}, {what.task}, {options.sentences} sentences, {options.threads} threads")
+    gradient(subject, what, options)
+    memory()
+    model.requires_grad_(False)
+    for metric in (options.metrics or ("loss,chrf++" if what.task == "translation" else "loss")).split(","):
+        ablation(subject, what, metric, options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,195 @@
+"""From a checkpoint, scores and options to a decision: which heads stay. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli import __version__
+from prunecli.checkpoint.attention import KINDS, AttentionKind, AttentionLayer, attention_layers
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.heads.plan import (
+    Importance,
+    Layer,
+    Normalize,
+    Request,
+    Selection,
+    plan,
+    random_importance,
+)
+from prunecli.methods.heads.selection import read_selection
+from prunecli.methods.heads.statistics import HeadScores, Method, check_matches, merge, read_scores
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+DEFAULT_RATIO = 0.2
+"""What goes without a noticeable loss in both of the paper's models (4.2)."""
+
+IMPORTANCE = "importance"
+RANDOM = "random"
+METRICS = (IMPORTANCE, RANDOM)
+DEFAULT_NORMALIZE: dict[Method, Normalize] = {"gradient": "per-layer", "ablation": "none"}
+"""The paper normalises I_h (4.1) and compares differences of scores as they are (4.2)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `prune-heads` is asked.
+
+    Attributes:
+        scores: files of head scores, merged; not read for the metric `random`.
+        heads: a saved selection, instead of scores, metric and amount.
+        ratio: fraction of the heads of these kinds to remove; with neither it nor `count`: DEFAULT_RATIO.
+        count: heads to remove.
+        kinds: the kinds of attention that may lose heads.
+        minimum: heads that each of their layers keeps at least.
+        normalize: None: DEFAULT_NORMALIZE.
+        metric: `importance`, or `random`.
+        dtype: type of the result; None: as stored.
+        seed: of the metric `random`.
+    """
+
+    scores: tuple[Path, ...] = (Path("heads.json"),)
+    heads: Path | None = None
+    ratio: float | None = None
+    count: int | None = None
+    kinds: tuple[AttentionKind, ...] = KINDS
+    minimum: int = 0
+    normalize: Normalize | None = None
+    metric: str = IMPORTANCE
+    dtype: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What stays, and why.
+
+    Attributes:
+        selection: kept ids per attention.
+        step: the entry for `Structure.history`.
+        reasons: plain lines that say how the heads were chosen.
+    """
+
+    selection: Selection
+    step: Mapping[str, Any]
+    reasons: tuple[str, ...]
+
+
+def decide(checkpoint: Checkpoint, options: Options) -> Decision:
+    """Choose the heads to keep.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        StatisticsError: damaged files, of another model, or that rank no heads.
+        UsageError: options that contradict each other, or that remove more heads than there are.
+    """
+    if options.ratio is not None and options.count is not None:
+        raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
+    found = attention_layers(checkpoint)
+    if options.heads is not None:
+        return _from_selection(checkpoint, options.heads, options, found)
+    importance, scores = _importance(checkpoint, options, found)
+    default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
+    ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
+    request = Request(ratio, options.count, options.kinds, options.minimum, options.normalize or default)
+    selection = plan([Layer(layer.name, layer.kind, layer.heads) for layer in found], importance, request)
+    arguments = _arguments(options, request, selection, scores)
+    files = () if scores is None else options.scores
+    return Decision(selection, _step(checkpoint, arguments, files), _reasons(options, request, scores))
+
+
+def _from_selection(
+    checkpoint: Checkpoint, path: Path, options: Options, layers: Sequence[AttentionLayer]
+) -> Decision:
+    if options.ratio is not None or options.count is not None or options.kinds != KINDS or options.minimum:
+        raise UsageError(
+            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer.",
+            "Leave them out, or select by --scores.",
+        )
+    kept = read_selection(path, layers)
+    removed = sum(layer.num_heads - len(kept[layer.name]) for layer in layers)
+    arguments = {"removed": removed, "dtype": options.dtype}
+    return Decision(Selection(kept, removed), _step(checkpoint, arguments, (path,)), (f"Heads by {path}.",))
+
+
+def _importance(
+    checkpoint: Checkpoint, options: Options, layers: Sequence[AttentionLayer]
+) -> tuple[Importance, HeadScores | None]:
+    if options.metric == RANDOM:
+        return random_importance({layer.name: layer.original_heads for layer in layers}, options.seed), None
+    if options.metric != IMPORTANCE:
+        raise UsageError(f"No metric {options.metric!r}.", f"Choose one of {', '.join(METRICS)}.")
+    scores = read_all(checkpoint, options.scores, layers)
+    try:
+        return scores.importance(), scores
+    except StatisticsError as error:
+        raise StatisticsError(f"{options.scores[0]}: {error.message}", error.remedy) from error
+
+
+def read_all(
+    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[AttentionLayer] | None = None
+) -> HeadScores:
+    """The scores of several files, merged, of this checkpoint or of one that it was made from.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or that do not go together.
+    """
+    layers = attention_layers(checkpoint) if layers is None else layers
+    parts = []
+    for path in paths:
+        if not path.exists():
+            raise StatisticsError(f"{path}: no such file.", "Score the heads first: prunecli score-heads.")
+        parts.append(read_scores(path))
+        try:
+            check_matches(parts[-1], checkpoint, layers)
+        except StatisticsError as error:
+            raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
+    return merge(parts, [str(path) for path in paths])
+
+
+def _arguments(
+    options: Options, request: Request, selection: Selection, scores: HeadScores | None
+) -> dict[str, Any]:
+    return {
+        "ratio": request.ratio,
+        "count": options.count,
+        "removed": selection.removed,
+        "attention": None if request.kinds == KINDS else list(request.kinds),
+        "min_per_layer": request.minimum or None,
+        "metric": options.metric,
+        "method": None if scores is None else scores.method,
+        "normalize": None if scores is None else request.normalize,
+        "seed": options.seed if scores is None else None,
+        "dtype": options.dtype,
+    }
+
+
+def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
+    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
+    statistics = [{"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest()} for path in files]
+    step: dict[str, Any] = {
+        "command": "prune-heads",
+        "arguments": {name: value for name, value in arguments.items() if value is not None},
+        "prunecli": __version__,
+        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
+    }
+    if statistics:
+        step["statistics"] = statistics[0] if len(statistics) == 1 else statistics
+    return step
+
+
+def _reasons(options: Options, request: Request, scores: HeadScores | None) -> tuple[str, ...]:
+    of = "all attentions" if request.kinds == KINDS else f"{', '.join(request.kinds)} attention"
+    if scores is None:
+        return (f"Heads of {of}, drawn at random (seed {options.seed}); no scores are read.",)
+    default = "" if options.normalize else " (default)"
+    files = ", ".join(str(path) for path in options.scores)
+    return (
+        f"Heads of {of} by {scores.method} over {scores.examples:,} examples, "
+        f"normalised {request.normalize}{default}, from {files}.",
+    )

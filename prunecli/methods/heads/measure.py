@@ -1,0 +1,274 @@
+"""Measure: text in, `HeadScores` out, by any of the three methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.data.labelled import LabelledText
+from prunecli.data.parallel import ParallelText, pair_name
+from prunecli.data.plain import PlainText
+from prunecli.errors import UsageError
+from prunecli.evaluation import objective
+from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.losses import Batch, TaskName
+from prunecli.methods.heads.ablate import (
+    Piece,
+    Variant,
+    accuracy_pieces,
+    loss_pieces,
+    only_each,
+    outcomes,
+    translation_pieces,
+    without_each,
+)
+from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
+from prunecli.methods.heads.score import gradient_importance
+from prunecli.methods.heads.statistics import VALUES, HeadScores, Method
+from prunecli.modules.loading import choose_dtype
+from prunecli.progress import Progress, silent
+
+METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
+    "translation": ("chrf++", "bleu", "loss"),
+    "classification": ("accuracy", "loss"),
+    "mlm": ("loss",),
+    "lm": ("loss",),
+}
+"""What ablation can measure at each task; the first is the default."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """What heads are scored on.
+
+    Attributes:
+        text: parallel for translation, labelled for classification, plain for language models.
+        pairs: the directions of translation.
+    """
+
+    task: TaskName
+    text: ParallelText | LabelledText | PlainText
+    pairs: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class AblationOptions:
+    """How `ablation` and `all-but-one` measure.
+
+    Attributes:
+        metric: one of `METRICS_OF` the task.
+        decoding: of the beam search that chrF++ and BLEU need; its `batch_tokens` hold for every metric.
+        samples: resamples of the bootstrap test.
+        seed: of the resamples.
+    """
+
+    metric: Metric
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
+    samples: int = 1000
+    seed: int = 12345
+
+
+@dataclass(frozen=True)
+class Subject:
+    """An open checkpoint, its running model and its tokenizer."""
+
+    checkpoint: Checkpoint
+    model: Any
+    tokenizer: Any
+
+
+def check_metric(task: TaskName, metric: str | None) -> Metric:
+    """`metric`, or the task's default.
+
+    Raises:
+        UsageError: the task has no such metric.
+    """
+    known = METRICS_OF[task]
+    for name in known:
+        if metric in (None, name):
+            return name
+    raise UsageError(f"--metric {metric}: not one of {task}", f"Choose from {', '.join(known)}.")
+
+
+def gradient_dtype(checkpoint: Checkpoint, dtype: str) -> str:
+    """The type to compute gradients in: "auto" is bfloat16 where that is stored, float32 otherwise.
+
+    Raises:
+        UsageError: float16, in which small gradients vanish; or no such type.
+    """
+    import torch
+
+    found = choose_dtype(dtype, checkpoint, torch.device("cpu"))
+    if found == torch.float16:
+        raise UsageError(
+            "--dtype float16: small gradients vanish in it",
+            "Choose bfloat16 or float32 for --method gradient.",
+        )
+    return str(found).removeprefix("torch.")
+
+
+def score_by_gradient(
+    subject: Subject, material: Material, batch_tokens: int, progress: Progress = silent
+) -> HeadScores:
+    """Importance of every head (4.1), summed over the examples of `material`.
+
+    Raises:
+        PruneError: text, model or losses that cannot be used.
+    """
+    layers = attention_layers(subject.checkpoint)
+    batches = _batches(subject, material, batch_tokens)
+    sums = gradient_importance(subject.model, layers, batches, material.task, progress)
+    count = sum(len(batch.indices) for found in batches.values() for batch in found)
+    return _scores(subject, material.task, "gradient", layers, count, sums)
+
+
+def score_by_ablation(
+    subject: Subject,
+    material: Material,
+    method: Method,
+    options: AblationOptions,
+    progress: Progress = silent,
+) -> dict[Metric, HeadScores]:
+    """The score without each head (3.2), or with each head alone in its layer (3.3: `all-but-one`).
+
+    Sentences of all pairs count as one corpus.
+
+    Returns:
+        Metric -> scores: `options.metric` first; after chrF++ or BLEU also the other, which costs no further search.
+
+    Raises:
+        PruneError: text, model or options that cannot be used.
+    """
+    layers = attention_layers(subject.checkpoint)
+    variants = (without_each if method == "ablation" else only_each)(layers)
+    count, found = _effects(subject, material, variants, options, progress)
+    made = {}
+    for metric in sorted(found, key=lambda name: name != options.metric):
+        effects = found[metric]
+        by_layer = {
+            layer.name: np.array(_of(layer, variants, effects.values), dtype=np.float64) for layer in layers
+        }
+        p_values = {
+            layer.name: np.array(_of(layer, variants, effects.p_values), dtype=np.float64) for layer in layers
+        }
+        made[metric] = _scores(
+            subject,
+            material.task,
+            method,
+            layers,
+            count,
+            by_layer,
+            metric=metric,
+            base=effects.base,
+            p_values=p_values,
+        )
+    return made
+
+
+def report_best(
+    subject: Subject,
+    material: Material,
+    best: dict[str, int],
+    options: AblationOptions,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """The score on `material` of each layer's single head that was chosen on other text (3.3, appendix A).
+
+    Args:
+        best: attention's name -> original id of the head.
+
+    Returns:
+        `{"metric", "examples", "base", "only": {layer: score}, "p_value": {layer: p}}`.
+    """
+    layers = [layer for layer in attention_layers(subject.checkpoint) if layer.name in best]
+    variants = [
+        Variant(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
+    ]
+    count, found = _effects(subject, material, variants, options, progress)
+    effects = found[options.metric]
+    names = [layer.name for layer in layers]
+    return {
+        "metric": options.metric,
+        "examples": count,
+        "base": effects.base,
+        VALUES["all-but-one"]: dict(zip(names, effects.values, strict=True)),
+        "p_value": dict(zip(names, effects.p_values, strict=True)),
+    }
+
+
+def _of(layer: AttentionLayer, variants: Sequence[Variant], values: Sequence[float]) -> list[float]:
+    return [value for variant, value in zip(variants, values, strict=True) if variant.layer is layer]
+
+
+def _scores(
+    subject: Subject,
+    task: TaskName,
+    method: Method,
+    layers: Sequence[AttentionLayer],
+    count: int,
+    values: Any,
+    **more: Any,
+) -> HeadScores:
+    return HeadScores(
+        method=method,
+        fingerprint=subject.checkpoint.fingerprint,
+        model_type=subject.checkpoint.require_architecture().model_type,
+        task=task,
+        examples=count,
+        heads={layer.name: layer.heads for layer in layers},
+        values=values,
+        **more,
+    )
+
+
+def _effects(
+    subject: Subject,
+    material: Material,
+    variants: Sequence[Variant],
+    options: AblationOptions,
+    progress: Progress,
+) -> tuple[int, dict[Metric, Effects]]:
+    """How many examples there are, and the effects by metric."""
+    pieces = _pieces(subject, material, options)
+    examples, found = outcomes(subject.checkpoint, subject.model, pieces, variants, progress)
+    if options.metric not in TEXT_METRICS:
+        return len(examples), {options.metric: mean_effects(options.metric, found)}
+    assert isinstance(material.text, ParallelText)
+    lines = {pair_name(*pair): material.text.sentences[pair[1]] for pair in material.pairs}
+    references = [lines[name][index] for name, index in examples]
+    with progress("testing significance", None, "resamples"):
+        return len(examples), text_effects(found, references, options.samples, options.seed)
+
+
+def _pieces(subject: Subject, material: Material, options: AblationOptions) -> list[Piece]:
+    model, tokenizer, text = subject.model, subject.tokenizer, material.text
+    if options.metric in TEXT_METRICS and isinstance(text, ParallelText):
+        return [
+            piece
+            for pair in material.pairs
+            for piece in translation_pieces(model, tokenizer, text, pair, options.decoding)
+        ]
+    batches = _batches(subject, material, options.decoding.batch_tokens)
+    if options.metric == "accuracy":
+        return accuracy_pieces(model, batches)
+    return loss_pieces(model, batches, material.task)
+
+
+def _batches(subject: Subject, material: Material, batch_tokens: int) -> dict[str, list[Batch]]:
+    """What a message calls a text -> its batches."""
+    model, tokenizer, text = subject.model, subject.tokenizer, material.text
+    objective.require_task(model, material.task)
+    if isinstance(text, ParallelText):
+        return {
+            pair_name(*pair): objective.translation_batches(tokenizer, model, text, pair, batch_tokens)
+            for pair in material.pairs
+        }
+    if isinstance(text, LabelledText):
+        return {str(text.path): objective.classification_batches(tokenizer, model, text, batch_tokens)}
+    make = objective.mlm_batches if material.task == "mlm" else objective.lm_batches
+    return {", ".join(map(str, text.files)): make(tokenizer, model, text.texts, batch_tokens)}

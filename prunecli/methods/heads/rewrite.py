@@ -1,0 +1,88 @@
+"""What each tensor of the pruned checkpoint is made of: pure, nothing is read but names and shapes.
+
+Heads are pruned by dropping their part of the projections: rows of query, key and value, columns of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prunecli.architectures.records import HeadAxis
+from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.dtypes import is_float, parse_dtype
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.checkpoint.stream import Copy, Output, Slices, joined
+from prunecli.checkpoint.structure import Structure
+from prunecli.errors import UsageError
+
+
+def rewrite(
+    checkpoint: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str | None = None
+) -> tuple[Structure, tuple[Output, ...]]:
+    """The structure and the tensors, in the order of the source, of the checkpoint with only `kept` heads.
+
+    An attention that keeps all of its heads in their order is copied as it is. Of one that keeps none, the tensors
+    that would be empty are left out; the bias of its output projection stays.
+
+    Args:
+        checkpoint: the source.
+        kept: attention's name -> original ids; an attention that is left out keeps all.
+        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
+
+    Raises:
+        UsageError: no such attention, or a head that it does not hold.
+    """
+    target = None if dtype is None else parse_dtype(dtype)
+    layers = {layer.name: layer for layer in attention_layers(checkpoint)}
+    changed: dict[str, tuple[int, ...]] = {}
+    for name, ids in kept.items():
+        _check(layers, name, ids)
+        if tuple(ids) != layers[name].heads:
+            changed[name] = tuple(ids)
+    cut = {
+        tensor: (axis, layers[name], ids)
+        for name, ids in changed.items()
+        for tensor, axis in layers[name].tensors.items()
+    }
+    outputs = []
+    for name, info in checkpoint.tensors.items():
+        stored = target if target is not None and is_float(info.dtype) else info.dtype
+        if name not in cut:
+            outputs.append(Output(name, stored, info.shape, Copy(name)))
+            continue
+        axis, layer, ids = cut[name]
+        if ids:
+            ranges = head_ranges(axis, layer.heads, ids, info.shape[axis.axis])
+            shape = list(info.shape)
+            shape[axis.axis] = sum(stop - start for start, stop in ranges)
+            outputs.append(Output(name, stored, tuple(shape), Slices(name, axis.axis, ranges)))
+    structure = checkpoint.structure
+    if changed:
+        structure = structure.keeping_heads(changed, {name: layers[name].original_heads for name in changed})
+    return structure, tuple(outputs)
+
+
+def head_ranges(
+    axis: HeadAxis, held: Sequence[int], kept: Sequence[int], size: int
+) -> tuple[tuple[int, int], ...]:
+    """Where the kept heads lie on an axis of length `size`: index ranges (start, stop), neighbours joined.
+
+    Args:
+        axis: how often all heads occur on it.
+        held: original ids of the heads that lie there, in their order.
+        kept: those that stay, in their new order.
+        size: length of the axis: blocks x heads x width of one.
+    """
+    width = size // (axis.blocks * len(held))
+    place = {head: index for index, head in enumerate(held)}
+    starts = ((block * len(held) + place[head]) * width for block in range(axis.blocks) for head in kept)
+    return tuple(joined((start, start + width) for start in starts))
+
+
+def _check(layers: Mapping[str, AttentionLayer], name: str, ids: Sequence[int]) -> None:
+    if name not in layers:
+        raise UsageError(f"{name} is not an attention of this model.", f"It has {', '.join(layers)}.")
+    stray = sorted(set(ids) - set(layers[name].heads))
+    if stray or len(set(ids)) != len(ids):
+        what = f"has no head {stray[0]}" if stray else "cannot keep a head twice"
+        raise UsageError(f"{name} {what}.", "Ids are those of the original model.")

@@ -1,0 +1,124 @@
+"""Measure: the gradient importance of every attention head (1905.10650, 4.1), in one forward and one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from prunecli.checkpoint.attention import AttentionLayer
+from prunecli.errors import DataError, PruneError
+from prunecli.evaluation.losses import Batch, TaskName, example_losses, require_finite
+from prunecli.modules.heads import output_projections
+from prunecli.progress import Progress, silent
+
+HeadSums = dict[str, NDArray[np.float64]]
+"""Attention's name -> a sum over the examples for each head that it holds."""
+
+
+def gradient_importance(
+    model: Any,
+    layers: Sequence[AttentionLayer],
+    batches: Mapping[str, Sequence[Batch]],
+    task: TaskName,
+    progress: Progress = silent,
+) -> HeadSums:
+    """Sum over examples x of |Att_h(x)^T dL(x)/dAtt_h(x)| (eq. 2), which is |dL(x)/dxi_h|, for every head h.
+
+    The product is summed over an example's positions before its absolute value is taken; L(x) is the example's mean
+    token loss. The examples of a batch do not interact, so the gradient of the sum of their losses holds each
+    example's own. Parameters get no gradients.
+
+    Args:
+        model: what `load_model` made, in evaluation mode, in float32 or bfloat16 (float16 loses small gradients).
+        layers: the attentions of its checkpoint.
+        batches: what a message calls their text -> batches.
+
+    Raises:
+        DataError: an example's loss is not finite.
+        PruneError: a gradient is not finite.
+    """
+    total = sum(len(batch.indices) for found in batches.values() for batch in found)
+    with (
+        torch.enable_grad(),
+        _frozen(model),
+        _products(model, layers) as products,
+        progress("scoring heads", total, "examples") as advance,
+    ):
+        for text, found in batches.items():
+            for batch in found:
+                losses = example_losses(model, batch, task)
+                check_finite(losses.detach(), batch, text)
+                losses.sum().backward()  # type: ignore[no-untyped-call]
+                advance(len(batch.indices))
+    return {layer.name: _taken(layer, products.get(layer.name)) for layer in layers}
+
+
+def check_finite(losses: Tensor, batch: Batch, text: str) -> None:
+    """Refuse losses that are not finite.
+
+    Raises:
+        DataError: the message names the text and the example.
+    """
+    try:
+        require_finite(losses, batch)
+    except DataError as error:
+        raise DataError(f"{text}, {error.message}", error.remedy) from None
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """Parameters ask for no gradients within the block: those of activations are all that is needed."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
+@contextmanager
+def _products(model: nn.Module, layers: Sequence[AttentionLayer]) -> Iterator[dict[str, Tensor]]:
+    """Attention's name -> `[heads]` float64, grown by each backward pass within the block."""
+    sums: dict[str, Tensor] = {}
+    heads = {layer.name: layer.num_heads for layer in layers}
+    with ExitStack() as hooks:
+        for name, projection in output_projections(model, layers).items():
+            handle = projection.register_forward_pre_hook(_watch(name, heads[name], sums))
+            hooks.callback(handle.remove)
+        yield sums
+
+
+def _watch(name: str, heads: int, sums: dict[str, Tensor]) -> Any:
+    def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        context, *rest = inputs
+        if not context.requires_grad:  # nothing below has heads: the graph begins here
+            context = context.detach().requires_grad_()
+        held = [context.detach()]
+
+        def multiply(gradient: Tensor) -> None:
+            product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
+            by_head = product.view(len(product), -1, heads, product.shape[-1] // heads).sum(dim=(1, 3))
+            added = by_head.abs().sum(dim=0, dtype=torch.float64)
+            sums[name] = sums[name] + added if name in sums else added
+
+        context.register_hook(multiply)  # type: ignore[no-untyped-call]
+        return (context, *rest)
+
+    return hook
+
+
+def _taken(layer: AttentionLayer, found: Tensor | None) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = np.zeros(layer.num_heads) if found is None else found.cpu().numpy()
+    if not np.isfinite(values).all():
+        raise PruneError(
+            f"{layer.name}: a gradient is not finite, though every loss is", "Compute with --dtype float32."
+        )
+    return values

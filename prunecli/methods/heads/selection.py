@@ -1,0 +1,44 @@
+"""A decision saved: what `prune-heads --json` printed, read to be applied again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prunecli.checkpoint.attention import AttentionLayer
+from prunecli.checkpoint.documents import read_json
+from prunecli.errors import StatisticsError
+
+SELECTION_FORMAT = "prunecli.head-selection/1"
+
+
+def read_selection(path: Path, layers: Sequence[AttentionLayer]) -> dict[str, tuple[int, ...]]:
+    """The heads to keep: attention's name -> original ids, in the order in which they are stored.
+
+    Args:
+        path: the file.
+        layers: the checkpoint's attentions.
+
+    Raises:
+        StatisticsError: damaged, or for a model with other attentions or heads.
+    """
+    kept = read_json(path, SELECTION_FORMAT).get("kept")
+    if not isinstance(kept, dict):
+        raise StatisticsError(f'{path}: holds no heads under "kept".', "Print the selection again.")
+    stray = sorted(set(kept) ^ {layer.name for layer in layers})
+    if stray:
+        raise StatisticsError(f"{path}: a selection for another model: {stray[0]} is not in both.")
+    return {layer.name: _held(path, layer, kept[layer.name]) for layer in layers}
+
+
+def _held(path: Path, layer: AttentionLayer, ids: Any) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not all(type(head) is int for head in ids):
+        raise StatisticsError(f"{path}: {layer.name} has no list of head ids.", "Print the selection again.")
+    absent = sorted(set(ids) - set(layer.heads))
+    if absent:
+        raise StatisticsError(
+            f"{path}: keeps head {absent[0]} of {layer.name}, which the checkpoint does not hold.",
+            "Select from the original model.",
+        )
+    return tuple(head for head in layer.heads if head in ids)

@@ -1,0 +1,91 @@
+"""Running a model again where part of it gives what it gave before: the part is not computed a second time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.declared import count
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.modules.attention import module_name
+
+Outputs = dict[str, Any]
+"""Module's name -> what its last call returned."""
+
+
+def unchanged_below(
+    model: Any, checkpoint: Checkpoint, *, decoder: bool = True
+) -> dict[str, tuple[str, ...]]:
+    """Attention's name -> the modules whose outputs do not depend on its heads.
+
+    For an attention of the encoder these are the encoder's lower layers; for one of the decoder the whole encoder and,
+    with `decoder`, the lower layers of the decoder (a decoder that is called token by token has no one output).
+    """
+    family = checkpoint.require_architecture()
+    blocks: dict[str, list[str]] = {
+        stack.side: [
+            module_name(model, stack.layers.format(layer=number))
+            for number in range(count(family, checkpoint.config, stack.depth))
+        ]
+        for stack in family.stacks
+    }
+    encoder = _name_of(model, model.get_encoder()) if len(blocks) > 1 else None
+    return {layer.name: _below(layer, blocks, encoder, decoder) for layer in attention_layers(checkpoint)}
+
+
+def _below(
+    layer: AttentionLayer, blocks: Mapping[str, list[str]], encoder: str | None, decoder: bool
+) -> tuple[str, ...]:
+    if layer.kind == "encoder":
+        return tuple(blocks["encoder"][: layer.layer])
+    whole = () if encoder is None else (encoder,)
+    return (*whole, *blocks["decoder"][: layer.layer]) if decoder else whole
+
+
+def _name_of(model: nn.Module, wanted: nn.Module) -> str:
+    found: str = next(name for name, module in model.named_modules() if module is wanted)
+    return found
+
+
+@contextmanager
+def recording(model: nn.Module, names: Iterable[str]) -> Iterator[Outputs]:
+    """What the named modules return within the block."""
+    outputs: Outputs = {}
+    with ExitStack() as hooks:
+        for name in names:
+            hooks.callback(model.get_submodule(name).register_forward_hook(_keep(outputs, name)).remove)
+        yield outputs
+
+
+@contextmanager
+def replaying(model: nn.Module, outputs: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block the named modules return these outputs, whatever they are given."""
+    with ExitStack() as undone:
+        for name, output in outputs.items():
+            module = model.get_submodule(name)
+            module.forward = _give(output)  # hides the class's own until it is deleted
+            undone.callback(delattr, module, "forward")
+        yield
+
+
+def _keep(outputs: Outputs, name: str) -> Any:
+    def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+        outputs[name] = _copy(output)
+
+    return hook
+
+
+def _give(output: Any) -> Any:
+    def forward(*_arguments: Any, **_options: Any) -> Any:
+        return _copy(output)
+
+    return forward
+
+
+def _copy(output: Any) -> Any:
+    """Another object of the same tensors: `generate` changes what an encoder gives it."""
+    return type(output)(**output) if isinstance(output, Mapping) else output

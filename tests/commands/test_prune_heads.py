@@ -1,0 +1,353 @@
+"""`prunecli prune-heads` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.architectures import REDUCED_PREFIX
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.documents import write_json
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands.prune_heads import MetricName, NormalizeName
+from prunecli.methods.heads.decide import METRICS
+from prunecli.methods.heads.plan import NORMALIZE
+from tests.commands.heads import Result, count, kept, names, run, scored
+from tests.families import tiny_family
+
+FIRST = "model.encoder.layers.0.self_attn"
+"""Of m2m_100, which has 3 encoder and 2 decoder layers of 4 heads: 28 in all."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_family(tmp_path_factory.mktemp("model") / "tiny", "m2m_100")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the heads.json of `model`."""
+    with open_checkpoint(model) as checkpoint:
+        write_json(tmp_path / "heads.json", scored(checkpoint))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert tuple(name.value for name in MetricName) == METRICS
+    assert tuple(name.value for name in NormalizeName) == NORMALIZE
+
+
+def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
+    result = run(model, "--ratio", 0.5)
+    assert result.status == 0, result.err
+    assert "by gradient over 8 examples, normalised per-layer (default), from heads.json" in result.err
+    assert "Written: pruned-heads (opens with prunecli" in result.out
+    sums = json.loads((folder / "heads.json").read_text())["sum"]
+    share = {
+        (name, head): value / np.linalg.norm(layer)
+        for name, layer in sums.items()
+        for head, value in enumerate(layer)
+    }
+    wanted = sorted(share, key=share.__getitem__)[14:]
+    found = kept(folder / "pruned-heads")
+    assert sorted((name, head) for name, ids in found.items() for head in ids) == sorted(wanted)
+    with open_checkpoint(model) as full, open_checkpoint(folder / "pruned-heads") as pruned:
+        for name, ids in found.items():
+            places = [head * 8 + place for head in ids for place in range(8)]
+            if ids:
+                weight = pruned.read(f"{name}.q_proj.weight")
+                np.testing.assert_array_equal(weight, full.read(f"{name}.q_proj.weight")[places])
+                weight = pruned.read(f"{name}.out_proj.weight")
+                np.testing.assert_array_equal(weight, full.read(f"{name}.out_proj.weight")[:, places])
+        step = pruned.structure.history[-1]
+        assert pruned.structure.fingerprints() == (full.fingerprint,)
+        assert str(pruned.config["model_type"]).startswith(REDUCED_PREFIX)
+    assert step["arguments"] == {
+        "ratio": 0.5,
+        "removed": 14,
+        "metric": "importance",
+        "method": "gradient",
+        "normalize": "per-layer",
+    }
+    assert step["statistics"]["file"] == "heads.json"
+
+
+def test_without_a_ratio_the_default_is_said(model: Path, folder: Path) -> None:
+    result = run(model)
+    assert result.status == 0, result.err
+    assert "No --ratio given: removing 20 %" in result.err
+    assert count(folder / "pruned-heads") == 22  # ceil(0.2 x 28) = 6 go
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("normalize", NORMALIZE)
+def test_json_of_a_dry_run(metric: str, normalize: str, model: Path, folder: Path) -> None:
+    options = ("--metric", metric, "--normalize", normalize, "--count", 10, "--json", "--dry-run")
+    result = run(model, *options)
+    assert result.status == 0, result.err
+    summary = json.loads(result.out)
+    assert (summary["heads_before"], summary["heads_after"]) == (28, 18)
+    assert sum(map(len, summary["kept"].values())) == 18
+    # A head of width 8: 3 x (8 x 32 + 8) of the inputs, 32 x 8 of the output.
+    assert summary["parameters_before"] - summary["parameters_after"] == 10 * (3 * (8 * 32 + 8) + 32 * 8)
+    assert summary["output"] is None
+    assert names(folder) == ["heads.json"]
+
+
+def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: Path) -> None:
+    result = run(model, "--dry-run", "--ratio", 0.5)
+    assert result.status == 0, result.err
+    assert names(folder) == ["heads.json"]
+    for text in (FIRST, "cross-attention", "all attentions", "parameters", "Dry run: nothing is written."):
+        assert text in result.out
+
+
+@pytest.mark.parametrize(
+    ("attention", "removed"),
+    [("encoder", (6, 0, 0)), ("cross", (0, 0, 4)), (" decoder, encoder", (10, 0, 0))],
+)
+def test_only_the_attentions_named_lose_heads(
+    attention: str, removed: tuple[int, ...], model: Path, folder: Path
+) -> None:
+    """All heads are equal: the first go first."""
+    with open_checkpoint(model) as checkpoint:
+        values = {layer.name: np.ones(layer.num_heads) for layer in attention_layers(checkpoint)}
+        write_json(folder / "heads.json", scored(checkpoint, values=values), force=True)
+    result = run(model, "--attention", attention, "--ratio", 0.5)
+    assert result.status == 0, result.err
+    with open_checkpoint(folder / "pruned-heads") as pruned:
+        found = [
+            sum(4 - layer.num_heads for layer in attention_layers(pruned) if layer.kind == kind)
+            for kind in ("encoder", "decoder", "cross")
+        ]
+    assert tuple(found) == removed
+
+
+def test_layers_keep_their_minimum_or_end_with_no_head(model: Path, folder: Path) -> None:
+    assert run(model, "--count", 21, "--min-per-layer", 1, "-o", "one").status == 0
+    assert [len(ids) for ids in kept(folder / "one").values()] == [1] * 7
+    assert run(model, "--count", 28, "-o", "none").status == 0
+    assert count(folder / "none") == 0
+
+
+def test_a_printed_selection_can_be_applied_again(model: Path, folder: Path) -> None:
+    options = ("--ratio", 0.7, "--min-per-layer", 1)
+    (folder / "choice.json").write_text(run(model, *options, "--dry-run", "--json").out)
+    result = run(model, "--heads", "choice.json", "-o", "again")
+    assert result.status == 0, result.err
+    assert "Heads by choice.json." in result.err
+    assert run(model, *options, "-o", "direct").status == 0
+    assert kept(folder / "again") == kept(folder / "direct")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kept": None}, "holds no heads"),
+        ({"kept": {FIRST: [0]}}, "another model"),
+        ({FIRST: [0, 4]}, f"keeps head 4 of {FIRST}"),
+        ({FIRST: "all"}, "no list of head ids"),
+    ],
+)
+def test_selections_of_another_model_are_refused(
+    change: dict[str, Any], message: str, model: Path, folder: Path
+) -> None:
+    selection = json.loads(run(model, "--dry-run", "--json").out)
+    if "kept" in change:
+        selection |= change
+    else:
+        selection["kept"] |= change
+    (folder / "heads.json").write_text(json.dumps(selection))
+    _refused(run(model, "--heads", "heads.json"), message, 1, folder)
+
+
+def test_random_heads_repeat_with_the_seed_and_need_no_scores(model: Path, folder: Path) -> None:
+    (folder / "heads.json").unlink()
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        result = run(model, "--metric", "random", "--seed", seed, "-o", f"out{number}")
+        assert result.status == 0, result.err
+        assert f"drawn at random (seed {seed})" in result.err
+        found.append(kept(folder / f"out{number}"))
+    assert found[0] == found[1] != found[2]
+
+
+def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        output = folder / name / "out"
+        assert run(model, "--ratio", 0.5, "-o", output).status == 0
+        found.append({path.name: path.read_bytes() for path in output.iterdir()})
+    assert found[0] == found[1]
+
+
+def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
+    model: Path, folder: Path
+) -> None:
+    assert run(model, "--count", 7, "-o", "first").status == 0
+    result = run("first", "--count", 7, "-o", "second", "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["heads_before"] == 21
+    assert run(model, "--count", 14, "-o", "direct").status == 0
+    assert kept(folder / "second") == kept(folder / "direct")
+    with open_checkpoint(folder / "second") as second:
+        assert len(second.structure.history) == 2
+        assert set(second.structure.original_heads.values()) == {4}
+
+
+def test_a_pruned_checkpoint_is_pruned_further_with_its_own_scores(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0.5, "-o", "half").status == 0
+    with open_checkpoint(folder / "half") as half:
+        write_json(folder / "half.json", scored(half, seed=1))
+    held = kept(folder / "half")
+    result = run("half", "--scores", "half.json", "--ratio", 0.5, "-o", "quarter")
+    assert result.status == 0, result.err
+    assert count(folder / "quarter") == 7
+    assert all(set(ids) <= set(held[layer]) for layer, ids in kept(folder / "quarter").items())
+
+
+def test_several_files_are_merged(model: Path, folder: Path) -> None:
+    whole = json.loads((folder / "heads.json").read_text())
+    for number, share in enumerate((0.25, 0.75)):
+        part = {name: [value * share for value in layer] for name, layer in whole["sum"].items()}
+        write_json(folder / f"part{number}.json", {**whole, "examples": 3 + number, "sum": part})
+    assert run(model, "--ratio", 0.5, "-o", "whole").status == 0
+    result = run(model, "--ratio", 0.5, "--scores", "part1.json", "--scores", "part0.json", "-o", "parts")
+    assert result.status == 0, result.err
+    assert "over 7 examples" in result.err
+    assert kept(folder / "whole") == kept(folder / "parts")
+
+
+def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Path) -> None:
+    with open_checkpoint(model) as checkpoint:
+        values = {layer.name: np.full(layer.num_heads, 50.0) for layer in attention_layers(checkpoint)}
+        values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
+        ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
+        write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)
+    result = run(model, "--count", 1)
+    assert result.status == 0, result.err
+    assert "by ablation over 8 examples, normalised none (default)" in result.err
+    assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
+
+
+def test_types_are_cast(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0, "--dtype", "bfloat16", "-o", "half").status == 0
+    with open_checkpoint(folder / "half") as made, open_checkpoint(model) as full:
+        assert {info.dtype for info in made.tensors.values()} == {"BF16"}
+        assert made.config["dtype"] == "bfloat16"
+        assert made.config["model_type"] == "m2m_100"
+        assert made.total_bytes * 2 == full.total_bytes
+
+
+def test_the_output_is_replaced_only_by_force(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0.5).status == 0
+    first = kept(folder / "pruned-heads")
+    refused = run(model, "--ratio", 0.25)
+    assert refused.status == 1
+    assert "pruned-heads" in refused.err
+    assert kept(folder / "pruned-heads") == first
+    assert run(model, "--ratio", 0.25, "--force").status == 0
+    assert kept(folder / "pruned-heads") != first
+    assert names(folder) == ["heads.json", "pruned-heads"]
+
+
+def other_model(payload: dict[str, Any]) -> None:
+    payload["model"]["fingerprint"] = "sha256:" + "0" * 64
+
+
+def after_another_pruning(payload: dict[str, Any]) -> None:
+    payload["heads"][FIRST] = [0, 1, 2]
+    payload["sum"][FIRST].pop()
+
+
+def nan(payload: dict[str, Any]) -> None:
+    payload["sum"][FIRST][0] = float("nan")
+
+
+def alone(payload: dict[str, Any]) -> None:
+    payload |= {"method": "all-but-one", "metric": "bleu", "base": 30.0, "only": payload["sum"]}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (other_model, "another model"),
+        (after_another_pruning, f"lack head 3 of {FIRST}"),
+        (nan, "NaN"),
+        (alone, "heads of one layer"),
+    ],
+)
+def test_wrong_scores_end_in_two_lines(
+    spoil: Callable[[dict[str, Any]], None], message: str, model: Path, folder: Path
+) -> None:
+    payload = json.loads((folder / "heads.json").read_text())
+    spoil(payload)
+    (folder / "heads.json").write_text(json.dumps(payload))
+    result = run(model)
+    _refused(result, message, 1, folder)
+    assert "heads.json" in result.err
+
+
+def test_scores_that_are_cut_short_end_in_two_lines(model: Path, folder: Path) -> None:
+    text = (folder / "heads.json").read_text()
+    (folder / "heads.json").write_text(text[: len(text) // 2])
+    _refused(run(model), "cut short", 1, folder)
+
+
+REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
+    "ratio above": (("--ratio", 1.0), "outside", 2),
+    "ratio below": (("--ratio", -0.1), "outside", 2),
+    "two amounts": (("--ratio", 0.5, "--count", 3), "Give one of --ratio and --count", 2),
+    "too many": (("--count", 29), "at most 28 can", 2),
+    "too many of a kind": (("--count", 9, "--attention", "cross"), "at most 8 can", 2),
+    "below the minimum": (("--ratio", 0.9, "--min-per-layer", 1), "at most 21 can", 2),
+    "odd kind": (("--attention", "self"), "no such kind", 2),
+    "empty kind": (("--attention", "encoder,"), "no such kind", 2),
+    "odd metric": (("--metric", "entropy"), "entropy", 2),
+    "odd normalisation": (("--normalize", "l3"), "l3", 2),
+    "odd type": (("--dtype", "int3"), "int3", 2),
+    "ids and scores": (("--heads", "heads.json", "--scores", "heads.json"), "excludes --scores", 2),
+    "ratio of ids": (("--heads", "heads.json", "--ratio", 0.5), "names what stays", 2),
+    "scores as ids": (("--heads", "heads.json"), "prunecli.heads/1", 1),
+    "no scores": (("--scores", "none.json"), "prunecli score-heads", 1),
+    "one of two is missing": (("--scores", "heads.json", "--scores", "none.json"), "none.json", 1),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message", "status"), REFUSALS.values(), ids=REFUSALS.keys())
+def test_bad_usage_ends_in_two_lines(
+    arguments: tuple[object, ...], message: str, status: int, model: Path, folder: Path
+) -> None:
+    _refused(run(model, *arguments), message, status, folder)
+
+
+def test_attentions_that_the_model_lacks_are_refused(folder: Path) -> None:
+    bert = tiny_family(folder / "bert", "bert")
+    result = run(bert, "--metric", "random", "--attention", "cross")
+    assert (result.status, "It has encoder." in result.err) == (2, True)
+
+
+def test_families_that_are_not_declared_are_refused(model: Path, folder: Path) -> None:
+    _refused(run("nowhere"), "nowhere", 1, folder)
+    bert = tiny_family(folder / "bert", "bert")
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps(config | {"model_type": "deberta"}))
+    result = run(bert, "--metric", "random")
+    assert result.status == 1
+    assert "architectures/" in result.err
+
+
+def _refused(result: Result, message: str, status: int, folder: Path) -> None:
+    assert result.status == status, result.err
+    assert message in result.err
+    assert "Traceback" not in result.err
+    assert names(folder) == ["heads.json"]
+    if "Error: " in result.err:
+        assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2

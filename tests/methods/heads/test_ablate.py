@@ -1,0 +1,153 @@
+"""Ablation with shared parts against whole runs of a model whose head's weights are zeroed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.data.tokens import encode
+from prunecli.errors import DataError
+from prunecli.evaluation import objective
+from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.methods.heads.ablate import (
+    Variant,
+    accuracy_pieces,
+    loss_pieces,
+    only_each,
+    outcomes,
+    translation_pieces,
+    without_each,
+)
+from prunecli.modules.heads import output_projections
+from tests.methods.heads.test_score import FAMILIES, LINES, PAIR, TEXT, Subject
+from tests.reference.head_importance import scaled_head
+
+DECODING = DecodingOptions(beam=2, batch_tokens=40, max_new_tokens=12)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
+
+
+def zeroed(subject: Subject, variant: Variant) -> Any:
+    """The output projection's part of the one head that `variant` removes is zero within the block."""
+    projection: Any = output_projections(subject.model, subject.layers)[variant.layer.name]
+    axis = 0 if type(projection).__name__ == "Conv1D" else 1
+    return scaled_head(projection.weight, len(variant.mask), variant.mask.index(0.0), axis, 0.0)
+
+
+def single_losses(subject: Subject) -> list[float]:
+    with torch.inference_mode():
+        found = {
+            batch.indices[0]: float(objective.example_losses(subject.model, batch, subject.task)[0])
+            for batch in subject.batches(1)
+        }
+    return [found[index] for index in sorted(found)]
+
+
+def test_losses_without_each_head(subject: Subject) -> None:
+    variants = without_each(subject.layers)
+    pieces = loss_pieces(subject.model, {"val": subject.batches(40)}, subject.task)
+    examples, (base, *found) = outcomes(subject.checkpoint, subject.model, pieces, variants)
+    assert examples == [("val", index) for index in range(len(LINES))]
+    np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
+    for variant, losses in list(zip(variants, found, strict=True))[::3]:
+        with zeroed(subject, variant):
+            np.testing.assert_allclose(losses, single_losses(subject), rtol=1e-4, err_msg=variant.layer.name)
+        assert losses != base
+    np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
+
+
+def test_nothing_stays_behind(subject: Subject) -> None:
+    before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
+    broken = subject.batches(1000)[0]
+    pieces = loss_pieces(subject.model, {"val": [broken]}, subject.task)
+    with torch.no_grad():
+        kept = subject.model.get_input_embeddings().weight.clone()
+        subject.model.get_input_embeddings().weight.fill_(float("nan"))
+        with pytest.raises(DataError, match="val, example"):
+            outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers)[:1])
+        subject.model.get_input_embeddings().weight.copy_(kept)
+    assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()] == before
+    assert not any("forward" in vars(module) for module in subject.model.modules())
+
+
+def test_translations_without_each_head(tmp_path: Path) -> None:
+    for model_type in ("nllb-moe", "m2m_100", "t5"):
+        subject = Subject(tmp_path / model_type, model_type)
+        variants = without_each(subject.layers)
+        pieces = translation_pieces(subject.model, subject.tokenizer, TEXT, PAIR, DECODING)
+        _, (base, *found) = outcomes(subject.checkpoint, subject.model, pieces, variants)
+        sources = TEXT.sentences[PAIR[0]]
+
+        def whole(subject: Subject = subject, sources: Any = sources) -> list[str]:
+            made = translate(subject.model, subject.tokenizer, sources, PAIR, DECODING)
+            return [translation.text for translation in made]
+
+        assert base == whole()
+        for variant, texts in list(zip(variants, found, strict=True))[::4]:
+            with zeroed(subject, variant):
+                assert texts == whole(), variant.layer.name
+
+
+def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "bert")
+    variants = only_each(subject.layers)
+    assert len(variants) == 12
+    assert variants[5].mask == (0.0, 1.0, 0.0, 0.0)
+    assert variants[5].layer.layer == 1
+    pieces = loss_pieces(subject.model, {"val": subject.batches(40)}, "mlm")
+    found = outcomes(subject.checkpoint, subject.model, pieces, variants)[1][1 + 5]
+    weight = output_projections(subject.model, subject.layers)[variants[5].layer.name].weight
+    with (
+        scaled_head(weight, 4, 0, 1, 0.0),
+        scaled_head(weight, 4, 2, 1, 0.0),
+        scaled_head(weight, 4, 3, 1, 0.0),
+    ):
+        np.testing.assert_allclose(found, single_losses(subject), rtol=1e-4)
+
+
+def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "m2m_100")
+    calls: list[int] = []
+    lowest, highest = subject.model.model.encoder.layers[0], subject.model.model.encoder.layers[-1]
+    hooks = [
+        module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
+        for number, module in enumerate((lowest, highest))
+    ]
+    pieces = translation_pieces(subject.model, subject.tokenizer, TEXT, PAIR, DECODING)
+    outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers))
+    for hook in hooks:
+        hook.remove()
+    assert calls.count(0) == len(pieces) * (1 + 4)  # the whole model, and its own four heads
+    assert calls.count(1) == len(pieces) * (1 + 12)  # and all heads of the encoder's three layers
+
+
+def test_accuracy(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
+    from prunecli.data.labelled import read_labelled
+
+    (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
+    text = read_labelled(tmp_path / "labelled")
+    batches = objective.classification_batches(subject.tokenizer, subject.model, text, 60)
+    pieces = accuracy_pieces(subject.model, {"val": batches})
+    found = outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers)[:2])[1]
+    with torch.inference_mode():
+        ids = [torch.tensor([subject.tokenizer(line)["input_ids"]]) for line in LINES]
+        right = [
+            float(int(subject.model(input_ids=row).logits[0].argmax()) == i % 3) for i, row in enumerate(ids)
+        ]
+    assert found[0] == right
+    assert all(set(values) <= {0.0, 1.0} for values in found)
+
+
+def test_a_language_that_the_tokenizer_lacks(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "m2m_100")
+    with pytest.raises(DataError, match="eng_Cyrl"):
+        translation_pieces(subject.model, subject.tokenizer, TEXT, ("eng_Latn", "eng_Cyrl"), DECODING)
+    assert encode(subject.tokenizer, ["a"], "eng_Latn")

@@ -1,0 +1,145 @@
+"""Which tensors a checkpoint with fewer heads is made of, compared with what its structure asks for."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prunecli.architectures import FAMILIES
+from prunecli.architectures.records import HeadAxis
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.layout import expected_tensors, is_extra
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.checkpoint.stream import Copy, Slices, check_outputs
+from prunecli.errors import UsageError
+from prunecli.methods.heads.rewrite import head_ranges, rewrite
+from tests.families import tiny_family
+from tests.reference.heads import kept_values
+from tests.tiny import tiny_nllb_moe
+
+HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+NAMES = (
+    *(f"model.encoder.layers.{n}.self_attn" for n in (0, 1)),
+    *(f"model.decoder.layers.{n}.{kind}" for n in (0, 1) for kind in ("self_attn", "cross_attention")),
+)
+LAYER = NAMES[0]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", layers=2, config=HEADS)
+
+
+kept_ids = st.lists(st.integers(0, 3), unique=True).map(tuple)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(kept=st.dictionaries(st.sampled_from(NAMES), kept_ids))
+def test_outputs_are_what_a_model_of_that_structure_stores(
+    kept: dict[str, tuple[int, ...]], model: Path
+) -> None:
+    with open_checkpoint(model) as checkpoint:
+        structure, outputs = rewrite(checkpoint, kept)
+        check_outputs(checkpoint, outputs)
+        wanted = expected_tensors(checkpoint.require_architecture(), checkpoint.config, structure)
+    assert {output.name: output.shape for output in outputs} == wanted
+    changed = {name: ids for name, ids in kept.items() if ids != (0, 1, 2, 3)}
+    assert dict(structure.heads) == changed
+    assert dict(structure.original_heads) == dict.fromkeys(changed, 4)
+
+
+@pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"nllb-moe"}))
+def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "full", model_type)) as checkpoint:
+        family, layers = checkpoint.require_architecture(), attention_layers(checkpoint)
+        kept = {layer.name: ids for layer, ids in zip(layers, ((1,), (), (3, 0)), strict=False)}
+        structure, outputs = rewrite(checkpoint, kept)
+        check_outputs(checkpoint, outputs)
+        wanted = expected_tensors(family, checkpoint.config, structure)
+    made = {output.name: output.shape for output in outputs if not is_extra(family, output.name)}
+    assert made == wanted
+
+
+def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
+    """d_model is 16: four numbers a head."""
+    with open_checkpoint(model) as checkpoint:
+        _, outputs = rewrite(checkpoint, {LAYER: (0, 2, 3)})
+    made = {output.name: output for output in outputs}
+    ranges = ((0, 4), (8, 16))
+    for projection in ("q_proj", "k_proj", "v_proj"):
+        for name, shape in ((f"{projection}.weight", (12, 16)), (f"{projection}.bias", (12,))):
+            assert made[f"{LAYER}.{name}"].recipe == Slices(f"{LAYER}.{name}", 0, ranges)
+            assert made[f"{LAYER}.{name}"].shape == shape
+    weight, bias = (f"{LAYER}.out_proj.{kind}" for kind in ("weight", "bias"))
+    assert (made[weight].recipe, made[weight].shape) == (Slices(weight, 1, ranges), (16, 12))
+    assert made[bias].recipe == Copy(bias)
+    others = [output for output in outputs if not output.name.startswith(f"{LAYER}.")]
+    assert all(output.recipe == Copy(output.name) for output in others)
+
+
+def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model: Path) -> None:
+    with open_checkpoint(model) as checkpoint:
+        structure, outputs = rewrite(checkpoint, {LAYER: ()})
+    assert [output.name for output in outputs if f"{LAYER}." in output.name] == [f"{LAYER}.out_proj.bias"]
+    assert dict(structure.heads) == {LAYER: ()}
+
+
+@given(
+    held=st.integers(1, 6),
+    blocks=st.integers(1, 3),
+    width=st.integers(1, 4),
+    data=st.data(),
+)
+def test_ranges_take_the_kept_heads_of_every_block(
+    held: int, blocks: int, width: int, data: st.DataObject
+) -> None:
+    ids = data.draw(st.permutations(range(10, 10 + held)))
+    kept = data.draw(st.lists(st.sampled_from(ids), unique=True))
+    axis = list(range(blocks * held * width))
+    ranges = head_ranges(HeadAxis(0, blocks), ids, kept, len(axis))
+    places = [ids.index(head) for head in kept]
+    wanted = [
+        value
+        for block in range(blocks)
+        for value in kept_values(axis[block * held * width : (block + 1) * held * width], held, places)
+    ]
+    assert [value for start, stop in ranges for value in axis[start:stop]] == wanted
+    assert all(stop != start for (_, stop), (start, _) in pairwise(ranges))
+
+
+def test_keeping_all_copies_every_tensor(model: Path) -> None:
+    with open_checkpoint(model) as checkpoint:
+        structure, outputs = rewrite(checkpoint, dict.fromkeys(NAMES, (0, 1, 2, 3)))
+        assert [output.name for output in outputs] == list(checkpoint.tensors)
+        assert all(output.recipe == Copy(output.name) for output in outputs)
+        assert structure == checkpoint.structure
+
+
+@pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
+def test_types(asked: str | None, stored: str, model: Path) -> None:
+    with open_checkpoint(model) as checkpoint:
+        _, outputs = rewrite(checkpoint, {LAYER: (3,)}, asked)
+    assert {output.dtype for output in outputs} == {stored}
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({"model.encoder.layers.9.self_attn": (0,)}, "not an attention"),
+        ({LAYER: (0, 4)}, "has no head 4"),
+        ({LAYER: (0, -1)}, "has no head -1"),
+        ({LAYER: (1, 1)}, "twice"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
+    with open_checkpoint(model) as checkpoint, pytest.raises(UsageError, match=message):
+        rewrite(checkpoint, kept)
+
+
+def test_unknown_types_are_refused(model: Path) -> None:
+    with open_checkpoint(model) as checkpoint, pytest.raises(UsageError, match="int3"):
+        rewrite(checkpoint, {}, "int3")

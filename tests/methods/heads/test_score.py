@@ -1,0 +1,194 @@
+"""Head importance against |dL/dxi_h| by differences, one example at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.labelled import read_labelled
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import encode, load_tokenizer
+from prunecli.errors import DataError
+from prunecli.evaluation import objective
+from prunecli.evaluation.objective import Batch, TaskName
+from prunecli.methods.heads.score import HeadSums, gradient_importance
+from prunecli.modules.heads import output_projections
+from prunecli.modules.loading import load_model, sparse_ffns
+from tests.families import MODEL_TYPES, tiny_family
+from tests.reference import head_importance as reference
+from tests.tiny import tiny_nllb_moe
+
+LINES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")
+TEXT = ParallelText(
+    "val",
+    {
+        "eng_Latn": LINES,
+        "fra_Latn": ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain"),
+    },
+)
+PAIR = ("eng_Latn", "fra_Latn")
+TASKS: dict[str, TaskName] = {"bert": "mlm", "roberta": "mlm", "gpt2": "lm", "llama": "lm"}
+FAMILIES = ("nllb-moe", *MODEL_TYPES)
+PARTLY_FLOAT32 = ("nllb-moe", "t5", "llama")
+"""Their routers and norms compute in float32 whatever the model's type, so that differences must be larger."""
+
+
+class Subject:
+    """A tiny checkpoint with its model, and batches of the text above for its task."""
+
+    def __init__(self, path: Path, model_type: str, *, dtype: str = "float32", **changes: Any) -> None:
+        if model_type == "nllb-moe":
+            tiny_nllb_moe(path, layers=2, **changes)
+        else:
+            tiny_family(path, model_type, **changes)
+        self.checkpoint = open_checkpoint(path)
+        self.layers: tuple[AttentionLayer, ...] = attention_layers(self.checkpoint)
+        self.model = load_model(path, device="cpu", dtype=dtype)
+        self.tokenizer = load_tokenizer(path)
+        self.task: TaskName = TASKS.get(model_type, "translation")
+
+    def batches(self, batch_tokens: int) -> list[Batch]:
+        if self.task == "translation":
+            return objective.translation_batches(self.tokenizer, self.model, TEXT, PAIR, batch_tokens)
+        make: Callable[..., list[Batch]] = getattr(objective, f"{self.task}_batches")
+        return make(self.tokenizer, self.model, LINES, batch_tokens)
+
+    def score(self, batch_tokens: int = 40) -> HeadSums:
+        return gradient_importance(self.model, self.layers, {"val": self.batches(batch_tokens)}, self.task)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
+
+
+def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
+    """One loss per example, from the logits of `model` alone."""
+    tokenizer = subject.tokenizer
+    if subject.task == "translation":
+        sources = encode(tokenizer, TEXT.sentences[PAIR[0]], PAIR[0])
+        targets = encode(tokenizer, TEXT.sentences[PAIR[1]], PAIR[1], as_target=True)
+        return [
+            lambda s=s, t=t: reference.translation_loss(model, s, t)
+            for s, t in zip(sources, targets, strict=True)
+        ]
+    if subject.task == "lm":
+        start = tokenizer.bos_token_id
+        rows = [tokenizer(line)["input_ids"] for line in LINES]
+        rows = [row if row[0] == start else [start, *row] for row in rows]
+        return [lambda row=row: reference.lm_loss(model, row) for row in rows]
+    singles = subject.batches(1)
+    return [
+        lambda batch=batch: reference.masked_loss(
+            model, batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
+        )
+        for batch in singles
+    ]
+
+
+@torch.no_grad()
+def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
+    found, model = subject.score(), copy.deepcopy(subject.model).double()
+    losses, exact = losses_of(subject, model), model.config.model_type not in PARTLY_FLOAT32
+    step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
+    assert list(found) == [layer.name for layer in subject.layers]
+    for name, projection in list(output_projections(model, subject.layers).items())[::2]:
+        heads = len(found[name])
+        axis = 0 if type(projection).__name__ == "Conv1D" else 1
+        want = reference.importance(losses, projection.weight, heads, axis, step)
+        np.testing.assert_allclose(found[name], want, rtol=10 * tolerance, atol=tolerance)
+        assert found[name].dtype == np.float64
+        assert (found[name] > 0).all()
+
+
+def test_batches_change_nothing(subject: Subject) -> None:
+    together, alone = subject.score(1000), subject.score(1)
+    for name, values in together.items():
+        np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
+
+
+def test_parameters_get_no_gradients_and_ask_for_them_again_afterwards(subject: Subject) -> None:
+    asking = [parameter.requires_grad for parameter in subject.model.parameters()]
+    hooks = [len(m._forward_pre_hooks) for m in subject.model.modules()]
+    subject.score()
+    assert [parameter.requires_grad for parameter in subject.model.parameters()] == asking
+    assert all(parameter.grad is None for parameter in subject.model.parameters())
+    assert [len(m._forward_pre_hooks) for m in subject.model.modules()] == hooks
+
+
+def test_classes(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
+    (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
+    text = read_labelled(tmp_path / "labelled")
+    batches = objective.classification_batches(subject.tokenizer, subject.model, text, 60)
+    found = gradient_importance(subject.model, subject.layers, {"val": batches}, "classification")
+
+    model = copy.deepcopy(subject.model).double()
+
+    def loss(index: int) -> float:
+        ids = torch.tensor([subject.tokenizer(LINES[index])["input_ids"]])
+        return -float(torch.log_softmax(model(input_ids=ids).logits[0], -1)[index % 3])
+
+    losses = [lambda index=index: loss(index) for index in range(len(LINES))]
+    with torch.no_grad():
+        for name, projection in output_projections(model, subject.layers).items():
+            want = reference.importance(losses, projection.weight, 4, 1, 1e-5)
+            np.testing.assert_allclose(found[name], want, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["nllb-moe", "bert", "t5"])
+def test_bfloat16_agrees_with_float32_roughly(model_type: str, tmp_path: Path) -> None:
+    exact = Subject(tmp_path / "a", model_type)
+    rough = Subject(tmp_path / "b", model_type, dtype="bfloat16")
+    want = np.concatenate(list(exact.score().values()))
+    got = np.concatenate(list(rough.score().values()))
+    assert np.corrcoef(want, got)[0, 1] > 0.9
+
+
+def test_padding_and_batch_mates_do_not_change_what_experts_pass_down(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "nllb-moe", experts=3, router_bias=True)
+    assert sparse_ffns(subject.model)
+    alone, together = subject.score(1), subject.score(1000)
+    for name, values in together.items():
+        np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
+
+
+def test_absolute_values_are_per_example(tmp_path: Path) -> None:
+    """The sum over two examples scored apart is that of both: signs of examples do not cancel."""
+    subject = Subject(tmp_path / "m", "m2m_100")
+    one, two = (
+        gradient_importance(subject.model, subject.layers, {"v": [batch]}, subject.task)
+        for batch in subject.batches(1)[:2]
+    )
+    both = gradient_importance(
+        subject.model,
+        subject.layers,
+        {"v": subject.batches(1)[:1], "w": subject.batches(1)[1:2]},
+        subject.task,
+    )
+    for name, values in both.items():
+        np.testing.assert_allclose(values, one[name] + two[name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_names_the_example(value: float, tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "bert")
+    batches = subject.batches(1)
+    hurt = batches[1]
+    token = int(hurt.inputs["input_ids"][0, 1])
+    others = {int(t) for b in batches if b is not hurt for t in b.inputs["input_ids"].flatten()}
+    with torch.no_grad():
+        subject.model.get_input_embeddings().weight[token] = value
+    wrong = next(b.indices[0] for b in batches if token in b.inputs["input_ids"]) if token in others else None
+    with pytest.raises(DataError, match="my text, example") as caught:
+        gradient_importance(subject.model, subject.layers, {"my text": batches}, "mlm")
+    expected = hurt.indices[0] if wrong is None else wrong
+    assert f"example {expected + 1}:" in str(caught.value)

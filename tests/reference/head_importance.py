@@ -1,0 +1,64 @@
+"""Head importance as the paper defines it (1905.10650, 2.3 and 4.1), slowly: |dL/dxi_h| by differences, one example
+at a time, the mask xi_h put on the weights of the output projection instead of on the activations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+@contextmanager
+def scaled_head(weight: torch.Tensor, heads: int, head: int, axis: int, xi: float) -> Iterator[None]:
+    """Within the block the part of an output projection that belongs to one head is multiplied by xi."""
+    before = weight.detach().clone()
+    width = weight.shape[axis] // heads
+    with torch.no_grad():
+        weight.narrow(axis, head * width, width).mul_(xi)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
+def importance(
+    losses: list[Callable[[], float]], weight: torch.Tensor, heads: int, axis: int, step: float = 1e-2
+) -> list[float]:
+    """Sum over examples of |L(xi_h = 1 + step) - L(xi_h = 1 - step)| / (2 step) for every head h.
+
+    Args:
+        losses: one per example: its mean token loss with the model as it is.
+        weight: of the output projection, the heads along `axis`.
+    """
+    found = []
+    for head in range(heads):
+        ends = []
+        for xi in (1 + step, 1 - step):
+            with scaled_head(weight, heads, head, axis, xi):
+                ends.append([loss() for loss in losses])
+        found.append(sum(abs(high - low) / (2 * step) for high, low in zip(*ends, strict=True)))
+    return found
+
+
+def translation_loss(model: Any, source: list[int], target: list[int]) -> float:
+    """Minus the mean log probability of the target's tokens, by the model's own shift of the labels."""
+    logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([target])).logits[0].double()
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    return -sum(float(row[token]) for row, token in zip(log_probabilities, target, strict=True)) / len(target)
+
+
+def lm_loss(model: Any, ids: list[int]) -> float:
+    """Minus the mean log probability of every token but the first."""
+    logits = model(input_ids=torch.tensor([ids])).logits[0].double()
+    log_probabilities = torch.log_softmax(logits, dim=-1)
+    return -sum(float(log_probabilities[t, ids[t + 1]]) for t in range(len(ids) - 1)) / (len(ids) - 1)
+
+
+def masked_loss(model: Any, ids: list[int], labels: list[int]) -> float:
+    """Minus the mean log probability of the hidden tokens; -100 is none."""
+    log_probabilities = torch.log_softmax(model(input_ids=torch.tensor([ids])).logits[0].double(), dim=-1)
+    hidden = [(t, label) for t, label in enumerate(labels) if label != -100]
+    return -sum(float(log_probabilities[t, label]) for t, label in hidden) / len(hidden)

@@ -1,0 +1,30 @@
+"""Sections 4.1 and 4.2 of 1905.10650, slowly and exactly: heads are removed one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+
+def normalized(layer: Sequence[int]) -> list[Fraction]:
+    """v |v| / sum v^2 for each head: in the order of v / ||v||, without roots."""
+    squares = sum(value**2 for value in layer)
+    return [Fraction(value * abs(value), squares) if squares else Fraction(0) for value in layer]
+
+
+def remaining(
+    model: Mapping[str, Sequence[Fraction]], removed: int, minimum: int
+) -> dict[str, tuple[int, ...]]:
+    """Heads that are left after `removed` times the least important one went, of layers with more than `minimum`."""
+    left = {name: list(range(len(layer))) for name, layer in model.items()}
+    for _ in range(removed):
+        candidates = [(name, head) for name, heads in left.items() if len(heads) > minimum for head in heads]
+        name, head = min(candidates, key=lambda found: model[found[0]][found[1]])  # the first of equal ones
+        left[name].remove(head)
+    return {name: tuple(heads) for name, heads in left.items()}
+
+
+def kept_values(block: Sequence[int], held: int, kept: Sequence[int]) -> list[int]:
+    """Of an axis where `held` heads lie one after another, the values of the heads at the places `kept`."""
+    width = len(block) // held
+    return [block[place * width + offset] for place in kept for offset in range(width)]
