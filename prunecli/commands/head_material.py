@@ -116,9 +116,11 @@ def selection(
     if task == "translation":
         if choice.source_file is not None and select_data is None:
             raise UsageError("--select-split: the text has no splits", "Name a directory with --select-data.")
+        from prunecli import demo
+
         other = replace(
             choice,
-            data=select_data or choice.data,
+            data=select_data or choice.data or demo.DATA,
             split=select_split or choice.split,
             source_file=None,
             target_file=None,

@@ -18,6 +18,7 @@ from prunecli.commands.options import (
     DeviceOption,
     ForceOption,
     JsonOption,
+    LabelledOption,
     LangsOption,
     MaxSentencesOption,
     PairsOption,
@@ -25,6 +26,7 @@ from prunecli.commands.options import (
     SeedOption,
     SourceFileOption,
     TargetFileOption,
+    TextFilesOption,
 )
 from prunecli.errors import UsageError
 
@@ -67,14 +69,8 @@ def score_heads(
     target_file: TargetFileOption = None,
     langs: LangsOption = None,
     pairs: PairsOption = None,
-    text: Annotated[
-        Optional[list[Path]],  # noqa: UP045
-        typer.Option("--text", help="Plain text for mlm and lm, one a line; may be given several times."),
-    ] = None,
-    labelled: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--labelled", help="Labelled text for classification: label<TAB>text, or JSON lines."),
-    ] = None,
+    text: TextFilesOption = None,
+    labelled: LabelledOption = None,
     task: Annotated[
         Optional[TaskChoice],  # noqa: UP045
         typer.Option(
@@ -251,7 +247,13 @@ _TITLES = {
 
 
 def _title(scores: HeadScores) -> str:
-    return _TITLES[scores.method].format(metric=scores.metric)
+    return _TITLES[scores.method].format(metric=_metric(scores))
+
+
+def _metric(scores: HeadScores) -> str:
+    from prunecli.commands.evaluation_table import TITLES
+
+    return TITLES.get(str(scores.metric), str(scores.metric))
 
 
 def _draw(scores: HeadScores, layers: Any, path: Path) -> None:
@@ -268,7 +270,7 @@ def _show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
     if scores.method == "gradient":
         console.out(f"Mean over {scores.examples:,} examples of {scores.task}.")
         return
-    console.out(f"{scores.metric} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
+    console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
     if scores.method == "ablation":
         _show_significant(scores, LEVEL)
     else:
@@ -299,6 +301,6 @@ def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float) -> Non
             value, p_value, base = reported["only"][name], reported["p_value"][name], reported["base"]
         rows.append([name, str(head), f"{value:.4g}", f"{value - base:+.4g}{'*' if p_value < level else ''}"])
     where = "chosen on other text" if reported is not None else "chosen on the same text"
-    columns = ("attention", "head", str(scores.metric), "change")
+    columns = ("attention", "head", _metric(scores), "change")
     console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
     console.out(f"* differs from the whole model with p < {level}.")

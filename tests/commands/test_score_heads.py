@@ -1,0 +1,191 @@
+"""`prunecli score-heads` from the command line to heads.json, for each method and task, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.score_heads import score_heads
+from prunecli.errors import (
+    DataError,
+    OutputError,
+    PruneError,
+    StatisticsError,
+    UnsupportedModelError,
+    UsageError,
+)
+from tests.commands.heads import kept
+from tests.commands.heads import run as prune
+from tests.families import tiny_family
+from tests.tiny import write_json
+
+PAIRS = ("--pairs", "eng_Latn-fra_Latn")
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a translation model and parallel text in two splits."""
+    monkeypatch.chdir(tmp_path)
+    tiny_family(tmp_path / "m", "m2m_100")
+    (tmp_path / "data").mkdir()
+    for split, lines in {"val": ("the hen", "a", "no hen on the hat"), "test": ("the inn", "ten")}.items():
+        (tmp_path / f"data/{split}.eng_Latn").write_text("".join(f"{line}\n" for line in lines))
+        (tmp_path / f"data/{split}.fra_Latn").write_text("".join(f"le {line}\n" for line in lines))
+    (tmp_path / "text.txt").write_text("the hat\nno\nten hens\n")
+    (tmp_path / "text.tsv").write_text("0\tthe hat\n1\tno\n2\tten hens\n")
+    return tmp_path
+
+
+def run(*arguments: object) -> Any:
+    """One call of the command; its refusals are raised."""
+    app = typer.Typer()
+    app.command()(score_heads)
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def scores(path: str = "heads.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(path).read_text())
+    return found
+
+
+def test_gradient(folder: Path) -> None:
+    result = run("m", "--data", "data", *PAIRS)
+    assert "Importance (I_h of eq. 2, not normalised)" in result.stdout
+    assert "Mean over 3 examples of translation." in result.stdout
+    found = scores()
+    assert found["format"] == "prunecli.heads/1"
+    assert (found["method"], found["examples"], found["seed"]) == ("gradient", 3, None)
+    assert [len(values) for values in found["sum"].values()] == [4] * 7
+    assert all(value > 0 for values in found["sum"].values() for value in values)
+
+
+def test_files_of_two_texts_add_up(folder: Path) -> None:
+    run("m", "--data", "data", *PAIRS, "-o", "a.json")
+    run("m", "--data", "data", *PAIRS, "--split", "test", "-o", "b.json")
+    for split in ("eng_Latn", "fra_Latn"):
+        joined = (folder / f"data/val.{split}").read_text() + (folder / f"data/test.{split}").read_text()
+        (folder / f"data/both.{split}").write_text(joined)
+    run("m", "--data", "data", *PAIRS, "--split", "both", "-o", "both.json")
+    one, two, both = scores("a.json"), scores("b.json"), scores("both.json")
+    assert both["examples"] == one["examples"] + two["examples"]
+    for name, values in both["sum"].items():
+        np.testing.assert_allclose(values, np.add(one["sum"][name], two["sum"][name]), rtol=1e-4)
+    assert prune("m", "--scores", "a.json", "--scores", "b.json", "--ratio", 0.5, "-o", "merged").status == 0
+    assert prune("m", "--scores", "both.json", "--ratio", 0.5, "-o", "once").status == 0
+    assert kept(folder / "merged") == kept(folder / "once")
+
+
+def test_ablation_by_beam_search(folder: Path) -> None:
+    result = run("m", "--data", "data", *PAIRS, "--method", "ablation", "--beam", 2, "--bootstrap", 10)
+    assert "Change of chrF++ without the head" in result.stdout
+    assert "chrF++ of the whole model" in result.stdout
+    found = scores()
+    assert (found["metric"], found["seed"]) == ("chrf++", 12345)
+    assert found["also"].keys() == {"bleu"}
+    assert found["without"].keys() == found["p_value"].keys() == found["heads"].keys()
+
+
+def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> None:
+    common = ("m", "--data", "data", *PAIRS, "--method", "all-but-one", "--metric", "loss")
+    result = run(*common, "--split", "test", "--select-split", "val")
+    assert "The best single head of each layer, chosen on other text" in result.stdout
+    found = scores()
+    run(*common, "--split", "val", "-o", "val.json")
+    run(*common, "--split", "test", "-o", "test.json")
+    chosen, reported = scores("val.json"), scores("test.json")
+    assert found["only"] == chosen["only"]
+    for name, head in found["best"].items():
+        assert head == int(np.argmin(chosen["only"][name]))  # a loss
+        assert found["reported"]["only"][name] == pytest.approx(reported["only"][name][head], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "arguments", "task"),
+    [
+        ("bert", {}, ("--text", "text.txt"), "mlm"),
+        ("gpt2", {}, ("--text", "text.txt"), "lm"),
+        ("bert", CLASSIFIER, ("--labelled", "text.tsv"), "classification"),
+        ("bert", CLASSIFIER, ("--labelled", "text.tsv", "--method", "ablation"), "classification"),
+        ("llama", {}, ("--text", "text.txt", "--method", "all-but-one"), "lm"),
+    ],
+)
+def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: Any, task: str) -> None:
+    tiny_family(folder / "other", family, **changes)
+    run("other", *arguments, "--json")
+    assert scores()["task"] == task
+    assert scores()["examples"] == 3
+
+
+def test_draws_the_map(folder: Path) -> None:
+    pytest.importorskip("matplotlib")
+    run("m", "--data", "data", *PAIRS, "--plot", "heads.png")
+    assert (folder / "heads.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
+    run("m", "--data", "data", *PAIRS)
+    assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0
+    run("pruned", "--data", "data", *PAIRS, "-o", "again.json")
+    assert {name: tuple(ids) for name, ids in scores("again.json")["heads"].items()} == kept(
+        folder / "pruned"
+    )
+    assert prune("pruned", "--scores", "again.json", "--count", 1, "-o", "twice").status == 0
+    # The original no longer fits scores made after a pruning.
+    assert "again.json" in prune("m", "--scores", "again.json", "-o", "no").err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("m", "--metric", "loss"), UsageError, "--metric goes with --method ablation"),
+        (("m", "--select-split", "val"), UsageError, "--method all-but-one"),
+        (("m", "--method", "ablation", "--metric", "accuracy"), UsageError, "not one of translation"),
+        (("m", "--data", "nothing", *PAIRS), DataError, "no such directory"),
+        (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),
+        (("m", "--task", "lm", "--text", "text.txt"), PruneError, "lm"),
+        (("m", "--dtype", "float16", "--data", "data", *PAIRS), UsageError, "small gradients vanish"),
+        (("m", "--task", "classification"), UsageError, "needs labels"),
+        (("nothing",), PruneError, "nothing"),
+    ],
+)
+def test_refusals(folder: Path, arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        run(*arguments)
+    assert not Path("heads.json").exists()
+
+
+def test_an_existing_file_is_kept(folder: Path) -> None:
+    (folder / "heads.json").write_text("mine")
+    with pytest.raises(OutputError, match="exists"):
+        run("m", "--data", "data", *PAIRS)
+    assert (folder / "heads.json").read_text() == "mine"
+    run("m", "--data", "data", *PAIRS, "--force")
+    assert scores()["examples"] == 3
+
+
+def test_a_family_without_a_declaration(folder: Path) -> None:
+    config = json.loads((folder / "m/config.json").read_text())
+    write_json(folder / "m/config.json", {**config, "model_type": "opt"})
+    with pytest.raises(UnsupportedModelError, match="opt"):
+        run("m", "--data", "data", *PAIRS)
+
+
+def test_damaged_scores_are_refused(folder: Path) -> None:
+    run("m", "--data", "data", *PAIRS)
+    text = (folder / "heads.json").read_text()
+    value = repr(next(iter(scores()["sum"].values()))[0])
+    (folder / "heads.json").write_text(text.replace(value, "NaN", 1))
+    from prunecli.methods.heads.statistics import read_scores
+
+    with pytest.raises(StatisticsError):
+        read_scores(folder / "heads.json")
