@@ -14,6 +14,7 @@ from prunecli.checkpoint.card import front_matter, model_card
 from prunecli.checkpoint.declared import class_names, count
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
+from prunecli.checkpoint.ffn import declared_ffns
 from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Output, check_outputs
@@ -91,17 +92,18 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
 def stock_config(source: Checkpoint, structure: Structure) -> dict[str, Any]:
     """config.json of the result: the source's, patched as JSON.
 
-    The same number of experts, and of heads where the config also holds their width, in every layer is a stock model
-    of that many; anything else gets a model type of its own, which the stock class refuses. Either opens with
-    `trust_remote_code=True` through `auto_map`.
+    The same number of experts, of heads where the config also holds their width, and of hidden units in every layer is
+    a stock model of that many; anything else gets a model type of its own, which the stock class refuses. Either opens
+    with `trust_remote_code=True` through `auto_map`.
     """
     family = source.require_architecture()
     config = {key: value for key, value in source.config.items() if key not in (KEY, "auto_map")}
     auto_map = {_auto_class(source, family): "modeling_prunecli.PrunecliModel"}
     experts, heads = _even_experts(source, structure), _even_heads(source, structure)
-    if experts is not None and heads is not None:
+    widths = _even_ffns(source, structure)
+    if experts is not None and heads is not None and widths is not None:
         config["model_type"] = family.model_type
-        config.update(experts | heads)
+        config.update(experts | heads | widths)
     else:
         config["model_type"] = REDUCED_PREFIX + family.model_type
         auto_map["AutoConfig"] = "modeling_prunecli.PrunecliConfig"
@@ -132,7 +134,26 @@ def _even_heads(source: Checkpoint, structure: Structure) -> dict[str, int] | No
         return None
     counted = count(family, config, family.stacks[0].attentions[0].heads)
     heads = {key: count(family, config, key) * next(iter(kept)) // counted for key in family.head_counts}
-    return {**heads, family.head_width: count(family, config, family.head_width)}
+    stated = {**heads, family.head_width: count(family, config, family.head_width)}
+    try:  # transformers refuses heads that do not divide the width of the model, though theirs is stated
+        count(family, {**config, **heads}, str(family.attributes[family.head_width]))
+    except CheckpointError:
+        return None
+    return stated
+
+
+def _even_ffns(source: Checkpoint, structure: Structure) -> dict[str, int] | None:
+    """What a stock config of the result holds of FFN widths; None where it cannot express them."""
+    family = source.require_architecture()
+    keys = {stack.side: stack.ffn.width for stack in family.stacks}
+    widths: dict[str, set[int]] = {}
+    for layer in declared_ffns(family, source.config, structure):
+        if layer.removed or layer.is_shared:
+            return None
+        widths.setdefault(keys[layer.side], set()).add(layer.width)
+    if any(len(found) > 1 for found in widths.values()):
+        return None
+    return {key: found.pop() for key, found in widths.items() if structure.ffn}
 
 
 def _auto_class(source: Checkpoint, family: Architecture) -> str:

@@ -15,6 +15,7 @@ from prunecli.checkpoint.stream import Copy, Output
 from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.pipeline import Rewrite, Summary, rewrite_checkpoint, stock_config, summarize
+from tests.families import tiny_family
 from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
 
 ENCODER, DECODER = "model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"
@@ -215,3 +216,22 @@ def test_existing_output_needs_force(tmp_path: Path) -> None:
 def test_output_over_the_input(tmp_path: Path, target: str) -> None:
     with pytest.raises(OutputError, match="overlaps"):
         rewritten(tiny(tmp_path / "in"), tmp_path / target, force=True)
+
+
+def test_heads_that_transformers_would_refuse_have_a_type_of_their_own(tmp_path: Path) -> None:
+    """6 query heads do not divide a width of 32, whatever the width of a head is said to be."""
+    from transformers import AutoModelForCausalLM
+
+    from prunecli.methods.heads.rewrite import rewrite
+    from prunecli.modules.loading import load_model
+
+    for kept, model_type in (((0, 1, 3), "prunecli-llama"), ((1, 3), "llama")):
+        with open_checkpoint(tiny_family(tmp_path / f"in-{len(kept)}", "llama")) as source:
+            structure, outputs = rewrite(source, {f"model.layers.{n}.self_attn": kept for n in range(3)})
+            made = Rewrite(structure, outputs, stock_config(source, structure))
+            output = tmp_path / f"out-{len(kept)}"
+            rewrite_checkpoint(source, made, output)
+        assert config_of(output)["model_type"] == model_type
+        assert load_model(output, device="cpu").num_parameters() > 0
+        if model_type == "llama":
+            assert AutoModelForCausalLM.from_pretrained(output).num_parameters() > 0

@@ -18,11 +18,17 @@ from prunecli.architectures.records import (
 
 
 def matrix(
-    name: str, inputs: str, outputs: str, part: Part, *, heads: Literal[0, 1] | None = None
+    name: str,
+    inputs: str,
+    outputs: str,
+    part: Part,
+    *,
+    heads: Literal[0, 1] | None = None,
+    hidden: Literal[0, 1] | None = None,
 ) -> TensorSpec:
-    """Weight `[outputs, inputs]` of a linear layer without a bias; `heads`: the axis where they lie."""
+    """Weight `[outputs, inputs]` of a linear layer without a bias; `heads`, `hidden`: the axis where they lie."""
     axis = None if heads is None else HeadAxis(heads)
-    return TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis)
+    return TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis, hidden=hidden)
 
 
 def rms_norm(name: str, width: str) -> TensorSpec:
@@ -61,7 +67,11 @@ def bart_stack(side: Side) -> Stack:
         ffn=FeedForward(
             name="",
             width=width,
-            tensors=(*linear("fc1", "d_model", width, "ffn"), *linear("fc2", width, "d_model", "ffn")),
+            norm="final_layer_norm",
+            tensors=(
+                *linear("fc1", "d_model", width, "ffn", hidden=0),
+                *linear("fc2", width, "d_model", "ffn", hidden=1),
+            ),
         ),
         norms=tuple(spec for name in names for spec in norm(name, "d_model")),
     )
@@ -112,9 +122,10 @@ def bert_stack(model: str) -> Stack:
         ffn=FeedForward(
             name="",
             width="intermediate_size",
+            norm="output.LayerNorm",
             tensors=(
-                *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn"),
-                *linear("output.dense", "intermediate_size", "hidden_size", "ffn"),
+                *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn", hidden=0),
+                *linear("output.dense", "intermediate_size", "hidden_size", "ffn", hidden=1),
             ),
         ),
         norms=(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from prunecli.architectures.common import embeddings
 from prunecli.architectures.records import (
     Architecture,
@@ -23,10 +25,11 @@ def _linear(
     *,
     weight: HeadAxis | None = None,
     bias: HeadAxis | None = None,
+    hidden: Literal[0, 1] | None = None,
 ) -> tuple[TensorSpec, TensorSpec]:
     return (
-        TensorSpec(f"{name}.weight", (inputs, outputs), part, heads=weight),
-        TensorSpec(f"{name}.bias", (outputs,), part, heads=bias),
+        TensorSpec(f"{name}.weight", (inputs, outputs), part, heads=weight, hidden=hidden),
+        TensorSpec(f"{name}.bias", (outputs,), part, heads=bias, hidden=0 if hidden == 1 else None),
     )
 
 
@@ -57,9 +60,10 @@ GPT2 = Architecture(
             ffn=FeedForward(
                 name="mlp",
                 width="n_inner",
+                norm="ln_2",
                 tensors=(
-                    *_linear("c_fc", "n_embd", "n_inner", "ffn"),
-                    *_linear("c_proj", "n_inner", "n_embd", "ffn"),
+                    *_linear("c_fc", "n_embd", "n_inner", "ffn", hidden=1),
+                    *_linear("c_proj", "n_inner", "n_embd", "ffn", hidden=0),
                 ),
             ),
             norms=(*norm("ln_1", "n_embd"), *norm("ln_2", "n_embd")),

@@ -21,10 +21,11 @@ def _projection(
     )
 
 
-def _ffn(name: str, inputs: str, outputs: str) -> tuple[TensorSpec, TensorSpec]:
+def _ffn(name: str, inputs: str, outputs: str, *, hidden: Literal[0, 1]) -> tuple[TensorSpec, TensorSpec]:
+    rows = 0 if hidden == 0 else None
     return (
-        TensorSpec(f"{name}.weight", (outputs, inputs), "ffn"),
-        TensorSpec(f"{name}.bias", (outputs,), "ffn", optional="mlp_bias"),
+        TensorSpec(f"{name}.weight", (outputs, inputs), "ffn", hidden=hidden),
+        TensorSpec(f"{name}.bias", (outputs,), "ffn", optional="mlp_bias", hidden=rows),
     )
 
 
@@ -54,10 +55,11 @@ LLAMA = Architecture(
             ffn=FeedForward(
                 name="mlp",
                 width="intermediate_size",
+                norm="post_attention_layernorm",
                 tensors=(
-                    *_ffn("gate_proj", "hidden_size", "intermediate_size"),
-                    *_ffn("up_proj", "hidden_size", "intermediate_size"),
-                    *_ffn("down_proj", "intermediate_size", "hidden_size"),
+                    *_ffn("gate_proj", "hidden_size", "intermediate_size", hidden=0),
+                    *_ffn("up_proj", "hidden_size", "intermediate_size", hidden=0),
+                    *_ffn("down_proj", "intermediate_size", "hidden_size", hidden=1),
                 ),
             ),
             norms=(

@@ -10,7 +10,11 @@ def _ffn(width: str, sparse_step: str) -> FeedForward:
     return FeedForward(
         name="ffn",
         width=width,
-        tensors=(*linear("fc1", "d_model", width, "ffn"), *linear("fc2", width, "d_model", "ffn")),
+        norm="ff_layer_norm",
+        tensors=(
+            *linear("fc1", "d_model", width, "ffn", hidden=0),
+            *linear("fc2", width, "d_model", "ffn", hidden=1),
+        ),
         router=(
             TensorSpec("router.classifier.weight", ("expert_count", "d_model"), "router"),
             TensorSpec("router.classifier.bias", ("expert_count",), "router", optional="router_bias"),

@@ -40,6 +40,8 @@ class TensorSpec:
         part: what `inspect` counts it under.
         optional: the condition under which the tensor exists, or None: always.
         heads: where the heads of its attention lie, or None: it does not change with them.
+        hidden: the axis on which the hidden units of its FFN lie one after another, or None: it does not change with
+            them.
         first: only the first layer of a stack has it.
     """
 
@@ -48,19 +50,35 @@ class TensorSpec:
     part: Part
     optional: str | None = None
     heads: HeadAxis | None = None
+    hidden: int | None = None
     first: bool = False
 
 
 def linear(
-    name: str, inputs: str, outputs: str, part: Part, *, heads: Literal[0, 1] | None = None
+    name: str,
+    inputs: str,
+    outputs: str,
+    part: Part,
+    *,
+    heads: Literal[0, 1] | None = None,
+    hidden: Literal[0, 1] | None = None,
 ) -> tuple[TensorSpec, TensorSpec]:
-    """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer; `heads`: the weight's axis where they lie."""
-    rows = HeadAxis(0) if heads == 0 else None
+    """Weight `[outputs, inputs]` and bias `[outputs]` of a linear layer.
+
+    Args:
+        heads: the weight's axis where the heads of an attention lie.
+        hidden: the weight's axis where the hidden units of an FFN lie.
+    """
+    axis = None if heads is None else HeadAxis(heads)
     return (
+        TensorSpec(f"{name}.weight", (outputs, inputs), part, heads=axis, hidden=hidden),
         TensorSpec(
-            f"{name}.weight", (outputs, inputs), part, heads=None if heads is None else HeadAxis(heads)
+            f"{name}.bias",
+            (outputs,),
+            part,
+            heads=HeadAxis(0) if heads == 0 else None,
+            hidden=0 if hidden == 0 else None,
         ),
-        TensorSpec(f"{name}.bias", (outputs,), part, heads=rows),
     )
 
 
@@ -102,6 +120,7 @@ class FeedForward:
     Attributes:
         name: relative to the layer; "" where its parts lie in the layer itself.
         width: config key of the hidden width.
+        norm: the norm that belongs to it, before or after it, relative to the layer: it goes where the FFN goes.
         tensors: those of a dense FFN, and of every expert.
         router: those of a sparse layer's router; its first axis is the expert.
         expert: prefix of one expert, relative to the FFN; `{expert}` is its number.
@@ -110,6 +129,7 @@ class FeedForward:
 
     name: str
     width: str
+    norm: str
     tensors: tuple[TensorSpec, ...]
     router: tuple[TensorSpec, ...] = ()
     expert: str | None = None
@@ -124,7 +144,7 @@ class Stack:
         side: which of the two; a model with one stack has the side of its kind.
         layers: prefix of one layer; `{layer}` is its number.
         depth: config key of the number of layers.
-        norms: the layer's norms, relative to the layer.
+        norms: the layer's norms, the FFN's among them, relative to the layer.
     """
 
     side: Side

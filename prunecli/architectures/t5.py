@@ -45,11 +45,12 @@ def _stack(side: Side, depth: str, attentions: tuple[Attention, ...]) -> Stack:
         ffn=FeedForward(
             name=f"layer.{last}.DenseReluDense",
             width="d_ff",
+            norm=f"layer.{last}.layer_norm",
             tensors=(
-                TensorSpec("wi.weight", ("d_ff", "d_model"), "ffn", optional=f"!{GATED}"),
-                TensorSpec("wi_0.weight", ("d_ff", "d_model"), "ffn", optional=GATED),
-                TensorSpec("wi_1.weight", ("d_ff", "d_model"), "ffn", optional=GATED),
-                matrix("wo", "d_ff", "d_model", "ffn"),
+                TensorSpec("wi.weight", ("d_ff", "d_model"), "ffn", optional=f"!{GATED}", hidden=0),
+                TensorSpec("wi_0.weight", ("d_ff", "d_model"), "ffn", optional=GATED, hidden=0),
+                TensorSpec("wi_1.weight", ("d_ff", "d_model"), "ffn", optional=GATED, hidden=0),
+                matrix("wo", "d_ff", "d_model", "ffn", hidden=1),
             ),
         ),
         norms=tuple(rms_norm(f"layer.{part}.layer_norm", "d_model") for part in range(last + 1)),

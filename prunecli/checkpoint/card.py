@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.checkpoint.ffn import declared_ffns, describe_ffns
 from prunecli.checkpoint.structure import Structure
 
 CARRIED = ("license", "license_name", "license_link", "language", "base_model", "datasets", "pipeline_tag")
@@ -41,6 +43,7 @@ def model_card(
         *_loading(config),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
+        *_ffns(structure, config),
         *_history(structure),
     ]
     return "\n\n".join(paragraphs) + "\n"
@@ -127,6 +130,20 @@ def _kept(
         f"{left} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
         'holds all of them, under `"prunecli"`.',
         "\n".join(lines),
+    ]
+
+
+def _ffns(structure: Structure, config: Mapping[str, Any]) -> list[str]:
+    if not structure.ffn:
+        return []
+    family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
+    described = describe_ffns(declared_ffns(family, config, structure), structure.ffn)
+    return [
+        "## Feed-forward networks",
+        f"FFN: {described}.",
+        "Layers count from 0. A shared FFN is stored once, under the name of the layer that it is said to be of; each "
+        "layer keeps its own norm. A removed one is gone together with its norm. config.json names them, under "
+        '`"prunecli"`.',
     ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
 from prunecli.checkpoint.layout import SparseLayer, parts, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import UnsupportedModelError
@@ -37,6 +38,7 @@ class Inventory:
         dtypes: safetensors type -> amount, the largest first.
         layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
         attentions: every attention; none where the family is not declared.
+        ffns: every FFN; none where the family is not declared.
         total: of all tensors.
     """
 
@@ -44,6 +46,7 @@ class Inventory:
     dtypes: Mapping[str, Amount]
     layers: tuple[SparseLayer, ...]
     attentions: tuple[AttentionLayer, ...]
+    ffns: tuple[FfnLayer, ...]
     total: Amount
 
 
@@ -51,7 +54,8 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     """Count what the checkpoint holds.
 
     Raises:
-        CheckpointError: a sparse layer lacks an expert or its router.
+        CheckpointError: a sparse layer lacks an expert or its router, or config.json names heads or FFNs that cannot
+            be.
     """
     by_part: dict[str, Amount] = {}
     by_dtype: dict[str, Amount] = {}
@@ -69,6 +73,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
         layers=layers,
         attentions=() if checkpoint.architecture is None else attention_layers(checkpoint),
+        ffns=() if checkpoint.architecture is None else ffn_layers(checkpoint),
         total=sum(by_part.values(), Amount()),
     )
 
@@ -95,6 +100,18 @@ def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str,
                 "original_heads": layer.original_heads,
             }
             for layer in inventory.attentions
+        ],
+        "ffns": [
+            {
+                "name": layer.name,
+                "side": layer.side,
+                "layer": layer.layer,
+                "width": layer.width,
+                "shared_with": layer.owner if layer.is_shared else None,
+                "removed": layer.removed,
+                "sparse": layer.is_sparse,
+            }
+            for layer in inventory.ffns
         ],
         "files": [
             {"name": str(path.relative_to(checkpoint.path)), "bytes": path.stat().st_size}

@@ -10,8 +10,10 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Attention, FeedForward, Part, Side, Stack, TensorSpec
+from prunecli.architectures.records import Attention, Part, Side, Stack, TensorSpec
 from prunecli.checkpoint.declared import count, holds
+from prunecli.checkpoint.ffn import FfnLayer, declared_ffns, ffn_norms
+from prunecli.checkpoint.ffn import within as within
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError, UnsupportedModelError
@@ -144,10 +146,13 @@ def check_tensors(checkpoint: Checkpoint) -> None:
 
     Raises:
         UnsupportedModelError: the family is not declared.
-        CheckpointError: missing, unexpected or misshapen tensors.
+        CheckpointError: missing, unexpected or misshapen tensors, or a config.json that cannot be.
     """
     family = checkpoint.require_architecture()
-    expected = expected_tensors(family, checkpoint.config, checkpoint.structure)
+    try:
+        expected = expected_tensors(family, checkpoint.config, checkpoint.structure)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error.message}", error.remedy) from error
     held = checkpoint.tensors
     missing = [name for name in expected if name not in held]
     unexpected = [name for name in held if name not in expected and not is_extra(family, name)]
@@ -173,11 +178,6 @@ def is_extra(family: Architecture, name: str) -> bool:
     return name.startswith(family.extras)
 
 
-def within(layer: str, ffn: FeedForward) -> str:
-    """What the names of an FFN's tensors begin with, up to a dot: the layer itself where the FFN is no module."""
-    return f"{layer}.{ffn.name}" if ffn.name else layer
-
-
 Declared = tuple[tuple[int, ...], Part]
 
 
@@ -191,6 +191,7 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
         experts: int = 0,
         part: Part | None = None,
         heads: Fraction = Fraction(1),
+        width: int | None = None,
         first: bool = True,
     ) -> None:
         for spec in specs:
@@ -201,25 +202,34 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
                 if heads == 0:  # a tensor of no head at all is not stored
                     continue
                 shape[spec.heads.axis] = int(shape[spec.heads.axis] * heads)
+            if spec.hidden is not None and width is not None:
+                shape[spec.hidden] = width
             found[f"{owner}{spec.name}"] = tuple(shape), part or spec.part
 
+    def add_ffn(stack: Stack, ffn: FfnLayer) -> None:
+        if ffn.removed or ffn.is_shared:
+            return
+        if not ffn.is_sparse:
+            add(ffn.prefix, stack.ffn.tensors, width=ffn.width)
+            return
+        experts = _expert_count(family, config, structure, ffn.name)
+        add(ffn.prefix, stack.ffn.router, experts=experts)
+        for expert in range(experts):
+            prefix = f"{ffn.prefix}{str(stack.ffn.expert).format(expert=expert)}."
+            add(prefix, stack.ffn.tensors, part="experts")
+
     add("", family.tensors)
+    ffns = {ffn.name: ffn for ffn in declared_ffns(family, config, structure)}
     for stack in family.stacks:
         for number in range(count(family, config, stack.depth)):
             layer = stack.layers.format(layer=number)
             for attention in stack.attentions:
                 share = _head_share(family, config, structure, attention, f"{layer}.{attention.name}")
                 add(f"{layer}.", attention.tensors, heads=share, first=number == 0)
-            add(f"{layer}.", stack.norms)
-            ffn = within(layer, stack.ffn)
-            if not _is_sparse(family, config, stack.ffn, number):
-                add(f"{ffn}.", stack.ffn.tensors)
-                continue
-            experts = _expert_count(family, config, structure, ffn)
-            add(f"{ffn}.", stack.ffn.router, experts=experts)
-            for expert in range(experts):
-                prefix = f"{ffn}.{str(stack.ffn.expert).format(expert=expert)}."
-                add(prefix, stack.ffn.tensors, part="experts")
+            ffn = ffns[within(layer, stack.ffn)]
+            gone = ffn_norms(stack) if ffn.removed else ()
+            add(f"{layer}.", tuple(spec for spec in stack.norms if spec.name not in gone))
+            add_ffn(stack, ffn)
     return found
 
 
@@ -229,13 +239,6 @@ def _head_share(
     """Heads that the attention holds, as a part of those that config.json counts."""
     counted = count(family, config, attention.heads)
     return Fraction(len(structure.heads.get(name, range(counted))), max(counted, 1))
-
-
-def _is_sparse(family: Architecture, config: Mapping[str, Any], ffn: FeedForward, layer: int) -> bool:
-    if ffn.sparse_step is None or ffn.expert is None:
-        return False
-    step = count(family, config, ffn.sparse_step)
-    return step > 0 and (layer + 1) % step == 0
 
 
 def _expert_count(family: Architecture, config: Mapping[str, Any], structure: Structure, layer: str) -> int:

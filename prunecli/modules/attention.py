@@ -75,7 +75,7 @@ def fit_heads(
         whole = getattr(module, attribute).shape
         width = whole[axis.axis] // axis.blocks // built_heads
         if layer.heads:
-            _narrow(module, attribute, shapes[name])
+            resize(module, attribute, shapes[name])
         else:
             none = _without_heads(module, whole, axis, width, is_output=path == output)
             model.set_submodule(path, none)
@@ -125,7 +125,8 @@ def _attend(
     return result
 
 
-def _narrow(module: Any, attribute: str, shape: tuple[int, ...]) -> None:
+def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:
+    """Give a linear layer's weight or bias another shape; its values are lost."""
     place = getattr(module, attribute)
     empty = torch.empty(shape, dtype=place.dtype, device=place.device)
     setattr(module, attribute, nn.Parameter(empty, requires_grad=place.requires_grad))

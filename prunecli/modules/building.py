@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from prunecli.architectures.records import Architecture
 from prunecli.checkpoint.attention import attention_layers, attentions
 from prunecli.checkpoint.declared import class_names, config_value, count, ties
+from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
 from prunecli.checkpoint.layout import (
     SparseLayer,
     check_tensors,
@@ -21,6 +22,7 @@ from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
 from prunecli.errors import CheckpointError
 from prunecli.modules.attention import fit_heads, module_name
+from prunecli.modules.ffn import fit_ffn, shared_names
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
 
@@ -51,15 +53,18 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     family = checkpoint.require_architecture()
     check_tensors(checkpoint)
     layers = sparse_layers(checkpoint) if family.top_k is not None else ()
+    ffns = ffn_layers(checkpoint)
     model = _stock_model(checkpoint, family, dtype)
     for layer in layers:
         _replace(model, layer, checkpoint, family, device, dtype)
     _fit_heads(model, checkpoint, family)
+    _fit_ffns(model, ffns, checkpoint, family, device)
     _read_tensors(model, checkpoint, layers, device, dtype)
     _tie(model, checkpoint, family)
     _fill_buffers(model, family, device)
     _require_complete(model, checkpoint)
-    return saving_as_stored(model, checkpoint.config, layers, family.expert_count).eval()
+    shared = shared_names(model, ffns)
+    return saving_as_stored(model, checkpoint.config, layers, family.expert_count, shared).eval()
 
 
 def model_class(checkpoint: Checkpoint) -> Any:
@@ -145,6 +150,21 @@ def _fit_heads(model: Any, checkpoint: Checkpoint, family: Architecture) -> None
         counted = count(family, checkpoint.config, attention.heads)
         if layer.heads != tuple(range(counted)):
             fit_heads(model, attention, layer, counted, shapes)
+
+
+def _fit_ffns(
+    model: Any,
+    layers: tuple[FfnLayer, ...],
+    checkpoint: Checkpoint,
+    family: Architecture,
+    device: torch.device,
+) -> None:
+    shapes = expected_tensors(family, checkpoint.config, checkpoint.structure)
+    for layer in sorted(layers, key=lambda layer: layer.is_shared):  # owners first
+        stack = next(stack for stack in family.stacks if stack.side == layer.side)
+        if not layer.is_sparse:
+            width = count(family, checkpoint.config, stack.ffn.width)
+            fit_ffn(model, stack, layer, width, shapes, device)
 
 
 def _read_tensors(

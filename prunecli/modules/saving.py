@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prunecli.checkpoint.declared import TIE_KEY
 from prunecli.checkpoint.layout import SparseLayer
 from prunecli.checkpoint.structure import KEY
 from prunecli.checkpoint.writer import INDEX_FILE, SINGLE_FILE
@@ -33,6 +34,7 @@ class SavesAsStored:
     _stock_class: Any
     _stored_config: Mapping[str, Any]
     _stored_layers: Sequence[SparseLayer]
+    _shared_names: Mapping[str, str]
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         """Write the model as a checkpoint that `prunecli.load_model` opens; options as in transformers.
@@ -48,6 +50,7 @@ class SavesAsStored:
         model: Any = self
         state = options.pop("state_dict", None)
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
+        state = without_shared(state, self._shared_names)
         super().save_pretrained(save_directory, state_dict=state, **options)  # type: ignore[misc]
         directory = Path(save_directory)
         if not options.get("is_main_process", True) or not directory.is_dir():
@@ -65,7 +68,11 @@ class SavesAsStored:
 
 
 def saving_as_stored(
-    model: Any, config: Mapping[str, Any], layers: Sequence[SparseLayer], counts: Sequence[str]
+    model: Any,
+    config: Mapping[str, Any],
+    layers: Sequence[SparseLayer],
+    counts: Sequence[str],
+    shared: Mapping[str, str],
 ) -> Any:
     """`model`, which from now on saves itself as it was stored; still an instance of its stock class.
 
@@ -73,13 +80,15 @@ def saving_as_stored(
         config: config.json of the checkpoint; what stock classes do not know of it is written again.
         layers: its sparse layers.
         counts: keys of `config` that hold the number of experts.
+        shared: name in the state dict of a tensor that the layer shares -> that under which it is stored.
     """
     stock: Any = type(model)
     model.__class__ = _saving_class(stock)
-    model._stored_config = {
-        key: config[key] for key in ("model_type", KEY, "auto_map", *counts) if key in config
-    }
+    # T5's class changes what its config says of ties.
+    keys = ("model_type", KEY, "auto_map", TIE_KEY, *counts)
+    model._stored_config = {key: config[key] for key in keys if key in config}
     model._stored_layers = tuple(layers)
+    model._shared_names = dict(shared)
     return model
 
 
@@ -100,6 +109,15 @@ def stock_names(state: Mapping[str, Tensor], layers: Sequence[SparseLayer]) -> d
                 stacked = names.pop(held)
                 for expert in range(layer.num_experts):
                     names[layer.expert_tensor(expert, suffix)] = _own_storage(stacked[expert])
+    return names
+
+
+def without_shared(state: Mapping[str, Tensor], shared: Mapping[str, str]) -> dict[str, Tensor]:
+    """A state dict in which each shared tensor is left under its owner's name alone, whichever of them `state` has."""
+    names = {name: value for name, value in state.items() if name not in shared}
+    for name, owner in shared.items():
+        if name in state:
+            names.setdefault(owner, state[name])
     return names
 
 

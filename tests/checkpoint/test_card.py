@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from prunecli.checkpoint.card import front_matter, model_card
-from prunecli.checkpoint.structure import Structure
+from prunecli.checkpoint.structure import FfnChange, Structure
 
 LAYER = "model.encoder.layers.3.ffn"
 STEP = {
@@ -63,6 +63,15 @@ def test_heads_that_were_removed() -> None:
     assert "1 of 8 heads are left in these attentions." in text
     assert f"| `{name}` | 0 | 4 | 100.0% | none |" in text
     assert "## Heads" not in card()
+
+
+def test_ffns_that_were_shared_and_removed() -> None:
+    names = [f"model.encoder.layers.{number}.ffn" for number in (0, 2)]
+    ffn = {names[1]: FfnChange(shared_with=names[0]), "model.decoder.layers.0.ffn": FfnChange(removed=True)}
+    config = {**UNEVEN, "model_type": "prunecli-nllb-moe", "encoder_layers": 3, "decoder_layers": 1}
+    text = card(ffn=ffn, config=config)
+    assert "FFN: encoder 2 shares layer 0's; decoder 0 removed." in text
+    assert "## Feed-forward networks" not in card()
 
 
 def test_one_statistics_file_may_stand_alone() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from prunecli.checkpoint.structure import Structure
 from prunecli.commands.app import main
+from tests.ffn_layouts import tiny as tiny_layout
+from tests.ffn_layouts import write_changed
 from tests.tiny import random_tensors, tiny_nllb_moe
 
 
@@ -73,6 +75,30 @@ def test_heads_are_one_line_a_kind_until_some_are_removed(
     text = capsys.readouterr().out
     assert re.search(rf"{name} +1 +0 of 2\b", text)
     assert re.search(r"encoder +4 +2\b", text)
+
+
+def test_changed_ffns_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tiny_layout(tmp_path / "source", "bart")
+    assert run(source) == 0
+    assert "FFN:" not in capsys.readouterr().out
+    encoder, decoder = ([f"model.{side}.layers.{n}" for n in range(2)] for side in ("encoder", "decoder"))
+    changes = {encoder[1]: {"shared_with": encoder[0]}, **{name: {"removed": True} for name in decoder}}
+    reduced = write_changed(source, tmp_path / "reduced", "bart", changes)
+    assert run(reduced) == 0
+    assert "\nFFN: encoder 1 shares layer 0's; decoder 0-1 removed\n" in capsys.readouterr().out
+    found = {ffn["name"]: ffn for ffn in as_json(capsys, reduced)["ffns"]}
+    assert found[encoder[1]]["shared_with"] == encoder[0]
+    assert found[decoder[0]]["removed"] is True
+
+
+def test_an_ffn_that_cannot_be_is_named(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tiny / "config.json"
+    structure = {"version": 1, "ffn": {"model.encoder.layers.9.ffn": {"removed": True}}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "prunecli": structure}))
+    assert run(tiny) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "config.json names model.encoder.layers.9.ffn, which is no FFN of the model" in lines[0]
+    assert len(lines) == 2
 
 
 def test_a_pruned_model_shows_what_is_left_and_how(

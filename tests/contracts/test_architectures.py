@@ -17,6 +17,7 @@ import pytest
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.architectures.records import Attention, Stack, TensorSpec
 from prunecli.checkpoint.declared import config_value, count
+from prunecli.checkpoint.ffn import ffn_norms, within
 from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, parts
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.checkpoint.structure import Structure
@@ -136,6 +137,41 @@ class TestDeclaredTensors:
                     assert (
                         count(family, config, spec.shape[spec.heads.axis]) % (heads * spec.heads.blocks) == 0
                     )
+
+    def test_hidden_units_lie_on_the_axes_that_grow_with_the_width(self, case: str) -> None:
+        config, family = CASES[case], family_of(CASES[case])
+        before = stock_shapes(config)
+        wider = {**config, **{stack.ffn.width: 200 for stack in family.stacks}}
+        after = stock_shapes(wider)
+        grown = {
+            name: axis
+            for name in before
+            for axis, size in enumerate(before[name])
+            if size != after[name][axis]
+        }
+        declared = {}
+        for stack in family.stacks:
+            for number in range(count(family, config, stack.depth)):
+                ffn = within(stack.layers.format(layer=number), stack.ffn)
+                prefixes = [ffn]
+                if stack.ffn.expert is not None:
+                    experts = range(config["num_experts"])
+                    prefixes += [f"{ffn}.{stack.ffn.expert.format(expert=expert)}" for expert in experts]
+                declared |= {
+                    f"{prefix}.{spec.name}": spec.hidden
+                    for prefix in prefixes
+                    for spec in stack.ffn.tensors
+                    if spec.hidden is not None and f"{prefix}.{spec.name}" in before
+                }
+        assert declared == grown
+
+    def test_the_norm_of_an_ffn_is_one_of_the_layers(self, case: str) -> None:
+        model = stock_model(CASES[case])
+        for stack in family_of(CASES[case]).stacks:
+            layer = stack.layers.format(layer=0)
+            width = count(family_of(CASES[case]), CASES[case], stack.norms[0].shape[0])
+            assert model.get_submodule(f"{layer}.{stack.ffn.norm}").weight.shape == (width,)
+            assert ffn_norms(stack)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,198 @@
+"""Changed FFNs and the other methods: they carry them along, and even widths are a stock model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.ffn import ffn_layers
+from prunecli.checkpoint.layout import sparse_layers
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.checkpoint.stream import Copy, Output, Slices
+from prunecli.checkpoint.structure import FfnChange
+from prunecli.errors import CheckpointError
+from prunecli.methods.experts import rewrite as expert_rewrite
+from prunecli.methods.heads import rewrite as head_rewrite
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from tests.contracts.method_contract import load, logits, logits_of, written
+from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
+
+
+def without_heads(source: Checkpoint) -> Rewrite:
+    """Every attention loses its head 0."""
+    kept = {layer.name: layer.heads[1:] for layer in attention_layers(source)}
+    structure, outputs = head_rewrite.rewrite(source, kept)
+    return Rewrite(structure, outputs, stock_config(source, structure))
+
+
+def one_of_each(case: str) -> dict[str, dict[str, Any]]:
+    first, second, *_, last = LAYOUTS[case].names
+    return {first: {"width": 20}, second: {"shared_with": first}, last: {"removed": True}}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_pruning_heads_carries_changed_ffns_along(case: str, tmp_path: Path) -> None:
+    """As if the heads had gone first."""
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4} if case == "nllb-moe" else {}
+    source, changes = tiny(tmp_path / "source", case, **heads), one_of_each(case)
+    written(write_changed(source, tmp_path / "ffn", case, changes), without_heads, tmp_path / "both")
+    other = written(source, without_heads, tmp_path / "heads")
+    structure = json.loads((other / "config.json").read_text())["prunecli"]
+    other = write_changed(other, tmp_path / "other", case, changes)
+    config = json.loads((other / "config.json").read_text())
+    model_type = config["model_type"].replace("prunecli-prunecli-", "prunecli-")
+    merged = {**config, "model_type": model_type, "prunecli": {**structure, "ffn": changes}}
+    (other / "config.json").write_text(json.dumps(merged))
+    one, two = weights(tmp_path / "both"), weights(other)
+    assert one.keys() == two.keys()
+    assert all(np.array_equal(one[name], two[name]) for name in one)
+    assert torch.equal(logits(tmp_path / "both"), logits(other))
+    with open_checkpoint(tmp_path / "both") as made:
+        assert made.structure.heads
+        assert {name: change.to_json() for name, change in made.structure.ffn.items()} == changes
+        assert made.model_type.startswith("prunecli-")
+
+
+def test_a_result_with_changed_ffns_opens_with_transformers(tmp_path: Path) -> None:
+    from transformers import AutoModelForSeq2SeqLM
+
+    changed = write_changed(tiny(tmp_path / "source", "bart"), tmp_path / "ffn", "bart", one_of_each("bart"))
+    out = written(changed, without_heads, tmp_path / "out")
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
+    assert torch.equal(logits_of(theirs), logits(out))
+    theirs.save_pretrained(tmp_path / "saved")
+    assert torch.equal(logits(tmp_path / "saved"), logits(out))
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=False)
+
+
+def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "nllb-moe")
+    changed = write_changed(source, tmp_path / "ffn", "nllb-moe", one_of_each("nllb-moe"))
+
+    def fewer(opened: Checkpoint) -> Rewrite:
+        kept = {layer.name: (0, 2, 5) for layer in sparse_layers(opened)}
+        structure, outputs = expert_rewrite.rewrite(opened, kept)
+        return Rewrite(structure, outputs, stock_config(opened, structure))
+
+    written(changed, fewer, tmp_path / "both")
+    with open_checkpoint(tmp_path / "both") as made:
+        assert {name: change.to_json() for name, change in made.structure.ffn.items()} == one_of_each(
+            "nllb-moe"
+        )
+        assert made.model_type == "prunecli-nllb-moe"
+        assert {layer.num_experts for layer in sparse_layers(made)} == {3}
+    assert torch.isfinite(logits(tmp_path / "both")).all()
+
+
+def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
+    """The first hidden units of each FFN stay."""
+    layers = {layer.name: layer for layer in ffn_layers(source)}
+    cut = {
+        f"{layers[name].prefix}{suffix}": (axis, width)
+        for name, width in widths.items()
+        for suffix, axis in layers[name].tensors.items()
+        if axis is not None
+    }
+    outputs = []
+    for name, info in source.tensors.items():
+        if name not in cut:
+            outputs.append(Output(name, info.dtype, info.shape, Copy(name)))
+            continue
+        axis, width = cut[name]
+        shape = (*info.shape[:axis], width, *info.shape[axis + 1 :])
+        outputs.append(Output(name, info.dtype, shape, Slices(name, axis, ((0, width),))))
+    structure = source.structure.changing_ffn(
+        {name: FfnChange(width=width) for name, width in widths.items()}
+    )
+    return Rewrite(structure, tuple(outputs), stock_config(source, structure))
+
+
+@pytest.mark.parametrize("case", [case for case in LAYOUTS if case != "nllb-moe"])
+def test_an_even_width_is_a_stock_model(case: str, tmp_path: Path) -> None:
+    import transformers
+
+    source = tiny(tmp_path / "source", case)
+    written(source, lambda opened: narrowed(opened, dict.fromkeys(LAYOUTS[case].names, 20)), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == case.partition("-")[0]
+    assert {key: config[key] for key in LAYOUTS[case].width_keys} == dict.fromkeys(
+        LAYOUTS[case].width_keys, 20
+    )
+    stock = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out").eval()
+    torch.testing.assert_close(logits_of(stock), logits(tmp_path / "out"))
+
+
+def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
+    names = LAYOUTS["m2m_100"].names
+    with open_checkpoint(tiny(tmp_path / "source", "m2m_100")) as source:
+        made = narrowed(source, {name: 20 if ".encoder." in name else 30 for name in names})
+        assert made.config["model_type"] == "m2m_100"
+        assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (20, 30)
+        encoder = narrowed(source, {name: 20 for name in names if ".encoder." in name})
+        assert encoder.config["model_type"] == "m2m_100"
+        assert (encoder.config["encoder_ffn_dim"], encoder.config["decoder_ffn_dim"]) == (20, 48)
+
+
+def test_one_key_for_both_sides_needs_one_width(tmp_path: Path) -> None:
+    with open_checkpoint(tiny(tmp_path / "source", "t5")) as source:
+        made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
+        assert (made.config["model_type"], made.config["d_ff"]) == ("prunecli-t5", 48)
+
+
+@pytest.mark.parametrize("case", ["nllb-moe", "gpt2"])
+def test_uneven_widths_have_a_type_of_their_own(case: str, tmp_path: Path) -> None:
+    """A dense FFN of NLLB-MoE that is narrower than the experts is uneven too."""
+    source = tiny(tmp_path / "source", case)
+    names = list(LAYOUTS[case].names)[: None if case == "nllb-moe" else 1]
+    written(source, lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
+    before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "out"))
+    assert after["model_type"] == f"prunecli-{case}"
+    assert all(before[key] == after[key] for key in LAYOUTS[case].width_keys)
+    assert torch.isfinite(logits_of(load(tmp_path / "out"))).all()
+
+
+def test_uneven_widths_can_become_stock_again(tmp_path: Path) -> None:
+    source, names = tiny(tmp_path / "source", "gpt2"), list(LAYOUTS["gpt2"].names)
+    written(source, lambda opened: narrowed(opened, {names[1]: 20}), tmp_path / "one")
+    written(tmp_path / "one", lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["n_inner"]) == ("gpt2", 20)
+    assert set(config["auto_map"]) == {"AutoModelForCausalLM"}
+
+
+def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "bert")
+    first, second, third = LAYOUTS["bert"].names
+    shared = write_changed(source, tmp_path / "shared", "bert", {second: {"shared_with": first}})
+    with open_checkpoint(shared) as opened:
+        made = narrowed(opened, {first: 20, third: 20})
+        assert made.config["model_type"] == "prunecli-bert"
+        assert made.structure.ffn[second] == FfnChange(first)
+
+
+def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> None:
+    """The result would still hold what its config says is shared."""
+    source = tiny(tmp_path / "source", "bert")
+    first, second, _ = LAYOUTS["bert"].names
+    with open_checkpoint(source) as opened:
+        structure = opened.structure.changing_ffn({second: FfnChange(first)})
+        outputs = narrowed(opened, {}).outputs
+        wrong = Rewrite(structure, outputs, stock_config(opened, structure))
+        with pytest.raises(CheckpointError, match=r"would not be what its config says: .*\(4 such tensors\)"):
+            rewrite_checkpoint(opened, wrong, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_structure_of_another_model_is_refused(tmp_path: Path) -> None:
+    with open_checkpoint(tiny(tmp_path / "source", "bert")) as opened:
+        structure = opened.structure.changing_ffn({"model.encoder.layers.0": FfnChange(removed=True)})
+        with pytest.raises(CheckpointError, match="which is no FFN"):
+            stock_config(opened, structure)

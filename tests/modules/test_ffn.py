@@ -1,0 +1,334 @@
+"""Shared, removed and resized FFNs compute what the stock model computes whose FFNs are made alike."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import CheckpointError
+from prunecli.modules.ffn import Nothing
+from prunecli.modules.loading import load_model
+from prunecli.modules.saving import without_shared
+from tests.contracts.method_contract import load, logits_of
+from tests.contracts.test_heads_method import generated
+from tests.ffn_layouts import LAYOUTS, Layout, tiny, weights, write_changed, write_copy
+
+TIGHT = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(params=list(LAYOUTS))
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def source(case: str, tmp_path: Path) -> Path:
+    return tiny(tmp_path / "source", case)
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """The same logits, at once and in six steps with a cache."""
+    torch.testing.assert_close(logits_of(one), logits_of(other), **TIGHT)
+    if one.can_generate():
+        torch.testing.assert_close(generated(one), generated(other), **TIGHT)
+
+
+@contextmanager
+def without_ffn(model: Any, layout: Layout, names: list[str]) -> Iterator[None]:
+    """Within the block the stock model passes these FFNs by: h + FFN(LN(h)) and LN(h + FFN(h)) become h."""
+    with ExitStack() as hooks:
+        for name in names:
+            if not layout.post_norm:
+                silent = model.get_submodule(f"{name}.{layout.output}").register_forward_hook(
+                    lambda _module, _inputs, result: torch.zeros_like(result)
+                )
+                hooks.callback(silent.remove)
+                continue
+            held: list[torch.Tensor] = []
+            keep = model.get_submodule(f"{name}.{layout.input}").register_forward_pre_hook(
+                lambda _module, inputs, held=held: held.append(inputs[0])
+            )
+            give = model.get_submodule(layout.names[name]).register_forward_hook(
+                lambda _module, _inputs, _result, held=held: held.pop()
+            )
+            hooks.callback(keep.remove)
+            hooks.callback(give.remove)
+        yield
+
+
+def assert_equals_original_without(reduced: Path, source: Path, case: str, names: list[str]) -> None:
+    original = load(source)
+    whole = logits_of(original)
+    model = load(reduced)
+    with without_ffn(original, LAYOUTS[case], names):
+        assert not torch.allclose(logits_of(original), whole, **TIGHT)
+        assert_alike(model, original)
+
+
+def test_removed_in_one_layer(case: str, source: Path, tmp_path: Path) -> None:
+    for place in (0, -1):
+        name = list(LAYOUTS[case].names)[place]
+        out = write_changed(source, tmp_path / f"out{place}", case, {name: {"removed": True}})
+        assert_equals_original_without(out, source, case, [name])
+
+
+def test_removed_in_all_layers(case: str, source: Path, tmp_path: Path) -> None:
+    names = list(LAYOUTS[case].names)
+    out = write_changed(source, tmp_path / "out", case, removed(names))
+    assert_equals_original_without(out, source, case, names)
+    kinds = [type(module) for module in load(out).modules()]
+    assert kinds.count(Nothing) == (1 if LAYOUTS[case].is_module else 2) * len(names)
+
+
+def removed(names: Iterable[str]) -> dict[str, dict[str, bool]]:
+    return {name: {"removed": True} for name in names}
+
+
+def shared(case: str, owner: int) -> dict[str, dict[str, str]]:
+    names = list(LAYOUTS[case].names)
+    return {name: {"shared_with": names[owner]} for name in names if name != names[owner]}
+
+
+@pytest.mark.parametrize("owner", [0, 1, -1], ids=["first", "middle", "last"])
+def test_shared_equals_copies(case: str, source: Path, tmp_path: Path, owner: int) -> None:
+    """Across both stacks, where there are two; each layer keeps its own norm."""
+    changes, held = shared(case, owner), weights(source)
+    for name, change in changes.items():
+        for suffix in LAYOUTS[case].tensors:
+            held[f"{name}.{suffix}"] = held[f"{change['shared_with']}.{suffix}"]
+    copies = write_copy(source, tmp_path / "copies", held)
+    model = load(write_changed(source, tmp_path / "out", case, changes))
+    assert not torch.allclose(logits_of(model), logits_of(load(source)), **TIGHT)
+    assert_alike(model, load(copies))
+
+
+def test_shared_is_in_memory_once(case: str, source: Path, tmp_path: Path) -> None:
+    changes = shared(case, 1)
+    out = write_changed(source, tmp_path / "out", case, changes)
+    model = load(out)
+    for name, change in changes.items():
+        for suffix in LAYOUTS[case].tensors:
+            assert model.get_parameter(f"{name}.{suffix}") is model.get_parameter(
+                f"{change['shared_with']}.{suffix}"
+            )
+    state = model.state_dict()
+    places = {state[f"{name}.{suffix}"].data_ptr() for name in changes for suffix in LAYOUTS[case].tensors}
+    assert len(places) == len(LAYOUTS[case].tensors)
+
+
+def test_one_width_less(case: str, source: Path, tmp_path: Path) -> None:
+    """Equals the original with the other hidden units at zero."""
+    name = list(LAYOUTS[case].names)[1]
+    out = write_changed(source, tmp_path / "out", case, {name: {"width": 20}})
+    held = weights(source)
+    for suffix, axis in LAYOUTS[case].tensors.items():
+        if axis is not None:
+            gone = [slice(None)] * held[f"{name}.{suffix}"].ndim
+            gone[axis] = slice(20, None)
+            held[f"{name}.{suffix}"][tuple(gone)] = 0
+    model = load(out)
+    assert not torch.allclose(logits_of(model), logits_of(load(source)), **TIGHT)
+    assert_alike(model, load(write_copy(source, tmp_path / "zeros", held)))
+
+
+def test_one_wide_shared_ffn(case: str, source: Path, tmp_path: Path) -> None:
+    """Wider than the stock one, shared by its neighbour, the last one removed; as in OneWide."""
+    first, second, *_, last = LAYOUTS[case].names
+    wide, held, generator = 200, weights(source), np.random.default_rng(1)
+    changes = {first: {"width": wide}, second: {"shared_with": first}, last: {"removed": True}}
+    made = write_changed(source, tmp_path / "made", case, {second: changes[second], last: changes[last]})
+    stored = weights(made)
+    for suffix, axis in LAYOUTS[case].tensors.items():
+        value = held[f"{first}.{suffix}"]
+        if axis is not None:
+            shape = list(value.shape)
+            shape[axis] = wide - shape[axis]
+            more = generator.standard_normal(shape).astype(np.float32)
+            more *= not suffix.startswith(LAYOUTS[case].output)  # what the new units give counts nothing
+            stored[f"{first}.{suffix}"] = np.concatenate([value, more], axis)
+        held[f"{second}.{suffix}"] = value
+    structure = {"version": 1, "ffn": changes}
+    model = load(write_copy(made, tmp_path / "out", stored, prunecli=structure))
+    original = load(write_copy(source, tmp_path / "copies", held))
+    with without_ffn(original, LAYOUTS[case], [last]):
+        assert_alike(model, original)
+
+
+def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
+    first, second, *_, last = LAYOUTS[case].names
+    changes = {first: {"shared_with": second}, second: {"width": 20}, last: {"removed": True}}
+    out = write_changed(source, tmp_path / "out", case, changes)
+    model = load(out)
+    model.save_pretrained(tmp_path / "saved")
+    before, after = weights(out), weights(tmp_path / "saved")
+    assert before.keys() == after.keys()
+    assert all(np.array_equal(before[name], after[name]) for name in before)
+    with open_checkpoint(tmp_path / "saved") as made:
+        check_tensors(made)
+    assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_share_and_save(case: str, source: Path, tmp_path: Path, way: Any) -> None:
+    out = write_changed(source, tmp_path / "out", case, shared(case, 1))
+    model = load(out)
+    copied = way(model)
+    one, other, *_ = (f"{name}.{next(iter(LAYOUTS[case].tensors))}" for name in LAYOUTS[case].names)
+    assert copied.get_parameter(one) is copied.get_parameter(other)
+    assert copied.get_parameter(one) is not model.get_parameter(one)
+    copied.save_pretrained(tmp_path / "saved")
+    assert weights(tmp_path / "saved").keys() == weights(out).keys()
+    assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
+
+
+def test_training_moves_all_that_share(case: str, source: Path, tmp_path: Path) -> None:
+    first, second, *_, last = LAYOUTS[case].names
+    changes = {second: {"shared_with": first}, last: {"removed": True}}
+    model = load(write_changed(source, tmp_path / "out", case, changes)).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ids = torch.tensor([[5, 9, 12, 2], [7, 8, 2, 2]])
+    targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    model(input_ids=ids, **targets).logits.float().logsumexp(-1).sum().backward()
+    suffix = next(iter(LAYOUTS[case].tensors))
+    before = model.get_parameter(f"{first}.{suffix}").detach().clone()
+    optimizer.step()
+    assert torch.equal(model.get_parameter(f"{first}.{suffix}"), model.get_parameter(f"{second}.{suffix}"))
+    assert not torch.equal(model.get_parameter(f"{first}.{suffix}"), before)
+    model.save_pretrained(tmp_path / "trained")
+    assert torch.equal(logits_of(load(tmp_path / "trained")), logits_of(model.eval()))
+
+
+def test_a_base_model_shares_too(tmp_path: Path) -> None:
+    """Of the names of a base model the first part is missing."""
+    source = tiny(tmp_path / "source", "bart", architectures=["BartModel"])
+    held = {name.removeprefix("model."): value for name, value in weights(source).items()}
+    source = write_copy(source, tmp_path / "base", held)
+    names = list(LAYOUTS["bart"].names)
+    changes = {names[1]: {"shared_with": names[0]}, names[4]: {"removed": True}, names[3]: {"width": 8}}
+    prefixed = write_copy(source, tmp_path / "full", {f"model.{name}": value for name, value in held.items()})
+    out = write_changed(prefixed, tmp_path / "out", "bart", changes)
+    model = load(out)
+    assert model.encoder.layers[0].fc1 is model.encoder.layers[1].fc1
+    assert isinstance(model.decoder.layers[1].final_layer_norm, nn.Identity)
+    assert model.decoder.layers[0].fc1.out_features == 8
+    model.save_pretrained(tmp_path / "saved")
+    with open_checkpoint(tmp_path / "saved") as made, open_checkpoint(out) as before:
+        check_tensors(made)
+        assert set(made.tensors) == set(before.tensors)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_removed_ffns_keep_the_type(tmp_path: Path, dtype: str) -> None:
+    for case in ("m2m_100", "bart", "t5"):
+        source = tiny(tmp_path / case, case)
+        names = removed(LAYOUTS[case].names)
+        out = write_changed(source, tmp_path / f"{case}-out", case, names)
+        model = load_model(out, device="cpu", dtype=dtype)
+        ids = torch.tensor([[5, 9, 12, 2]])
+        kind = getattr(torch, dtype)
+        assert model(input_ids=ids, decoder_input_ids=ids).logits.dtype == kind
+        model.float()
+        assert model(input_ids=ids, decoder_input_ids=ids).logits.dtype == torch.float32
+
+
+def test_a_state_dict_may_hold_either_name() -> None:
+    one, other = torch.ones(1), torch.zeros(1)
+    shared = {"b.w": "a.w", "c.w": "a.w"}
+    assert without_shared({"a.w": one, "b.w": other, "d": one}, shared) == {"a.w": one, "d": one}
+    assert without_shared({"b.w": one, "c.w": one}, shared) == {"a.w": one}
+
+
+def test_a_checkpoint_that_keeps_a_removed_ffn_is_refused(case: str, source: Path, tmp_path: Path) -> None:
+    name, norm = next(iter(LAYOUTS[case].names.items()))
+    out = write_changed(source, tmp_path / "out", case, {name: {"removed": True}})
+    kept = {**weights(out), f"{norm}.weight": weights(source)[f"{norm}.weight"]}
+    with pytest.raises(CheckpointError, match=rf"1 unexpected \({norm}\.weight\)"):
+        load(write_copy(out, tmp_path / "kept", kept))
+
+
+def test_a_checkpoint_that_lacks_the_owner_is_refused(case: str, source: Path, tmp_path: Path) -> None:
+    first, second, *_ = LAYOUTS[case].names
+    out = write_changed(source, tmp_path / "out", case, {second: {"shared_with": first}})
+    left = {name: value for name, value in weights(out).items() if not name.startswith(f"{first}.")}
+    with pytest.raises(CheckpointError, match="missing"):
+        load(write_copy(out, tmp_path / "left", left))
+
+
+def test_a_width_that_is_not_stored_is_refused(case: str, source: Path, tmp_path: Path) -> None:
+    name = next(iter(LAYOUTS[case].names))
+    out = write_changed(source, tmp_path / "out", case, {name: {"width": 20}})
+    config = json.loads((out / "config.json").read_text())
+    config["prunecli"]["ffn"][name]["width"] = 21
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="misshapen"):
+        load(out)
+
+
+def test_the_stock_class_does_not_open_it(case: str, source: Path, tmp_path: Path) -> None:
+    """It would fill what is missing with random numbers."""
+    from transformers import AutoModel
+
+    first, second, *_ = LAYOUTS[case].names
+    out = write_changed(source, tmp_path / "out", case, {second: {"shared_with": first}})
+    with pytest.raises(ValueError, match="prunecli-"):
+        AutoModel.from_pretrained(out)
+
+
+class TestParametersOfThePaper:
+    """2309.01826, 3 and table 1: an FFN has 2 x d_model x d'_ff parameters, biases and norms aside."""
+
+    D_MODEL, D_FF, ENCODER, DECODER = 32, 48, 3, 2
+
+    @pytest.fixture
+    def source(self, tmp_path: Path) -> Path:
+        return tiny(tmp_path / "source", "m2m_100")
+
+    def gone(self, source: Path, tmp_path: Path, changes: dict[str, dict[str, Any]]) -> int:
+        """Parameters of weight matrices that the model has fewer than the original."""
+        model = load(write_changed(source, tmp_path / "out", "m2m_100", changes))
+        before, after = (
+            sum(held.numel() for held in made.parameters() if held.ndim == 2)
+            for made in (load(source), model)
+        )
+        return before - after
+
+    def side(self, name: str) -> list[str]:
+        return [ffn for ffn in LAYOUTS["m2m_100"].names if f".{name}." in ffn]
+
+    def sharing(self, names: list[str]) -> dict[str, dict[str, Any]]:
+        return {name: {"shared_with": names[0]} for name in names[1:]}
+
+    def test_shared_encoder(self, source: Path, tmp_path: Path) -> None:
+        changes = self.sharing(self.side("encoder"))
+        assert self.gone(source, tmp_path, changes) == (self.ENCODER - 1) * 2 * self.D_MODEL * self.D_FF
+
+    def test_shared_by_both(self, source: Path, tmp_path: Path) -> None:
+        changes = self.sharing([*self.side("encoder"), *self.side("decoder")])
+        layers = self.ENCODER + self.DECODER
+        assert self.gone(source, tmp_path, changes) == (layers - 1) * 2 * self.D_MODEL * self.D_FF
+
+    def test_no_decoder(self, source: Path, tmp_path: Path) -> None:
+        changes = removed(self.side("decoder"))
+        assert self.gone(source, tmp_path, changes) == self.DECODER * 2 * self.D_MODEL * self.D_FF
+
+    def test_shared_encoder_no_decoder(self, source: Path, tmp_path: Path) -> None:
+        changes = {**self.sharing(self.side("encoder")), **removed(self.side("decoder"))}
+        layers = self.ENCODER + self.DECODER
+        assert self.gone(source, tmp_path, changes) == (layers - 1) * 2 * self.D_MODEL * self.D_FF
+
+    def test_all_gone(self, source: Path, tmp_path: Path) -> None:
+        layers = self.ENCODER + self.DECODER
+        changes = removed(LAYOUTS["m2m_100"].names)
+        assert self.gone(source, tmp_path, changes) == layers * 2 * self.D_MODEL * self.D_FF
