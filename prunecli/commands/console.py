@@ -1,4 +1,4 @@
-"""Where the command line prints: results to stdout, everything else to stderr."""
+"""Where the command line prints: results to stdout, everything else to stderr; of several processes the first alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli import processes
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -21,12 +22,14 @@ REPORT_EVERY_S = 10.0
 
 def note(text: str) -> None:
     """One plain line on stderr."""
-    print(text, file=sys.stderr, flush=True)  # noqa: T201
+    if processes.rank() == 0:
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def out(text: str) -> None:
     """Plain text on stdout."""
-    print(text, flush=True)  # noqa: T201
+    if processes.rank() == 0:
+        print(text, flush=True)  # noqa: T201
 
 
 def print_json(payload: Mapping[str, Any]) -> None:
@@ -49,6 +52,8 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], tex
 
 def show(renderable: Any) -> None:
     """Print a rich renderable on stdout; wide enough for its tables where stdout is not a terminal."""
+    if processes.rank() != 0:
+        return
     from rich.console import Console
 
     console = Console(file=sys.stdout, highlight=False)
@@ -59,7 +64,7 @@ def show(renderable: Any) -> None:
 
 def progress(quiet: bool = False) -> Progress:
     """Bars with rate and time left in a terminal, a plain line now and then elsewhere, nothing with `quiet`."""
-    if quiet:
+    if quiet or processes.rank() != 0:
         return silent
     return _bars if sys.stderr.isatty() else _lines
 

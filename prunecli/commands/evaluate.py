@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.options import (
     BatchTokensOption,
@@ -27,6 +28,7 @@ from prunecli.commands.options import (
     TargetFileOption,
     TextFilesOption,
 )
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.data.parallel import ParallelText
@@ -120,6 +122,8 @@ def evaluate(
     by a paired t-test, with classification by McNemar's test.
 
     An interrupted translation goes on where it stopped when it is started again with the same arguments.
+
+    Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
     from prunecli.commands import evaluate_tasks as tasks
     from prunecli.commands import evaluation_plot, found
@@ -162,7 +166,11 @@ def evaluate(
         payload = _translated(
             labels, sentences.first(max_sentences), chosen, options, output, force=force, progress=progress
         )
+        if not payload:  # one of several processes: the first goes on
+            return
     else:
+        if processes.count() > 1:
+            raise UsageError(f"--task {other}: one process does it", "Start it without torchrun.")
         settings = TaskOptions(batch_tokens, device, dtype, stride, seed)
         named = tasks.text_of(other, files)
         payload = evaluate_task(labels, other, named, settings, output, force=force, progress=progress)
@@ -196,7 +204,8 @@ def _translated(
     if len(earlier):
         console.note(f"Going on from {earlier.path}, which an interrupted run left behind.")
     try:
-        return run(checkpoints, text, pairs, options, output, force=force, progress=progress)
+        with processes.together() as place:
+            return run(checkpoints, text, pairs, options, output, force=force, progress=progress, place=place)
     except KeyboardInterrupt:
         if partial_path(output).is_file():
             console.note("Finished pairs are kept: the same command goes on from them.")

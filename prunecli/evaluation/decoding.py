@@ -10,6 +10,7 @@ from typing import Any
 from prunecli.data.batching import length_bucketed, pad
 from prunecli.data.lengths import length_limit
 from prunecli.data.tokens import Tokenizer, encode, language_id, languages
+from prunecli.processes import ALONE, Place
 
 
 @dataclass(frozen=True)
@@ -65,15 +66,17 @@ def translate(
     pair: tuple[str, str],
     options: DecodingOptions,
     advance: Callable[[float], None] = lambda _sentences: None,
+    place: Place = ALONE,
 ) -> list[Translation]:
-    """Translate `sentences` from `pair[0]` to `pair[1]`.
+    """Translate `sentences` from `pair[0]` to `pair[1]`; of several processes each translates some of the batches.
 
     Batches hold sources of like lengths, the longest first; the length limit of a batch is that of its
     longest source. Sources longer than the model's positions are cut.
 
     Args:
         model: in evaluation mode, on its device.
-        advance: called with the number of sentences of each finished batch.
+        advance: called with the number of sentences of each finished batch, times the processes.
+        place: all of them call this, and have the same result.
 
     Returns:
         One translation per sentence, in the order of `sentences`.
@@ -84,7 +87,8 @@ def translate(
     sources = encode(tokenizer, sentences, pair[0], max_length=max_positions(model))
     settings = generation_settings(tokenizer, pair[1], options.beam)
     done: dict[int, Translation] = {}
-    for batch in length_bucketed([len(source) for source in sources], options.batch_tokens):
+    batches = length_bucketed([len(source) for source in sources], options.batch_tokens)
+    for batch in place.share(batches):
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model))
         outputs = generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
@@ -92,8 +96,9 @@ def translate(
         for index, text, ids in zip(batch, texts, outputs, strict=True):
             # The first id starts the decoder; in NLLB it is the end token itself.
             done[index] = Translation(text.strip(), not ends.isdisjoint(ids[1:]))
-        advance(len(batch))
-    return [done[index] for index in range(len(sentences))]
+        advance(len(batch) * place.processes)
+    found = {index: made for part in place.gathered(done) for index, made in part.items()}
+    return [found[index] for index in range(len(sentences))]
 
 
 def generate(

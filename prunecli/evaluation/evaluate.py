@@ -16,6 +16,7 @@ from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
 from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
+from prunecli.processes import ALONE, Place
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -56,16 +57,19 @@ def evaluate(
     *,
     force: bool = False,
     progress: Progress = silent,
+    place: Place = ALONE,
 ) -> dict[str, Any]:
     """Translate `pairs` of `text` with each checkpoint, score, compare with the first, write `output`.
 
-    Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written.
+    Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written. Of several
+    processes each translates some of the batches; the first scores and writes.
 
     Args:
         checkpoints: label -> directory, the baseline first.
 
     Returns:
-        What was written: the payload of evaluation.json (`prunecli.evaluation/1`).
+        What was written: the payload of evaluation.json (`prunecli.evaluation/1`); nothing on other processes than
+        the first.
 
     Raises:
         PruneError: a checkpoint, language, option or output that cannot be used.
@@ -80,9 +84,11 @@ def evaluate(
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(partial_path(output))
     made = {
-        label: _translate_checkpoint(label, checkpoint, text, pairs, options, partial, progress)
+        label: _translate_checkpoint(label, checkpoint, text, pairs, options, partial, progress, place)
         for label, checkpoint in opened.items()
     }
+    if not place.is_first:
+        return {}
     payload = {
         **header(FORMAT, list(opened.values()), options.seed),
         "task": "translation",
@@ -110,9 +116,10 @@ def _translate_checkpoint(
     options: EvaluationOptions,
     partial: PartialTranslations,
     progress: Progress,
+    place: Place,
 ) -> dict[str, Sequence[Translation]]:
     keys = {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
-    found = {pair: partial.get(key, len(text)) for pair, key in keys.items()}
+    found = place.first({pair: partial.get(key, len(text)) for pair, key in keys.items()})
     left = [pair for pair in pairs if found[pair] is None]
     made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
     if left:
@@ -126,8 +133,9 @@ def _translate_checkpoint(
         with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
             for pair in left:
                 sentences = text.sentences[pair[0]]
-                done = translate(model, tokenizer, sentences, pair, options.decoding, advance)
-                partial.add(keys[pair], done)
+                done = translate(model, tokenizer, sentences, pair, options.decoding, advance, place)
+                if place.is_first:
+                    partial.add(keys[pair], done)
                 made[pair_name(*pair)] = done
         del model
         gc.collect()  # before the next checkpoint is loaded

@@ -34,7 +34,7 @@ def good_and_bad(monkeypatch):
     def load_model(path, **_options):
         return Path(path).name
 
-    def translate(model, _tokenizer, sentences, pair, _options, _advance):
+    def translate(model, _tokenizer, sentences, pair, _options, _advance, _place):
         calls.append((model, pair))
         wrong = model == "pruned" and pair[1] == "fra_Latn"
         right = TEXT.sentences[pair[1]]

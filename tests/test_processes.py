@@ -1,0 +1,144 @@
+"""Several processes of one command: joined by gloo as torchrun would, equal to one, and one that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.processes import ALONE, Place, count, rank, together
+from tests.tiny import tiny_nllb_moe
+
+
+def start(folder: Path, *arguments: str, code: str | None = None, processes: int = 2) -> list[Any]:
+    """Start a prunecli command, or python code, in processes that know of each other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    root = str(Path(__file__).parents[1])
+    common = {
+        **os.environ,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": str(processes),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": root,
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    command = ["-c", code] if code is not None else ["-m", "prunecli", *arguments]
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**common, "RANK": str(number), "LOCAL_RANK": str(number)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in range(processes)
+    ]
+
+
+def ended(processes: list[Any]) -> list[tuple[int, str, str]]:
+    """Status, stdout and stderr of each."""
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=120)
+        found.append((process.returncode, out, err))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model and two languages of text."""
+    tiny_nllb_moe(tmp_path / "m", layers=2)
+    (tmp_path / "data").mkdir()
+    lines = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]
+    for language in ("eng_Latn", "fra_Latn"):
+        (tmp_path / f"data/test.{language}").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path
+
+
+def test_alone() -> None:
+    with together() as place:
+        assert place is ALONE
+    assert (rank(), count()) == (0, 1)
+    assert place.gathered(3) == [3]
+    assert place.sums([1.5, 2]) == [1.5, 2]
+    assert place.share([1, 2, 3]) == [1, 2, 3]
+
+
+def test_shares_cover_everything_once() -> None:
+    items = list(range(11))
+    shares = [Place(number, 3).share(items) for number in range(3)]
+    assert sorted(item for share in shares for item in share) == items
+
+
+def test_evaluate_by_two_processes_equals_one(folder: Path) -> None:
+    arguments = ("evaluate", "m", "--data", "data", "--pairs", "eng_Latn-fra_Latn,fra_Latn-eng_Latn")
+    arguments = (*arguments, "--max-new-tokens", "8", "--batch-tokens", "16", "--hypotheses", "h")
+    first, second = ended(start(folder, *arguments, "-o", "two.json"))
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert "Written to two.json." in first[2]
+    assert second[1:] == ("", "")
+    ((status, _, err),) = ended(start(folder, *arguments, "-o", "one.json", "--force", processes=1))
+    assert status == 0, err
+    found = [json.loads((folder / name).read_text()) for name in ("one.json", "two.json")]
+    for payload in found:
+        del payload["command"]
+    assert found[0] == found[1]
+
+
+def test_a_process_that_dies_ends_the_others_with_a_line(folder: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "from prunecli.commands.app import main\n"
+        "import prunecli.evaluation.decoding as decoding\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    decoding.generate = lambda *_: os._exit(9)\n"
+        "main(['evaluate', 'm', '--data', 'data', '--pairs', 'eng_Latn-fra_Latn', '--max-new-tokens', '8',\n"
+        "      '--batch-tokens', '16'])\n"
+    )
+    first, second = ended(start(folder, code=code))
+    assert second[0] == 9
+    assert first[0] == 1
+    assert "process 0 of 2 stops: another one has ended" in first[2]
+    assert "Traceback" not in first[2]
+    assert not (folder / "evaluation.json").exists()
+
+
+def test_other_tasks_are_for_one_process(folder: Path) -> None:
+    (folder / "text").write_text("the hen\n")
+    found = ended(start(folder, "evaluate", "m", "--task", "lm", "--text", "text"))
+    assert [status for status, _, _ in found] == [2, 2]
+    assert "process 1: Error: --task lm: one process does it" in found[1][2]
+
+
+def test_processes_that_cannot_join(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    ((status, _, err),) = [
+        (done.returncode, done.stdout, done.stderr)
+        for done in [
+            subprocess.run(
+                [sys.executable, "-m", "prunecli", "evaluate", "m", "--data", "data"],
+                cwd=folder,
+                env={
+                    **os.environ,
+                    "WORLD_SIZE": "2",
+                    "RANK": "0",
+                    "PYTHONPATH": str(Path(__file__).parents[1]),
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        ]
+    ]
+    assert status == 1
+    assert "the 2 processes cannot join" in err
