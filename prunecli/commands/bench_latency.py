@@ -50,6 +50,10 @@ def bench_latency(
     ] = True,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second against batch size."),
+    ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -80,6 +84,8 @@ def bench_latency(
         raise OutputError(f"{output} exists", "Choose another output, or replace it with --force.")
     if not output.parent.is_dir():
         raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+    if plot is not None:
+        _check_plot(plot)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
     text, chosen = found.chosen_text(data, split, None, None, pairs, None)
     chosen = tuple(found.pruned_pairs(list(labels.values()), chosen)) or chosen
@@ -88,11 +94,38 @@ def bench_latency(
     lines = text.first(count).sentences[chosen[0][0]]
     payload = run(labels, lines, chosen[0], options, console.progress(quiet))
     write_json(output, payload, force=force)
+    if plot is not None:
+        _draw(payload, plot)
     if json:
         console.print_json(payload)
     elif not quiet:
         _show(payload)
-        console.note(f"Written to {output}.")
+        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+
+
+def _check_plot(plot: Path) -> None:
+    from prunecli.analysis.plots import require_matplotlib
+
+    require_matplotlib()
+    if not plot.parent.is_dir():
+        raise OutputError(f"{plot.parent}: no such directory", "Make it first, or choose another --plot.")
+
+
+def _draw(payload: Mapping[str, Any], plot: Path) -> None:
+    from prunecli.analysis.latency_plots import Speed, speed_plot
+
+    speeds = [
+        Speed(
+            result["checkpoint"],
+            timing["batch_size"],
+            timing["beam"],
+            timing["tokens_per_second"]["mean"],
+            timing["tokens_per_second"]["std"],
+        )
+        for result in payload["results"]
+        for timing in result["timings"]
+    ]
+    speed_plot(speeds, plot)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -63,6 +63,13 @@ def test_two_checkpoints_side_by_side(folder):
     ]
 
 
+def test_speed_over_batch_sizes_is_drawn(folder):
+    arguments = ("--batch-size", "1,2", "--beam", "1", "--sentences", "2", "--plot", "speed.png")
+    result = _run("full", "pruned", *QUICK, *arguments)
+    assert "Written to latency.json and speed.png." in result.stderr
+    assert (folder / "speed.png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_json(folder):
     result = _run(
         "full", *QUICK, "--sentences", "1", "--beam", "1", "--pairs", "fra_Latn-eng_Latn", "--json", "--quiet"
@@ -82,6 +89,7 @@ def test_json(folder):
         (("nothing", *QUICK, "--sentences", "1"), CheckpointError, "nothing"),
         (("full", *QUICK, "-o", "data/test.eng_Latn"), OutputError, "exists"),
         (("full", *QUICK, "-o", "nothing/latency.json"), OutputError, "no such directory"),
+        (("full", *QUICK, "--plot", "nothing/speed.png"), OutputError, "another --plot"),
     ],
 )
 def test_refused(folder, arguments, error, message):

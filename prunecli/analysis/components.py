@@ -1,0 +1,82 @@
+"""The components of a model whose outputs are compared: every self-attention, cross-attention and FFN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prunecli.architectures.records import Side, Stack
+from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
+from prunecli.checkpoint.reader import Checkpoint
+
+Kind = Literal["self", "cross", "ffn"]
+SHORT: dict[Kind, str] = {"self": "sa", "cross": "ca", "ffn": "ffn"}
+"""Kind -> what Figure 1 of 2309.01826 calls it."""
+Key = tuple[Side, int, Kind]
+"""Which component of a model it is, whatever the family calls it."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One component of a model.
+
+    Attributes:
+        name: of the attention, as in `Structure`, or of the FFN, which is that of its layer where it is no module.
+        side: of which stack.
+        layer: its number in the stack.
+        kind: self-attention, cross-attention or FFN.
+        block: name of its layer.
+        output: name of the module whose output is added to the residual stream.
+        removed: the checkpoint holds no such component.
+    """
+
+    name: str
+    side: Side
+    layer: int
+    kind: Kind
+    block: str
+    output: str
+    removed: bool = False
+
+    @property
+    def key(self) -> Key:
+        """What it corresponds to in another model."""
+        return self.side, self.layer, self.kind
+
+    @property
+    def label(self) -> str:
+        """As in Figure 1: "0.sa" is the self-attention of the first layer."""
+        return f"{self.layer}.{SHORT[self.kind]}"
+
+
+def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
+    """Every component, the encoder's first, in the order in which a token goes through them.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
+    """
+    family = checkpoint.require_architecture()
+    stacks = {stack.side: stack for stack in family.stacks}
+    return tuple(
+        component for ffn in ffn_layers(checkpoint) for component in _of_layer(stacks[ffn.side], ffn)
+    )
+
+
+def _of_layer(stack: Stack, ffn: FfnLayer) -> Iterator[Component]:
+    block = stack.layers.format(layer=ffn.layer)
+    for attention in stack.attentions:
+        name, output = f"{block}.{attention.name}", f"{block}.{attention.output}"
+        yield Component(name, stack.side, ffn.layer, attention.kind, block, output)
+    # Where an FFN is no module, its last linear layer makes its output.
+    last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
+    yield Component(ffn.name, stack.side, ffn.layer, "ffn", block, f"{ffn.name}{last}", ffn.removed)
+
+
+def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:
+    """Where the components lie that both models have, in the order of the first: the diagonal of a matrix."""
+    places = {component.key: place for place, component in enumerate(second)}
+    return [
+        (place, places[component.key]) for place, component in enumerate(first) if component.key in places
+    ]

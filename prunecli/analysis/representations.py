@@ -1,0 +1,203 @@
+"""What the components of a model make of sentences (2309.01826, section 2.3): token means of their outputs."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from prunecli.analysis.components import Component
+from prunecli.architectures.records import Side
+from prunecli.data.batching import length_bucketed, pad
+from prunecli.errors import DataError, OutputError, UnsupportedModelError
+from prunecli.evaluation.losses import Batch, context_length, encoded, padding_id
+from prunecli.modules.attention import module_name
+
+Features = NDArray[np.float32]
+"""`[sentences, width]`: a row per sentence."""
+
+
+@dataclass(frozen=True)
+class Representations:
+    """What a model's components make of the same sentences.
+
+    Attributes:
+        components: those that the model has.
+        features: one `[sentences, width]` for each component.
+    """
+
+    components: tuple[Component, ...]
+    features: tuple[Features, ...]
+
+    @property
+    def width(self) -> int:
+        """Of the widest output."""
+        return max((array.shape[1] for array in self.features), default=0)
+
+
+def text_batches(tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int) -> list[Batch]:
+    """Texts as the tokenizer encodes them, for a model with one stack; cut to the model's context.
+
+    Raises:
+        DataError: a text without a token.
+    """
+    rows = encoded(tokenizer, texts, truncation=True, max_length=context_length(model, tokenizer))
+    if empty := [number for number, row in enumerate(rows) if not row]:
+        raise DataError(f"text {empty[0] + 1:,} ({texts[empty[0]]!r}) has no token", "Leave it out.")
+    pad_id = padding_id(model, tokenizer)
+    batches = []
+    for indices in length_bucketed([len(row) for row in rows], batch_tokens):
+        ids, mask = pad([rows[index] for index in indices], pad_id)
+        batches.append(Batch({"input_ids": ids, "attention_mask": mask}, ids, tuple(indices)))
+    return batches
+
+
+def represent(
+    model: Any,
+    components: Sequence[Component],
+    batches: Sequence[Batch],
+    directory: Path,
+    advance: Callable[[float], None] = lambda _: None,
+) -> Representations:
+    """Run the model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
+
+    An output is what the component adds to the residual stream. Every token that the model reads counts, special
+    tokens too; padding does not. The decoder reads the reference (forced decoding). Memory is that of the model and
+    of one batch: the means go to files, 4 x components x sentences x width bytes.
+
+    Args:
+        model: in evaluation mode, with the components of its checkpoint; removed ones are left out.
+        batches: their `indices` are 0 to n - 1, each once.
+        directory: an empty directory, for the files. They live as long as it does.
+        advance: called with the number of sentences done.
+
+    Raises:
+        DataError: a representation is NaN or infinite; the message names the component and the sentence.
+        UnsupportedModelError: the model has no component, or one gave no output.
+        OutputError: the disk is full.
+    """
+    held = tuple(component for component in components if not component.removed)
+    if not held:
+        raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
+    sentences = sum(len(batch.indices) for batch in batches)
+    options = {"use_cache": False} if held[-1].side == "decoder" else {}
+    features: dict[int, Features] = {}
+    runs = _headless(model)
+    means: dict[int, Tensor] = {}
+    real: dict[Side, Tensor] = {}
+
+    def keep(place: int, output: Any) -> None:
+        # At once, so that one output at a time is held.
+        means[place] = _mean(output[0] if isinstance(output, tuple) else output, held[place], real)
+
+    with _each_output(model, held, keep), torch.inference_mode():
+        for batch in batches:
+            inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+            real["encoder"] = inputs["attention_mask"].bool()
+            real["decoder"] = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
+            means.clear()
+            runs(**inputs, **options)
+            for place, component in enumerate(held):
+                rows = _rows(means.get(place), component, batch)
+                if place not in features:
+                    features[place] = _file(directory / str(place), sentences, rows.shape[1])
+                features[place][list(batch.indices)] = rows
+            advance(len(batch.indices))
+    return Representations(held, tuple(features[place] for place in range(len(held))))
+
+
+def _headless(model: Any) -> Any:
+    """The model without its head where that is a module of its own: logits are not needed."""
+    base: Any = getattr(model, model.base_model_prefix, None)
+    return base if isinstance(base, nn.Module) else model
+
+
+@contextmanager
+def _each_output(
+    model: nn.Module, held: Sequence[Component], keep: Callable[[int, Any], None]
+) -> Iterator[None]:
+    """Within the block, `keep(place in held, output)` is called whenever a component has run.
+
+    Several layers may run one module, so that a call is told by the layer that is running.
+    """
+    running = [""]
+    sharing: dict[nn.Module, dict[str, int]] = defaultdict(dict)
+    for place, component in enumerate(held):
+        sharing[model.get_submodule(module_name(model, component.output))][component.block] = place
+
+    def entering(block: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any) -> None:
+            running[0] = block
+
+        return hook
+
+    def leaving(places: dict[str, int]) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            keep(places[running[0]], output)
+
+        return hook
+
+    with ExitStack() as hooks:
+        for block in dict.fromkeys(component.block for component in held):
+            layer = model.get_submodule(module_name(model, block))
+            hooks.callback(layer.register_forward_pre_hook(entering(block)).remove)
+        for module, places in sharing.items():
+            hooks.callback(module.register_forward_hook(leaving(places)).remove)
+        yield
+
+
+def _mean(output: Tensor, component: Component, real: Mapping[Side, Tensor]) -> Tensor:
+    """`[batch, tokens, width]` -> `[batch, width]`: the mean over real tokens, in float32."""
+    mask = real[component.side]
+    if output.shape[:-1] != mask.shape:
+        raise UnsupportedModelError(
+            f"{component.name}: its output has the shape {list(output.shape)}, for {list(mask.shape)} tokens"
+        )
+    return output.float().masked_fill(~mask[..., None], 0).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+def _rows(means: Tensor | None, component: Component, batch: Batch) -> Features:
+    if means is None:
+        raise UnsupportedModelError(f"{component.name}: the model does not run it")
+    rows: Features = means.cpu().numpy()
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        sentence = batch.indices[int(np.argmin(finite))] + 1
+        raise DataError(
+            f"{component.name}: its output for sentence {sentence:,} holds NaN or infinity",
+            "The weights are damaged, or overflow the type: try --dtype float32.",
+        )
+    return rows
+
+
+def _file(path: Path, sentences: int, width: int) -> Features:
+    """A file that is mapped into memory; its place on the disk is taken at once.
+
+    Raises:
+        OutputError: the disk is full. A write to a mapping without a place would end the process.
+    """
+    size = 4 * sentences * width
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise OutputError(
+                    f"{path.parent}: no space left for the outputs of the components",
+                    "Free some, name another directory in TMPDIR, or compare on fewer pairs or sentences.",
+                ) from error
+        else:
+            file.truncate(size)
+    return np.memmap(path, np.float32, "r+", shape=(sentences, width))

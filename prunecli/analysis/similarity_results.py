@@ -1,0 +1,204 @@
+"""What similarity matrices say: corresponding components, means by side, shares of a benchmark (2309.01826, 4.4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.analysis.components import Component, Key, matched
+from prunecli.analysis.model_similarity import Comparison, Measure
+from prunecli.architectures.records import Side
+
+SIDES: tuple[Side, ...] = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two components and how alike they are.
+
+    Attributes:
+        first, second: of the two models, or of one.
+        values: measure -> similarity in [0, 1], or None: one of the two has the same output for every sentence.
+        benchmark: measure -> what it is between the first model and the benchmarks, on average; left out where there
+            is none.
+    """
+
+    first: Component
+    second: Component
+    values: Mapping[Measure, float | None]
+    benchmark: Mapping[Measure, float] = field(default_factory=dict)
+
+    def normalised(self, measure: Measure) -> float | None:
+        """The similarity in percent of the benchmark's."""
+        value, whole = self.values[measure], self.benchmark.get(measure)
+        return None if value is None or not whole else 100 * value / whole
+
+
+@dataclass(frozen=True)
+class SideMean:
+    """Means over one side's components; None where there is nothing to average.
+
+    Attributes:
+        values: measure -> mean similarity.
+        normalised: measure -> that in percent of the benchmark's, over the components that have both.
+    """
+
+    values: Mapping[Measure, float | None]
+    normalised: Mapping[Measure, float | None]
+
+
+def corresponding(comparison: Comparison, benchmarks: Sequence[Comparison] = ()) -> list[Pair]:
+    """The diagonal: each component of the first model with that of the same side, layer and kind in the second."""
+    reference = _benchmark_values(benchmarks)
+    return [
+        Pair(
+            comparison.first[row],
+            comparison.second[column],
+            {
+                measure: _value(comparison.between(measure), row, column)
+                for measure in comparison.similarities
+            },
+            {
+                measure: value
+                for measure in comparison.similarities
+                if (value := reference.get((measure, comparison.first[row].key))) is not None
+            },
+        )
+        for row, column in matched(comparison.first, comparison.second)
+    ]
+
+
+def successive(comparison: Comparison) -> list[Pair]:
+    """Each component of the first model with the next of its side: what is alike there is redundant (4.4.2)."""
+    held = comparison.first
+    return [
+        Pair(
+            held[row],
+            held[row + 1],
+            {
+                measure: _value(comparison.within_first(measure), row, row + 1)
+                for measure in comparison.similarities
+            },
+        )
+        for row in range(len(held) - 1)
+        if held[row].side == held[row + 1].side
+    ]
+
+
+def side_means(pairs: Sequence[Pair], measures: Sequence[Measure]) -> dict[Side, SideMean]:
+    """Side -> means over its pairs; the normalised one is a quotient of two means, not a mean of quotients."""
+    found = {}
+    for side in SIDES:
+        own = [pair for pair in pairs if pair.first.side == side]
+        if own:
+            values = {measure: _mean([pair.values[measure] for pair in own]) for measure in measures}
+            found[side] = SideMean(values, {measure: _normalised(own, measure) for measure in measures})
+    return found
+
+
+def _normalised(pairs: Sequence[Pair], measure: Measure) -> float | None:
+    both = [pair for pair in pairs if pair.normalised(measure) is not None]
+    mean, whole = (
+        _mean([pair.values[measure] for pair in both]),
+        _mean([pair.benchmark[measure] for pair in both]),
+    )
+    return None if mean is None or not whole else 100 * mean / whole
+
+
+def _benchmark_values(benchmarks: Sequence[Comparison]) -> dict[tuple[Measure, Key], float]:
+    """Means over the benchmarks of the diagonal."""
+    found: dict[tuple[Measure, Key], list[float | None]] = {}
+    for benchmark in benchmarks:
+        for pair in corresponding(benchmark):
+            for measure, value in pair.values.items():
+                found.setdefault((measure, pair.first.key), []).append(value)
+    means = {key: _mean(values) for key, values in found.items()}
+    return {key: mean for key, mean in means.items() if mean is not None}
+
+
+def constant_components(comparison: Comparison) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of the components of either model whose output is the same for every sentence."""
+    matrix = next(iter(comparison.similarities.values()))
+    same = np.isnan(np.diagonal(matrix))
+    names = [component.name for component in (*comparison.first, *comparison.second)]
+    flagged = [name if odd else None for name, odd in zip(names, same, strict=True)]
+    cut = len(comparison.first)
+    return (
+        tuple(name for name in flagged[:cut] if name is not None),
+        tuple(name for name in flagged[cut:] if name is not None),
+    )
+
+
+def similarity_json(comparison: Comparison, benchmarks: Sequence[Comparison] = ()) -> dict[str, Any]:
+    """The results of similarity.json: components, matrices, the diagonal (or successive pairs) and its means."""
+    measures, alone = list(comparison.similarities), not comparison.second
+    pairs = successive(comparison) if alone else corresponding(comparison, benchmarks)
+    constants = constant_components(comparison)
+    models = [(comparison.first, comparison.removed[0], constants[0])]
+    if not alone:
+        models.append((comparison.second, comparison.removed[1], constants[1]))
+    names = ("first", "second")
+    return {
+        "components": {
+            name: [
+                {"name": c.name, "label": c.label, "side": c.side, "layer": c.layer, "kind": c.kind}
+                for c in held
+            ]
+            for name, (held, _, _) in zip(names, models, strict=False)
+        },
+        "left_out": {
+            name: {"removed": list(removed), "constant": list(constant)}
+            for name, (_, removed, constant) in zip(names, models, strict=False)
+        },
+        "matrices": {measure: _matrices(comparison, measure) for measure in measures},
+        "successive" if alone else "corresponding": [_pair_json(pair, bool(benchmarks)) for pair in pairs],
+        "mean": {
+            side: {
+                **{measure: _rounded(mean.values[measure]) for measure in measures},
+                **(
+                    {f"{measure}_normalised": _rounded(mean.normalised[measure], 4) for measure in measures}
+                    if benchmarks
+                    else {}
+                ),
+            }
+            for side, mean in side_means(pairs, measures).items()
+        },
+    }
+
+
+def _matrices(comparison: Comparison, measure: Measure) -> dict[str, list[list[float | None]]]:
+    made = {"first": comparison.within_first(measure)}
+    if comparison.second:
+        made |= {"second": comparison.within_second(measure), "between": comparison.between(measure)}
+    return {
+        name: [[_rounded(value) for value in row] for row in matrix.tolist()] for name, matrix in made.items()
+    }
+
+
+def _pair_json(pair: Pair, with_benchmarks: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"first": pair.first.name, "second": pair.second.name}
+    for measure, value in pair.values.items():
+        row[measure] = _rounded(value)
+        if with_benchmarks:
+            row[f"{measure}_benchmark"] = _rounded(pair.benchmark.get(measure))
+            row[f"{measure}_normalised"] = _rounded(pair.normalised(measure), 4)
+    return row
+
+
+def _value(matrix: NDArray[np.float64], row: int, column: int) -> float | None:
+    value = float(matrix[row, column])
+    return None if math.isnan(value) else value
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _rounded(value: float | None, digits: int = 6) -> float | None:
+    return None if value is None or math.isnan(value) else round(value, digits)

@@ -1,0 +1,249 @@
+"""`prunecli compare-models`: how alike two models are inside."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    BatchTokensOption,
+    CheckpointArgument,
+    ComputeDtypeOption,
+    DataOption,
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    LangsOption,
+    MaxSentencesOption,
+    PairsOption,
+    QuietOption,
+    SourceFileOption,
+    TargetFileOption,
+    TextFilesOption,
+)
+from prunecli.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from prunecli.analysis.model_similarity import Comparison, Portion, SimilarityOptions
+    from prunecli.checkpoint.reader import Checkpoint
+
+FORMAT = "prunecli.similarity/1"
+
+
+class MeasureChoice(str, enum.Enum):
+    """Values of --measure."""
+
+    cka = "cka"
+    lns = "lns"
+    both = "both"
+
+
+def compare_models(
+    checkpoint: CheckpointArgument = None,
+    other: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(
+            metavar="[OTHER]",
+            help="The checkpoint to compare it with; default: CHECKPOINT is compared with itself, component by "
+            "component.",
+            show_default=False,
+        ),
+    ] = None,
+    benchmarks: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option(
+            "--benchmarks",
+            help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100 %; may be given again.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "test",
+    source_file: SourceFileOption = None,
+    target_file: TargetFileOption = None,
+    langs: LangsOption = None,
+    pairs: PairsOption = None,
+    text: TextFilesOption = None,
+    max_sentences: MaxSentencesOption = None,
+    measure: Annotated[
+        MeasureChoice,
+        typer.Option("--measure", help="cka: linear CKA; lns: local neighbourhood similarity."),
+    ] = MeasureChoice.both,
+    neighbours: Annotated[
+        float,
+        typer.Option(
+            "--neighbours", min=0.0, max=1.0, help="Neighbours of LNS, as a share of the sentences."
+        ),
+    ] = 0.05,
+    batch_tokens: BatchTokensOption = 4096,
+    device: DeviceOption = "auto",
+    dtype: ComputeDtypeOption = "auto",
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--plot", metavar="FILE.png", help="Draw the heat maps of all components."),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The similarities.")] = Path(
+        "similarity.json"
+    ),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare what the components of two models make of the same sentences: every attention and every FFN.
+
+    The decoder reads the references. Several language pairs are compared one by one, and averaged.
+    """
+    from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
+    from prunecli.checkpoint.documents import refuse_existing, write_json
+    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.evaluation.evaluate import labels_for
+
+    refuse_existing(output, force=force)
+    _check_outputs(output, plot)
+    compared = _compared(checkpoint, other)
+    if benchmarks and len(compared) == 1:
+        raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
+    labels = labels_for([*compared, *(benchmarks or ())])
+    opened = {label: open_checkpoint(path) for label, path in labels.items()}
+    options = SimilarityOptions(
+        measures=MEASURES if measure is MeasureChoice.both else (measure.value,),
+        neighbours=neighbours,
+        batch_tokens=batch_tokens,
+        device=device,
+        dtype=dtype,
+    )
+    choice = _Choice(data, split, source_file, target_file, langs, pairs, max_sentences)
+    portions = _plain(text, choice) if text else _parallel(list(labels.values()), choice)
+    names = list(opened)
+    found = compare(opened, portions, options, console.progress(quiet))
+    shown = names[: len(compared)]
+    main = found[shown[-1]]
+    references = {name: found[name] for name in names[2:]}
+    payload = _payload(opened, main, references, portions, options)
+    write_json(output, payload, force=force)
+    if plot is not None:
+        from prunecli.analysis.similarity_plots import similarity_map
+
+        similarity_map(main, shown, plot)
+    if json:
+        console.print_json(payload)
+    elif not quiet:
+        _show(main, shown, list(references.values()), portions)
+        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The options that name parallel text."""
+
+    data: Path | None
+    split: str
+    source_file: Path | None
+    target_file: Path | None
+    langs: str | None
+    pairs: str | None
+    max_sentences: int | None
+
+
+def _check_outputs(output: Path, plot: Path | None) -> None:
+    for path in (output, *(() if plot is None else (plot,))):
+        if not path.parent.is_dir():
+            raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    if plot is not None:
+        from prunecli.analysis.plots import require_matplotlib
+
+        require_matplotlib()
+
+
+def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
+    """The one or two checkpoints; without any, the demo model and what prunecli wrote here."""
+    if checkpoint is not None:
+        return [checkpoint] if other is None else [checkpoint, other]
+    from prunecli import demo
+    from prunecli.commands.found import prunecli_checkpoints
+
+    here = [path.relative_to(Path.cwd()) for path in prunecli_checkpoints(Path.cwd())]
+    if not here:
+        console.note("No checkpoint given: using the bundled demo model.")
+        return [demo.CHECKPOINT]
+    of = f", the first of {len(here)} checkpoints here" if len(here) > 1 else ""
+    console.note(f"No checkpoint given: comparing the bundled demo model with {here[0]}{of}.")
+    return [demo.CHECKPOINT, here[0]]
+
+
+def _plain(files: Sequence[Path], choice: _Choice) -> tuple[Portion, ...]:
+    from prunecli.analysis.model_similarity import plain_portions
+    from prunecli.data.plain import read_plain
+
+    parallel = (choice.data, choice.source_file, choice.target_file, choice.langs, choice.pairs)
+    if any(value is not None for value in parallel):
+        raise UsageError(
+            "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
+            "Plain text is for models with one stack; leave out one of the two.",
+        )
+    return plain_portions(read_plain(files).first(choice.max_sentences))
+
+
+def _parallel(checkpoints: Sequence[Path], choice: _Choice) -> tuple[Portion, ...]:
+    from prunecli.analysis.model_similarity import parallel_portions
+    from prunecli.commands import found
+
+    text, pairs = found.chosen_text(
+        choice.data, choice.split, choice.source_file, choice.target_file, choice.pairs, choice.langs
+    )
+    if choice.pairs is None and choice.langs is None:
+        pairs = tuple(found.pruned_pairs(checkpoints, pairs)) or pairs
+    return parallel_portions(text.first(choice.max_sentences), pairs)
+
+
+def _payload(
+    opened: Mapping[str, Checkpoint],
+    main: Comparison,
+    references: Mapping[str, Comparison],
+    portions: Sequence[Portion],
+    options: SimilarityOptions,
+) -> dict[str, Any]:
+    from prunecli.analysis.model_similarity import neighbours_of
+    from prunecli.analysis.similarity_results import similarity_json
+    from prunecli.checkpoint.documents import header
+
+    return {
+        **header(FORMAT, list(opened.values()), None),
+        "checkpoints": list(opened),
+        "benchmarks": list(references),
+        "device": options.device,
+        "dtype": options.dtype,
+        "text": [
+            {
+                "name": portion.name,
+                "sentences": len(portion),
+                "neighbours": neighbours_of(portion, options),
+                "sha256": portion.sha256,
+            }
+            for portion in portions
+        ],
+        **similarity_json(main, list(references.values())),
+    }
+
+
+def _show(
+    main: Comparison, names: Sequence[str], references: Sequence[Comparison], portions: Sequence[Portion]
+) -> None:
+    from prunecli.commands.similarity_table import show_comparison
+
+    show_comparison(main, names, references)
+    least, width = min(map(len, portions)), max(main.widths)
+    many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
+    console.out(f"{least:,} sentences of {many}.")
+    if "cka" in main.similarities and least < width:
+        console.out(
+            f"With fewer sentences than the width of the outputs ({least:,} < {width:,}) CKA comes out too high: give "
+            "more, or --benchmarks to compare with."
+        )

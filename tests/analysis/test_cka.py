@@ -1,0 +1,87 @@
+"""Linear CKA against the HSIC of Gram matrices, and what must leave it as it is."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunecli.analysis.cka import constant, linear_cka
+from tests.reference import similarity as reference
+
+
+def random_features(seed: int, sentences: int, widths: tuple[int, ...]) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [
+        (generator.standard_normal((sentences, width)) + generator.standard_normal(width)).astype(np.float32)
+        for width in widths
+    ]
+
+
+widths = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(3, 20), widths)
+def test_it_is_the_hsic_of_gram_matrices(seed: int, sentences: int, chosen: tuple[int, ...]) -> None:
+    features = random_features(seed, sentences, chosen)
+    expected = [[reference.gram_cka(x.tolist(), y.tolist()) for y in features] for x in features]
+    np.testing.assert_allclose(linear_cka(features), expected, rtol=1e-6, atol=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(3, 20), widths, st.integers(1, 4000))
+def test_the_size_of_the_blocks_changes_nothing(
+    seed: int, sentences: int, chosen: tuple[int, ...], block_bytes: int
+) -> None:
+    features = random_features(seed, sentences, chosen)
+    np.testing.assert_allclose(linear_cka(features, block_bytes=block_bytes), linear_cka(features), rtol=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.floats(0.01, 100), st.floats(-5, 5))
+def test_rotations_scales_and_shifts_are_not_seen(seed: int, scale: float, shift: float) -> None:
+    first, second = random_features(seed, 25, (6, 9))
+    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((6, 6)))
+    moved = (first.astype(np.float64) @ rotation * scale + shift).astype(np.float32)
+    found = linear_cka([first, moved, second])
+    assert found[0, 1] == pytest.approx(1, abs=1e-5)
+    assert found[1, 2] == pytest.approx(found[0, 2], abs=1e-4)
+
+
+def test_symmetric_one_on_the_diagonal_and_within_bounds() -> None:
+    found = linear_cka(random_features(3, 40, (5, 50, 7)))
+    np.testing.assert_array_equal(found, found.T)
+    np.testing.assert_array_equal(np.diagonal(found), 1)
+    assert ((found >= 0) & (found <= 1)).all()
+
+
+def test_by_hand() -> None:
+    # Centred: x = (-1, 0, 1), y = (-1, 2, -1): <x, y>^2 / (<x, x> <y, y>) = 0, and with z = (-1, -1, 2) 9 / (2 * 6).
+    x, y, z = ([1, 2, 3], [0, 3, 0], [4, 4, 7])
+    found = linear_cka([np.array(column, np.float32)[:, None] for column in (x, y, z)])
+    np.testing.assert_allclose(found[0], [1, 0, 0.75], atol=1e-12)
+
+
+def test_outputs_that_never_change_have_no_similarity() -> None:
+    features = random_features(1, 10, (4, 4))
+    features.append(np.tile(features[0][:1], (10, 1)))
+    features.append(np.zeros((10, 3), np.float32))
+    np.testing.assert_array_equal(constant(features), [False, False, True, True])
+    found = linear_cka(features)
+    assert np.isnan(found[2:]).all()
+    assert np.isnan(found[:, 2:]).all()
+    assert np.isfinite(found[:2, :2]).all()
+
+
+def test_a_small_change_on_a_large_mean_is_seen() -> None:
+    (small,) = random_features(2, 30, (5,))
+    large = (small + np.float32(1000)).astype(np.float32)
+    assert linear_cka([small, large])[0, 1] == pytest.approx(1, abs=1e-3)
+
+
+def test_other_numbers_of_sentences_are_a_fault() -> None:
+    first, second = random_features(0, 8, (3,)) + random_features(0, 9, (3,))
+    with pytest.raises(ValueError):
+        linear_cka([first, second])

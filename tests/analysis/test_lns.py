@@ -1,0 +1,79 @@
+"""Neighbours against a search with sets, ties included."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunecli.analysis.lns import local_neighbourhood_similarity, neighbour_count
+from prunecli.errors import UsageError
+from tests.analysis.test_cka import random_features
+from tests.reference import similarity as reference
+
+
+def expected(features: list[np.ndarray], k: int) -> list[list[float]]:
+    return [[reference.lns(x.tolist(), y.tolist(), k) for y in features] for x in features]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(4, 16), st.data())
+def test_it_is_a_search_with_sets(seed: int, sentences: int, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, sentences - 1))
+    features = random_features(seed, sentences, (2, 5, 30))
+    np.testing.assert_allclose(local_neighbourhood_similarity(features, k), expected(features, k), rtol=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 3000))
+def test_ties_go_to_the_first_whatever_the_blocks(seed: int, k: int, block_bytes: int) -> None:
+    # Few directions, each of several sentences: most cosines are equal to others.
+    rows = np.random.default_rng(seed).integers(-1, 2, (9, 2)).astype(np.float32) + np.float32(0.5)
+    other = np.random.default_rng(seed + 1).integers(-1, 2, (9, 3)).astype(np.float32) + np.float32(0.5)
+    found = local_neighbourhood_similarity([rows, other], k, block_bytes=block_bytes)
+    np.testing.assert_allclose(found, expected([rows, other], k), rtol=1e-12)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**6), st.floats(0.01, 100))
+def test_rotations_and_scales_are_not_seen(seed: int, scale: float) -> None:
+    first, second = random_features(seed, 30, (6, 9))
+    rotation, _ = np.linalg.qr(np.random.default_rng(seed).standard_normal((6, 6)))
+    turned = (first.astype(np.float64) @ rotation * scale).astype(np.float32)
+    found = local_neighbourhood_similarity([first, turned, second], 4)
+    assert found[0, 1] >= 0.95  # but for cosines that float32 cannot tell apart
+    np.testing.assert_array_equal(np.diagonal(found), 1)
+    np.testing.assert_array_equal(found, found.T)
+
+
+def test_by_hand() -> None:
+    # On a circle at 0, 10, 30, 180 degrees, and with the last two exchanged.
+    angles = np.radians([0, 10, 30, 180])
+    circle = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
+    # Nearest: 0 -> 1, 1 -> 0, 2 -> 1, 3 -> 2; exchanged: 0 -> 1, 1 -> 0, 2 -> 3, 3 -> 1.
+    found = local_neighbourhood_similarity([circle, circle[[0, 1, 3, 2]]], 1)
+    assert found[0, 1] == 0.5
+
+
+def test_all_others_as_neighbours_are_the_same_in_every_space() -> None:
+    np.testing.assert_array_equal(local_neighbourhood_similarity(random_features(0, 7, (3, 4)), 6), 1)
+
+
+def test_outputs_that_never_change_have_no_neighbours() -> None:
+    features = [*random_features(0, 10, (4,)), np.ones((10, 4), np.float32)]
+    found = local_neighbourhood_similarity(features, 2)
+    assert np.isnan(found[1]).all()
+    assert np.isnan(found[:, 1]).all()
+    assert found[0, 0] == 1
+
+
+@pytest.mark.parametrize(("share", "sentences", "k"), [(0.05, 2037, 102), (0.05, 20, 1), (0.29, 100, 29)])
+def test_the_number_of_neighbours(share: float, sentences: int, k: int) -> None:
+    assert neighbour_count(share, sentences) == k
+
+
+@pytest.mark.parametrize(("share", "sentences"), [(0.01, 20), (0.0, 500), (1.0, 50)])
+def test_a_share_that_makes_none_or_all_is_refused(share: float, sentences: int) -> None:
+    with pytest.raises(UsageError, match=f"--neighbours {share:g} of {sentences}"):
+        neighbour_count(share, sentences)

@@ -1,0 +1,210 @@
+"""Comparisons of whole models: what is the same for one as for two, for one pair as for several."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.analysis.model_similarity import (
+    Comparison,
+    Portion,
+    SimilarityOptions,
+    compare,
+    parallel_portions,
+    plain_portions,
+)
+from prunecli.analysis.similarity_results import (
+    constant_components,
+    corresponding,
+    side_means,
+    similarity_json,
+    successive,
+)
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.parallel import ParallelText
+from prunecli.data.plain import PlainText
+from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from tests.families import tiny_family
+from tests.ffn_layouts import tiny, weights, write_changed, write_copy
+
+WORDS = ("the", "hen", "hat", "no", "tin", "inn", "in", "on", "ten", "a")
+LINES = tuple(f"{WORDS[n % 10]} {WORDS[n * 7 % 9]} {WORDS[n // 3 % 10]}" for n in range(24))
+TEXT = ParallelText(
+    "val", {"eng_Latn": LINES, "fra_Latn": tuple(line[::-1] for line in LINES), "deu_Latn": LINES[::-1]}
+)
+OPTIONS = SimilarityOptions(neighbours=0.2, batch_tokens=64, device="cpu", dtype="float32")
+PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "deu_Latn"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two seeds of one shape; a wider one of a third, with fewer layers; one that lost two FFNs."""
+    folder = tmp_path_factory.mktemp("models")
+    for seed, name in enumerate(("one", "two", "three")):
+        tiny(folder / name, "m2m_100", seed=seed)
+    tiny_family(folder / "wide", "m2m_100", d_model=64, encoder_layers=2)
+    ffns = ("model.decoder.layers.0", "model.decoder.layers.1")
+    write_changed(folder / "one", folder / "less", "m2m_100", {name: {"removed": True} for name in ffns})
+    return folder
+
+
+def compared(
+    models: Path, *names: str, pairs: tuple[tuple[str, str], ...] = PAIRS[:1]
+) -> dict[str, Comparison]:
+    opened = {name: open_checkpoint(models / name) for name in names}
+    return compare(opened, parallel_portions(TEXT, pairs), OPTIONS)
+
+
+def test_a_copy_is_the_same(models: Path) -> None:
+    opened = {name: open_checkpoint(models / "one") for name in ("one", "copy")}
+    found = compare(opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS)["copy"]
+    for measure in ("cka", "lns"):
+        np.testing.assert_allclose(np.diagonal(found.between(measure)), 1, rtol=1e-12)
+        np.testing.assert_array_equal(found.within_first(measure), found.within_second(measure))
+
+
+def test_one_model_alone_is_as_beside_another(models: Path) -> None:
+    alone = compared(models, "one")["one"]
+    beside = compared(models, "one", "two")["two"]
+    assert alone.second == ()
+    for measure in ("cka", "lns"):
+        np.testing.assert_allclose(alone.within_first(measure), beside.within_first(measure), rtol=1e-12)
+
+
+def test_the_order_of_two_models_does_not_matter(models: Path) -> None:
+    one, other = compared(models, "one", "two")["two"], compared(models, "two", "one")["one"]
+    for measure in ("cka", "lns"):
+        np.testing.assert_allclose(one.between(measure), other.between(measure).T, rtol=1e-12)
+
+
+def test_pairs_are_averaged(models: Path) -> None:
+    singles = [compared(models, "one", "two", pairs=(pair,))["two"] for pair in PAIRS]
+    both = compared(models, "one", "two", pairs=PAIRS)["two"]
+    for measure in ("cka", "lns"):
+        mean = sum(found.between(measure) for found in singles) / 2
+        np.testing.assert_allclose(both.between(measure), mean, rtol=1e-12)
+
+
+def test_other_widths_and_depths(models: Path) -> None:
+    found = compared(models, "one", "wide")["wide"]
+    assert found.widths == (32, 64)
+    assert found.between("cka").shape == (12, 10)
+    names = [pair.first.name for pair in corresponding(found)]
+    assert names == [c.name for c in found.first if c.side == "decoder" or c.layer < 2]
+
+
+def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
+    found = compared(models, "one", "less")["less"]
+    gone = ("model.decoder.layers.0", "model.decoder.layers.1")
+    assert found.removed == ((), gone)
+    assert not {pair.second.name for pair in corresponding(found)} & set(gone)
+    assert similarity_json(found)["left_out"]["second"] == {"removed": list(gone), "constant": []}
+    encoder = [pair.values["lns"] for pair in corresponding(found) if pair.first.side == "encoder"]
+    assert encoder == [1.0] * 6
+
+
+def test_normalised_by_benchmarks(models: Path) -> None:
+    found = compared(models, "one", "less", "two", "three")
+    pairs = corresponding(found["less"], [found["two"], found["three"]])
+    for pair in pairs:
+        place = found["less"].first.index(pair.first)
+        expected = (
+            found["two"].between("cka")[place, place] + found["three"].between("cka")[place, place]
+        ) / 2
+        assert pair.benchmark["cka"] == pytest.approx(expected)
+    decoder = [pair for pair in pairs if pair.first.side == "decoder"]
+    assert len(decoder) == 4  # its two FFNs are in neither mean
+    mean = side_means(pairs, ["cka"])["decoder"]
+    values = [pair.values["cka"] or 0.0 for pair in decoder]
+    assert mean.values["cka"] == pytest.approx(sum(values) / 4)
+    assert mean.normalised["cka"] == pytest.approx(
+        100 * sum(values) / sum(pair.benchmark["cka"] for pair in decoder)
+    )
+
+
+def test_a_model_as_its_own_benchmark_is_a_hundred_percent(models: Path) -> None:
+    found = compared(models, "one", "two")["two"]
+    for mean in side_means(corresponding(found, [found]), ["cka", "lns"]).values():
+        assert mean.normalised["cka"] == pytest.approx(100)
+        assert mean.normalised["lns"] == pytest.approx(100)
+
+
+def test_successive_components_of_one_model(models: Path) -> None:
+    found = compared(models, "one")["one"]
+    pairs = successive(found)
+    assert [(pair.first.label, pair.second.label) for pair in pairs[:5]] == [
+        ("0.sa", "0.ffn"),
+        ("0.ffn", "1.sa"),
+        ("1.sa", "1.ffn"),
+        ("1.ffn", "2.sa"),
+        ("2.sa", "2.ffn"),
+    ]
+    assert len(pairs) == 5 + 5
+    assert pairs[5].first.side == pairs[5].second.side == "decoder"
+
+
+def test_constant_components_have_no_value(models: Path) -> None:
+    tensors = weights(models / "one")
+    tensors["model.encoder.layers.1.fc2.weight"] *= 0  # the bias alone, for every token
+    write_copy(models / "one", models / "bias", tensors)
+    found = compared(models, "one", "bias")["bias"]
+    assert constant_components(found) == ((), ("model.encoder.layers.1",))
+    without = [pair.second.label for pair in corresponding(found) if pair.values["lns"] is None]
+    assert without == ["1.ffn"]
+    encoder = [pair.values["cka"] for pair in corresponding(found) if pair.first.side == "encoder"]
+    known = [value for value in encoder if value is not None]
+    assert len(known) == 5
+    assert side_means(corresponding(found), ["cka"])["encoder"].values["cka"] == pytest.approx(sum(known) / 5)
+    assert None in similarity_json(found)["matrices"]["cka"]["between"][0]
+
+
+def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
+    opened = {
+        name: open_checkpoint(tiny_family(tmp_path / name, model_type))
+        for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
+    }
+    portions = plain_portions(PlainText((Path("text.txt"),), LINES))
+    found = compare(opened, portions, OPTIONS)["gpt2"]
+    assert found.between("lns").shape == (6, 6)
+    assert corresponding(found) == []  # an encoder and a decoder
+    assert similarity_json(found)["mean"] == {}
+
+
+def test_too_few_sentences_are_refused() -> None:
+    lines = (*LINES[:19], "", " ")
+    text = ParallelText("val", {"eng_Latn": lines, "fra_Latn": lines})
+    with pytest.raises(DataError, match="eng_Latn-fra_Latn: 19 sentences are too few"):
+        parallel_portions(text, PAIRS[:1])
+    with pytest.raises(DataError, match="19 sentences are too few"):
+        plain_portions(PlainText((Path("text.txt"),), LINES[:19]))
+
+
+def test_blank_lines_are_not_compared() -> None:
+    text = ParallelText("val", {"eng_Latn": (*LINES, "the"), "fra_Latn": (*LINES, "")})
+    (portion,) = parallel_portions(text, PAIRS[:1])
+    assert portion.sources == portion.targets == LINES
+
+
+def test_text_of_the_wrong_kind_is_refused(models: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="not --text"):
+        compare({"one": open_checkpoint(models / "one")}, [Portion("text", LINES)], OPTIONS)
+    gpt2 = open_checkpoint(tiny_family(tmp_path / "gpt2", "gpt2"))
+    with pytest.raises(UsageError, match="not pairs of sentences"):
+        compare({"gpt2": gpt2}, parallel_portions(TEXT, PAIRS), OPTIONS)
+
+
+def test_too_few_neighbours_are_refused_before_a_model_is_loaded(models: Path) -> None:
+    options = SimilarityOptions(neighbours=0.01)
+    with pytest.raises(UsageError, match="0 neighbours"):
+        compare({"one": open_checkpoint(models / "one")}, parallel_portions(TEXT, PAIRS), options)
+
+
+def test_an_undeclared_family_is_refused(models: Path, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "other", "gpt2")
+    config = (path / "config.json").read_text().replace('"model_type": "gpt2"', '"model_type": "gpt_neo"')
+    (path / "config.json").write_text(config)
+    opened = {"one": open_checkpoint(models / "one"), "other": open_checkpoint(path)}
+    with pytest.raises(UnsupportedModelError, match="gpt_neo"):
+        compare(opened, parallel_portions(TEXT, PAIRS), OPTIONS)

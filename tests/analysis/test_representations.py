@@ -1,0 +1,205 @@
+"""Token means of what components add to the residual stream, against the stream itself, one sentence at a time."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.analysis.components import components
+from prunecli.analysis.representations import Representations, represent, text_batches
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import encode, load_tokenizer
+from prunecli.errors import DataError, OutputError, UnsupportedModelError
+from prunecli.evaluation.objective import translation_batches
+from prunecli.modules.loading import load_model
+from tests.ffn_layouts import tiny, write_changed
+from tests.reference import similarity as reference
+
+SOURCES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")
+TARGETS = ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain")
+PAIR = ("eng_Latn", "fra_Latn")
+BART_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+NORMS = {
+    "nllb-moe": ("self_attn_layer_norm", "cross_attention_layer_norm", "ff_layer_norm"),
+    **dict.fromkeys(("m2m_100", "mbart", "marian", "bart"), BART_NORMS),
+    **dict.fromkeys(("t5", "t5-gated"), ("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm")),
+    **dict.fromkeys(("bert", "roberta"), ("attention.output.LayerNorm", "output.LayerNorm")),
+    "gpt2": ("ln_1", "ln_2"),
+    "llama": ("input_layernorm", "post_attention_layernorm"),
+}
+"""The norms of a layer in order, one before or after each component."""
+POST_NORM = ("marian", "bart", "bert", "roberta")
+ONE_STACK = ("bert", "roberta", "gpt2", "llama")
+
+
+class Subject:
+    def __init__(self, path: Path, case: str) -> None:
+        self.case = case
+        self.components = components(open_checkpoint(path))
+        self.model = load_model(path, device="cpu", dtype="float32")
+        self.tokenizer = load_tokenizer(path)
+
+    def represent(self, directory: Path, batch_tokens: int = 40) -> Representations:
+        directory.mkdir()
+        if self.case in ONE_STACK:
+            batches = text_batches(self.tokenizer, self.model, SOURCES, batch_tokens)
+        else:
+            text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
+            batches = translation_batches(self.tokenizer, self.model, text, PAIR, batch_tokens)
+        return represent(self.model, self.components, batches, directory)
+
+    def alone(self, sentence: int) -> dict[str, torch.Tensor]:
+        """The inputs of one sentence without any padding."""
+        if self.case in ONE_STACK:
+            return {"input_ids": torch.tensor([self.tokenizer(SOURCES[sentence])["input_ids"]])}
+        source = encode(self.tokenizer, [SOURCES[sentence]], PAIR[0])
+        target = encode(self.tokenizer, [TARGETS[sentence]], PAIR[1], as_target=True)
+        return {"input_ids": torch.tensor(source), "labels": torch.tensor(target)}
+
+
+def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
+    """Component -> `[tokens, width]`: what the residual stream gains between one norm and the next."""
+    seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    model, handles = subject.model, []
+    for block in dict.fromkeys(component.block for component in subject.components):
+        for suffix in ("", *(f".{norm}" for norm in NORMS[subject.case])):
+            try:
+                module = model.get_submodule(block + suffix)
+            except AttributeError:  # an encoder has no cross-attention
+                continue
+
+            def keep(_module: Any, inputs: Any, output: Any, name: str = block + suffix) -> None:
+                seen.append((name, inputs[0], output[0] if isinstance(output, tuple) else output))
+
+            handles.append(module.register_forward_hook(keep))
+    with torch.inference_mode():
+        model(**subject.alone(sentence), **({} if "bert" in subject.case else {"use_cache": False}))
+    for handle in handles:
+        handle.remove()
+    stream = {name: (before[0], after[0]) for name, before, after in seen}
+    found: dict[str, list[list[float]]] = {}
+    for block in dict.fromkeys(component.block for component in subject.components):
+        names = [name for name in stream if name.startswith(f"{block}.")]
+        own = [component.name for component in subject.components if component.block == block]
+        if subject.case in POST_NORM:
+            before = [stream[block][0], *(stream[name][1] for name in names)]
+            after = [stream[name][0] for name in names]
+        else:
+            before = [stream[name][0] for name in names]
+            after = [*before[1:], stream[block][1]]
+        for name, start, end in zip(own, before, after, strict=False):
+            found[name] = (end - start).tolist()
+    return found
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) -> None:
+    subject = Subject(tiny(tmp_path / "model", case), case)
+    found = subject.represent(tmp_path / "files")
+    assert found.components == subject.components
+    for sentence in range(len(SOURCES)):
+        expected = added(subject, sentence)
+        assert set(expected) == {component.name for component in found.components}
+        for component, outputs in expected.items():
+            place = [held.name for held in found.components].index(component)
+            mean = reference.token_mean(outputs, len(outputs))
+            np.testing.assert_allclose(
+                found.features[place][sentence], mean, rtol=1e-4, atol=1e-4, err_msg=component
+            )
+
+
+@pytest.mark.parametrize("case", ["nllb-moe", "t5", "bert", "gpt2"])
+def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
+    subject = Subject(tiny(tmp_path / "model", case), case)
+    one, all_at_once = (subject.represent(tmp_path / str(tokens), tokens) for tokens in (1, 4096))
+    for first, second in zip(one.features, all_at_once.features, strict=True):
+        np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "llama", "bert"])
+def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", case)
+    names = [part.name for part in components(open_checkpoint(source)) if part.kind == "ffn"]
+    changes = {name: {"shared_with": names[0]} for name in names[1:]}
+    subject = Subject(write_changed(source, tmp_path / "shared", case, changes), case)
+    found = subject.represent(tmp_path / "files")
+    expected = added(subject, 2)
+    for component, features in zip(found.components, found.features, strict=True):
+        mean = reference.token_mean(expected[component.name], len(expected[component.name]))
+        np.testing.assert_allclose(features[2], mean, rtol=1e-4, atol=1e-4, err_msg=component.name)
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "gpt2", "roberta"])
+def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", case)
+    gone = [part.name for part in components(open_checkpoint(source)) if part.kind == "ffn"][1:]
+    changes = {name: {"removed": True} for name in gone}
+    subject = Subject(write_changed(source, tmp_path / "less", case, changes), case)
+    assert [part.name for part in subject.components if part.removed] == gone
+    found = subject.represent(tmp_path / "files")
+    assert not {part.name for part in found.components} & set(gone)
+    assert len(found.features) == len(subject.components) - len(gone)
+
+
+def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_path: Path) -> None:
+    found = components(open_checkpoint(tiny(tmp_path / "model", "m2m_100")))
+    assert [part.label for part in found] == [
+        *(f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")),
+        *(f"{layer}.{kind}" for layer in range(2) for kind in ("sa", "ca", "ffn")),
+    ]
+    assert [part.side for part in found] == ["encoder"] * 6 + ["decoder"] * 6
+
+
+def test_nan_is_named_with_its_component_and_sentence(tmp_path: Path) -> None:
+    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+    with torch.no_grad():
+        subject.model.transformer.h[1].mlp.c_fc.weight[0, 0] = float("nan")
+    with pytest.raises(DataError, match=r"transformer\.h\.1\.mlp: its output for sentence \d+ holds NaN"):
+        subject.represent(tmp_path / "files")
+
+
+def test_a_component_without_an_output_for_each_token_is_refused(tmp_path: Path) -> None:
+    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+    subject.model.transformer.h[2].mlp.forward = lambda states: states[0, 0]  # one value for all tokens
+    with pytest.raises(
+        UnsupportedModelError, match=r"transformer\.h\.2\.mlp: its output has the shape \[32\]"
+    ):
+        subject.represent(tmp_path / "files")
+
+
+def test_a_component_that_does_not_run_is_refused(tmp_path: Path) -> None:
+    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+    subject.model.transformer.h[2].forward = lambda states, *_, **__: states
+    with pytest.raises(UnsupportedModelError, match=r"transformer\.h\.2\.attn: the model does not run it"):
+        subject.represent(tmp_path / "files")
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+    monkeypatch.setattr(os, "posix_fallocate", full, raising=False)
+    with pytest.raises(OutputError, match="no space left for the outputs"):
+        subject.represent(tmp_path / "files")
+
+
+def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
+    subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
+    with pytest.raises(DataError, match=r"text 2 \(''\) has no token"):
+        text_batches(subject.tokenizer, subject.model, ("the hen", ""), 40)
+
+
+def test_an_undeclared_family_is_refused(tmp_path: Path) -> None:
+    path = tiny(tmp_path / "model", "gpt2")
+    config = (path / "config.json").read_text().replace('"model_type": "gpt2"', '"model_type": "gpt_neo"')
+    (path / "config.json").write_text(config)
+    with pytest.raises(UnsupportedModelError, match="gpt_neo"):
+        components(open_checkpoint(path))

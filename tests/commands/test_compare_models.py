@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli import demo
+from prunecli.commands.compare_models import compare_models
+from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from tests.families import tiny_family
+from tests.ffn_layouts import write_changed
+
+LINES = [f"the {'hen' * (n % 3)} {n} in {n * n}" for n in range(30)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with models, text, and a place of its own for temporary files."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "scratch"))
+    for seed, name in enumerate(("full", "twin", "third")):
+        tiny_family(name, "m2m_100", seed=seed)
+        tiny_family(f"lm-{name}", "gpt2", seed=seed)
+    (tmp_path / "data").mkdir()
+    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
+        lines = [f"{line} {language[0]}" for line in LINES]
+        (tmp_path / "data" / f"test.{language}").write_text("\n".join(lines) + "\n")
+    (tmp_path / "text.txt").write_text("\n".join(LINES) + "\n")
+    return tmp_path
+
+
+def _run(*arguments):
+    app = typer.Typer()
+    app.command()(compare_models)
+    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+
+
+def test_two_models(folder):
+    result = _run("full", "twin", *PAIR, "--plot", "map.png")
+    assert result.exit_code == 0
+    for text in ("full and twin, encoder", "CKA cross", "LNS FFN", "30 sentences of eng_Latn-fra_Latn"):
+        assert text in result.stdout
+    assert "fewer sentences than the width of the outputs (30 < 32)" in result.stdout
+    assert "Written to similarity.json and map.png." in result.stderr
+    payload = json.loads((folder / "similarity.json").read_text())
+    assert payload["format"] == "prunecli.similarity/1"
+    assert payload["checkpoints"] == ["full", "twin"]
+    assert [model["model_type"] for model in payload["models"]] == ["m2m_100"] * 2
+    assert payload["text"][0]["neighbours"] == 2  # 5 % of 30, to the nearest even number
+    assert set(payload["matrices"]) == {"cka", "lns"}
+    assert [len(payload["matrices"]["cka"][name]) for name in ("first", "second", "between")] == [12] * 3
+    first = payload["corresponding"][0]
+    assert first["first"] == "model.encoder.layers.0.self_attn"
+    assert first["cka"] == payload["matrices"]["cka"]["between"][0][0]
+    assert set(payload["mean"]) == {"encoder", "decoder"}
+    assert (folder / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert not list((folder / "scratch").glob("prunecli-*"))
+
+
+def test_benchmarks(folder):
+    result = _run("full", "twin", "--benchmarks", "third", *PAIR, "--measure", "cka", "--json", "-q")
+    payload = json.loads(result.stdout)
+    assert payload == json.loads((folder / "similarity.json").read_text())
+    assert payload["benchmarks"] == ["third"]
+    assert list(payload["matrices"]) == ["cka"]
+    row = payload["corresponding"][3]
+    assert row["cka_normalised"] == pytest.approx(100 * row["cka"] / row["cka_benchmark"], abs=0.01)
+    assert payload["mean"]["decoder"]["cka_normalised"] > 0
+    assert "% of the benchmarks" in _run("full", "twin", "--benchmarks", "third", *PAIR, "--force").stdout
+
+
+def test_one_model(folder):
+    result = _run("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
+    assert "full, decoder" in result.stdout
+    assert "CKA" not in result.stdout
+    payload = json.loads((folder / "own.json").read_text())
+    assert payload["checkpoints"] == ["full"]
+    assert list(payload["matrices"]["lns"]) == ["first"]
+    assert [row["second"] for row in payload["successive"]][:1] == ["model.encoder.layers.0"]
+
+
+def test_language_models(folder):
+    result = _run("lm-full", "lm-twin", "--text", "text.txt", "--max-sentences", "25")
+    assert "lm-full and lm-twin, decoder" in result.stdout
+    assert "25 sentences of text.txt" in result.stdout
+    assert "encoder" not in result.stdout
+
+
+def test_several_pairs_and_removed_ffns(folder):
+    gone = {f"model.decoder.layers.{layer}": {"removed": True} for layer in range(2)}
+    write_changed(folder / "full", folder / "less", "m2m_100", gone)
+    result = _run("full", "less", "--data", "data", "--langs", "eng_Latn,fra_Latn")
+    assert "30 sentences of each of 2 pairs, averaged." in result.stdout
+    assert "Left out of less, removed: model.decoder.layers.0, model.decoder.layers.1." in result.stdout
+
+
+def test_without_arguments_the_demo_alone_or_with_what_is_here(folder, monkeypatch):
+    empty = folder / "empty"
+    empty.mkdir()
+    monkeypatch.chdir(empty)
+    quick = ("--pairs", "qba_Latn-qka_Latn", "--max-sentences", "40")
+    result = _run(*quick)
+    assert "No checkpoint given: using the bundled demo model." in result.stderr
+    assert "demo, encoder" in result.stdout
+    monkeypatch.chdir(folder)
+    config = json.loads((demo.CHECKPOINT / "config.json").read_text())
+    (folder / "mine").symlink_to(_copied(folder, config))
+    result = _run(*quick)
+    assert "comparing the bundled demo model with mine, the first of 2 checkpoints here." in result.stderr
+    assert json.loads((folder / "similarity.json").read_text())["checkpoints"][0] == "demo"
+
+
+def _copied(folder: Path, config: dict) -> Path:
+    """The demo model with the key that marks what prunecli wrote."""
+    target = folder / "mine.copy"
+    target.mkdir()
+    for path in demo.CHECKPOINT.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    (target / "config.json").write_text(json.dumps({**config, "prunecli": {"version": 1}}))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("full", "twin", *PAIR, "--max-sentences", "19"), DataError, "19 sentences are too few"),
+        (("full", "twin", *PAIR, "--max-sentences", "31"), DataError, "31 sentences were asked for"),
+        (("full", "twin", *PAIR, "--neighbours", "0.01"), UsageError, "0 neighbours"),
+        (("full", "twin", "--data", "data", "--pairs", "eng_Latn-ita_Latn"), DataError, "'ita_Latn'"),
+        (("full", "twin", "--data", "data", "--pairs", "eng"), UsageError, "'eng' is not a language pair"),
+        (("full", "full", *PAIR), UsageError, "full is given twice"),
+        (("full", "--benchmarks", "twin", *PAIR), UsageError, "--benchmarks goes with two models"),
+        (("full", "nothing", *PAIR), CheckpointError, "nothing"),
+        (("full", "twin", *PAIR, "--text", "text.txt"), UsageError, "--text does not go with --data"),
+        (("full", "twin", "--text", "text.txt"), UsageError, "not --text"),
+        (("full", "lm-full", *PAIR), UsageError, "lm-full: a model with one stack"),
+        (("full", "twin", *PAIR, "-o", "text.txt"), OutputError, "exists already"),
+        (("full", "twin", *PAIR, "-o", "none/similarity.json"), OutputError, "no such directory"),
+        (("full", "twin", *PAIR, "--plot", "none/map.png"), OutputError, "no such directory"),
+    ],
+)
+def test_refused(folder, arguments, error, message):
+    with pytest.raises(error, match=message):
+        _run(*arguments)
+    assert not (folder / "similarity.json").exists()
+    assert not list((folder / "scratch").glob("prunecli-*"))
+
+
+def test_an_undeclared_family_is_refused(folder):
+    config = (folder / "lm-twin" / "config.json").read_text()
+    (folder / "lm-twin" / "config.json").write_text(config.replace('"gpt2"', '"gpt_neo"'))
+    with pytest.raises(UnsupportedModelError, match="gpt_neo"):
+        _run("lm-full", "lm-twin", "--text", "text.txt")
+
+
+def test_an_interrupt_leaves_nothing(folder, monkeypatch):
+    from prunecli.analysis import cka
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cka, "linear_cka", interrupted)
+    assert _run("full", "twin", *PAIR).exit_code == 130
+    assert not (folder / "similarity.json").exists()
+    assert not list((folder / "scratch").glob("prunecli-*"))

@@ -1,0 +1,47 @@
+"""CKA and LNS (2309.01826, section 2.3) restated slowly and obviously."""
+
+from __future__ import annotations
+
+import math
+
+
+def gram_cka(first, second):
+    """HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with K = X X^T, L = Y Y^T and H = I - 1/n (1905.00414, eq. 3 and 4)."""
+
+    def centred(rows):
+        n = len(rows)
+        gram = [[sum(a * b for a, b in zip(x, y, strict=True)) for y in rows] for x in rows]
+        by_row = [sum(row) / n for row in gram]
+        overall = sum(by_row) / n
+        return [[gram[i][j] - by_row[i] - by_row[j] + overall for j in range(n)] for i in range(n)]
+
+    def hsic(one, other):
+        n = len(one)
+        return sum(one[i][j] * other[j][i] for i in range(n) for j in range(n)) / (n - 1) ** 2
+
+    k, m = centred(first), centred(second)
+    return hsic(k, m) / math.sqrt(hsic(k, k) * hsic(m, m))
+
+
+def neighbours(rows, sentence, k):
+    """The k other rows of the highest cosine; of equal ones the first."""
+
+    def cosine(x, y):
+        return sum(a * b for a, b in zip(x, y, strict=True)) / (math.hypot(*x) * math.hypot(*y) or 1.0)
+
+    others = [other for other in range(len(rows)) if other != sentence]
+    return set(sorted(others, key=lambda other: (-round(cosine(rows[sentence], rows[other]), 12), other))[:k])
+
+
+def lns(first, second, k):
+    """Mean over sentences of the Jaccard similarity of their neighbours in the two spaces."""
+    total = 0.0
+    for sentence in range(len(first)):
+        one, two = neighbours(first, sentence, k), neighbours(second, sentence, k)
+        total += len(one & two) / len(one | two)
+    return total / len(first)
+
+
+def token_mean(outputs, tokens):
+    """Mean of the first `tokens` rows, one addition at a time."""
+    return [sum(float(row[column]) for row in outputs[:tokens]) / tokens for column in range(len(outputs[0]))]
