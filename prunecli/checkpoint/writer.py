@@ -7,12 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from prunecli.checkpoint.computing import Block, blocks
 from prunecli.checkpoint.copying import Move, carry_out, reserve
 from prunecli.checkpoint.dtypes import itemsize
 from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import Output, check_outputs, pieces
+from prunecli.checkpoint.stream import Copy, Moved, Output, Rows, Slices, check_outputs, pieces
 from prunecli.progress import Progress, silent
 
 SHARD_BYTES = 5_000_000_000
@@ -21,6 +23,9 @@ INDEX_FILE = "model.safetensors.index.json"
 
 THREADS = 4
 """Casts are bound by the processor, plain copies by the memory; neither gains from many more."""
+
+MOST_RANGES = 256
+"""Ranges of a tensor that are moved one by one; of more, blocks of rows are put together."""
 
 
 def write_tensors(
@@ -34,7 +39,8 @@ def write_tensors(
     """Write `outputs` into `directory`: one file, or shards of at most `shard_bytes` with an index.
 
     Equal types are copied, neighbours in the source at once; others are cast block by block, each value rounded
-    to the nearest, ties to even. The bytes depend on nothing but the arguments.
+    to the nearest, ties to even; what is made of several tensors is computed block by block. The bytes depend on
+    nothing but the arguments.
 
     Returns:
         Tensor's name -> file.
@@ -112,30 +118,51 @@ def _write_shard(
     with path.open("wb", buffering=0) as file:
         reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
-        moves = [
-            part
-            for move in coalesced(_moves(source, ordered, file.fileno(), len(head)))
-            for part in move.parts()
-        ]
         pool = ThreadPoolExecutor(threads)
         try:
-            for job in [pool.submit(carry_out, move) for move in moves]:
+            for job in [pool.submit(task) for task in _tasks(source, ordered, file.fileno(), len(head))]:
                 advance(job.result())
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
 
 
-def _moves(source: Checkpoint, outputs: Sequence[Output], target: int, start: int) -> Iterator[Move]:
+def _tasks(
+    source: Checkpoint, outputs: Sequence[Output], target: int, start: int
+) -> Iterator[Callable[[], int]]:
+    """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
+    moves: list[Move] = []
+    computed: list[Block] = []
     for output in outputs:
-        info = source.info(output.recipe.source)
-        file, offset, _ = source.location(info.name)
-        cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
-        for piece in pieces(output, info):
-            where = f"{source.path}: {info.name}"
-            rows = piece.row_bytes, piece.picks
-            move = Move(where, file, offset + piece.start, piece.nbytes, target, start, cast, *rows)
-            yield move
-            start += move.written
+        if isinstance(output.recipe, (Copy, Rows, Slices)) and not _is_scattered(output.recipe):
+            moves += _moves(source, output, output.recipe.source, target, start)
+        else:
+            computed += blocks(source, output, target, start)
+        start += output.nbytes
+    tasks: list[tuple[int, Callable[[], int]]] = [
+        (part.target_offset, partial(carry_out, part))
+        for move in coalesced(iter(moves))
+        for part in move.parts()
+    ]
+    tasks += [(block.target_offset, block.carry_out) for block in computed]
+    for _, task in sorted(tasks, key=lambda found: found[0]):
+        yield task
+
+
+def _is_scattered(recipe: Moved) -> bool:
+    """Whether it is of so many parts that they are not worth a move each."""
+    return isinstance(recipe, Slices) and len(recipe.ranges) > MOST_RANGES
+
+
+def _moves(source: Checkpoint, output: Output, name: str, target: int, start: int) -> Iterator[Move]:
+    info = source.info(name)
+    file, offset, _ = source.location(name)
+    cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
+    for piece in pieces(output, info):
+        where = f"{source.path}: {name}"
+        rows = piece.row_bytes, piece.picks
+        move = Move(where, file, offset + piece.start, piece.nbytes, target, start, cast, *rows)
+        yield move
+        start += move.written
 
 
 def coalesced(moves: Iterator[Move]) -> Iterator[Move]:

@@ -1,0 +1,284 @@
+"""`prunecli share-ffn`: share, drop, widen or narrow feed-forward networks, write a checkpoint with the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.ffn_text import TextOptions
+from prunecli.commands.options import (
+    BatchTokensOption,
+    CheckpointArgument,
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    ForceOption,
+    JsonOption,
+    LangsOption,
+    MaxSentencesOption,
+    PairsOption,
+    QuietOption,
+    SeedOption,
+    TextFilesOption,
+)
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.methods.ffn.decide import Decision, Options
+
+
+class TreatmentName(str, Enum):
+    """Values of --encoder and --decoder."""
+
+    share = "share"
+    keep = "keep"
+    drop = "drop"
+
+
+class InitName(str, Enum):
+    """Values of --init."""
+
+    mean = "mean"
+    first = "first"
+    last = "last"
+    concat = "concat"
+
+
+class OrderName(str, Enum):
+    """Values of --order."""
+
+    sequence = "sequence"
+    cycle = "cycle"
+    cycle_reverse = "cycle-reverse"
+
+
+class KeepName(str, Enum):
+    """Values of --keep-units."""
+
+    norms = "norms"
+    activations = "activations"
+
+
+class DtypeName(str, Enum):
+    """Values of --dtype."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+def share_ffn(
+    checkpoint: CheckpointArgument = None,
+    config: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--config",
+            metavar="NAME",
+            help="A configuration of the paper: SharedEnc, SharedDec, SharedEncSharedDec, SharedEncDec, NoEnc, NoDec, "
+            "NoEncNoDec, SharedEncNoDec, OneWide. Default: SharedEncNoDec; SharedEnc or SharedDec of a model with "
+            "one side.",
+            show_default=False,
+        ),
+    ] = None,
+    encoder: Annotated[
+        Optional[TreatmentName],  # noqa: UP045
+        typer.Option("--encoder", help="The encoder's FFNs, instead of --config.", show_default=False),
+    ] = None,
+    decoder: Annotated[
+        Optional[TreatmentName],  # noqa: UP045
+        typer.Option("--decoder", help="The decoder's FFNs, instead of --config.", show_default=False),
+    ] = None,
+    width: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--width",
+            metavar="N|match",
+            help="Hidden units of a shared FFN; match: as many as all that it stands for have together. Default: as "
+            "--init makes it.",
+            show_default=False,
+        ),
+    ] = None,
+    init: Annotated[
+        Optional[InitName],  # noqa: UP045
+        typer.Option(
+            "--init",
+            help="How a shared FFN is made of those that it stands for: the mean of their weights, the first, the "
+            "last, or all side by side. Default: concat where --width is larger than theirs, else mean.",
+            show_default=False,
+        ),
+    ] = None,
+    scale: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--scale",
+            help="Factor of a shared FFN's output. Default: 1; for concat of k 1/k: the mean of their outputs, not "
+            "the sum.",
+            show_default=False,
+        ),
+    ] = None,
+    groups: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--groups",
+            metavar="N[,M]",
+            help="Shared FFNs of a side; or of the encoder, and of the decoder. Default: 1.",
+            show_default=False,
+        ),
+    ] = None,
+    order: Annotated[
+        Optional[OrderName],  # noqa: UP045
+        typer.Option(
+            "--order",
+            help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
+            "sequence.",
+            show_default=False,
+        ),
+    ] = None,
+    keep_units: Annotated[
+        Optional[KeepName],  # noqa: UP045
+        typer.Option(
+            "--keep-units",
+            help="Which hidden units stay where an FFN gets narrower: those of the largest weights, or those that are "
+            "most active on --data or --text (runs the model). Default: norms.",
+            show_default=False,
+        ),
+    ] = None,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    langs: LangsOption = None,
+    pairs: PairsOption = None,
+    text: TextFilesOption = None,
+    max_sentences: MaxSentencesOption = None,
+    batch_tokens: BatchTokensOption = 4096,
+    device: DeviceOption = "auto",
+    dense_only: Annotated[
+        bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
+    ] = False,
+    dtype: Annotated[
+        Optional[DtypeName],  # noqa: UP045
+        typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
+    ] = None,
+    seed: SeedOption = 0,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
+        "shared-ffn"
+    ),
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Share or drop feed-forward networks, at any width; no model is built, no shard is held in memory.
+
+    Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
+    """
+    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.methods.ffn.decide import Options
+
+    options = Options(
+        config=config,
+        encoder=None if encoder is None else encoder.value,
+        decoder=None if decoder is None else decoder.value,
+        width=_width(width),
+        init=None if init is None else init.value,
+        scale=scale,
+        groups=_groups(groups),
+        order=None if order is None else order.value,
+        keep_units=None if keep_units is None else keep_units.value,
+        dense_only=dense_only or checkpoint is None,
+        dtype=None if dtype is None else dtype.value,
+        seed=seed,
+    )
+    choice = TextOptions(data, split, langs, pairs, tuple(text or ()), max_sentences, batch_tokens, device)
+    if keep_units is not KeepName.activations and choice.given is not None:
+        raise UsageError(
+            f"{choice.given} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
+        )
+    path = console.demo_checkpoint(checkpoint)
+    if checkpoint is None and not dense_only and not quiet:
+        console.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
+    with open_checkpoint(path) as opened:
+        place = None if dry_run else output
+        _run(opened, options, choice, place, force=force, quiet=quiet, json=json)
+
+
+def _run(
+    checkpoint: Checkpoint,
+    options: Options,
+    choice: TextOptions,
+    output: Path | None,
+    *,
+    force: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
+    from prunecli.commands.ffn_table import ffn_payload, show_ffns
+    from prunecli.methods.ffn.rewrite import rewrite
+    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config, summarize
+
+    decision = _decide(checkpoint, options, choice, quiet=quiet)
+    if not quiet:
+        for reason in decision.reasons:
+            console.note(reason)
+    structure, outputs = rewrite(checkpoint, decision.plan, decision.units, options.dtype, options.seed)
+    structure = structure.after(decision.step)
+    made = Rewrite(structure, outputs, stock_config(checkpoint, structure))
+    if output is None:
+        summary = summarize(checkpoint, made)
+    else:
+        summary = rewrite_checkpoint(
+            checkpoint, made, output, force=force, progress=console.progress(quiet or json)
+        )
+    if json:
+        console.print_json(ffn_payload(checkpoint, decision, made, summary, options, output))
+    elif not quiet:
+        show_ffns(checkpoint, decision, made, summary, output)
+
+
+def _decide(checkpoint: Checkpoint, options: Options, choice: TextOptions, *, quiet: bool) -> Decision:
+    """The decision; text is read, and the model run, where hidden units are chosen by their activations."""
+    from prunecli.commands.ffn_text import measure, read_material
+    from prunecli.methods.ffn.decide import decide
+
+    if options.keep_units != "activations":
+        return decide(checkpoint, options)
+    material = read_material(checkpoint, choice)
+    progress = console.progress(quiet)
+    return decide(
+        checkpoint,
+        replace(options, text=material.described),
+        lambda: measure(checkpoint, material, choice, progress),
+    )
+
+
+def _width(text: str | None) -> int | Literal["match"] | None:
+    if text is None or text.strip().lower() == "match":
+        return None if text is None else "match"
+    number = _number(text)
+    if number is None:
+        raise UsageError(f"--width {text}: not a width.", "Give a number of hidden units, or match.")
+    return number
+
+
+def _groups(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    numbers = [_number(part) for part in text.split(",")]
+    found = tuple(number for number in numbers if number is not None)
+    if len(found) != len(numbers) or len(found) > 2:
+        raise UsageError(
+            f"--groups {text}: not a number of groups.", "Give N, or N,M for encoder and decoder."
+        )
+    return found
+
+
+def _number(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None

@@ -1,0 +1,218 @@
+"""From a checkpoint and options to a decision: which FFNs are merged, which go, which hidden units stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from prunecli import __version__
+from prunecli.architectures.records import Side
+from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
+from prunecli.errors import UsageError
+from prunecli.methods.ffn.configurations import Treatment, find_configuration
+from prunecli.methods.ffn.plan import MATCH, FfnPlan, Init, Order, Request, plan
+from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "SharedDec"}
+"""Without options: what costs the paper's models least for what it saves."""
+
+KeepUnits = Literal["norms", "activations"]
+KEEP_UNITS: tuple[KeepUnits, ...] = get_args(KeepUnits)
+
+Activations = Callable[[], Mapping[str, np.ndarray]]
+"""Measures the mean |activation| of each hidden unit: name of an FFN that holds tensors -> `[width]`."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `share-ffn` is asked.
+
+    Attributes:
+        config: name of a configuration; excludes `encoder` and `decoder`; with none of the three: DEFAULT_CONFIG.
+        encoder: what happens to the encoder's FFNs.
+        decoder: what happens to the decoder's.
+        width: hidden units of a shared FFN, or `match`.
+        init: how a shared FFN is made; see `Request`.
+        scale: factor of a shared FFN's output; see `Request`.
+        groups: shared FFNs of a side, or of encoder and decoder.
+        order: which layers share one, where there are several.
+        keep_units: which hidden units stay where an FFN gets narrower.
+        dense_only: leave mixtures of experts as they are.
+        dtype: type of the result; None: as stored.
+        seed: of new hidden units.
+        text: what activations are measured on, for the history.
+    """
+
+    config: str | None = None
+    encoder: Treatment | None = None
+    decoder: Treatment | None = None
+    width: int | Literal["match"] | None = None
+    init: Init | None = None
+    scale: float | None = None
+    groups: tuple[int, ...] | None = None
+    order: Order | None = None
+    keep_units: KeepUnits | None = None
+    dense_only: bool = False
+    dtype: str | None = None
+    seed: int = 0
+    text: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is done, and why.
+
+    Attributes:
+        name: of the configuration, or None.
+        request: the options, those left out filled in.
+        plan: which FFNs are merged and which go.
+        units: owner of a group that gets narrower -> hidden units that stay.
+        step: the entry for `Structure.history`.
+        reasons: plain lines that say what was chosen for the user.
+    """
+
+    name: str | None
+    request: Request
+    plan: FfnPlan
+    units: Mapping[str, tuple[int, ...]]
+    step: Mapping[str, Any]
+    reasons: tuple[str, ...]
+
+
+def decide(checkpoint: Checkpoint, options: Options, activations: Activations | None = None) -> Decision:
+    """Choose what to merge and what to drop.
+
+    Args:
+        checkpoint: the source; its weights are read where hidden units are chosen by their norms.
+        options: see there.
+        activations: called where hidden units are chosen by their activations.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or mixtures of experts would have to be merged.
+        UsageError: options that contradict each other, or that this model cannot hold.
+        CheckpointError: the weights are damaged.
+    """
+    layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+    name, request = _request(options, {layer.side for layer in layers.values()})
+    made = plan(tuple(layers.values()), request)
+    units = _units(checkpoint, layers, made, options, activations)
+    arguments = _arguments(name, options, request)
+    step = {
+        "command": "share-ffn",
+        "arguments": arguments,
+        "prunecli": __version__,
+        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
+    }
+    return Decision(name, request, made, units, step, _reasons(name, options, made))
+
+
+def _request(options: Options, sides: set[Side]) -> tuple[str | None, Request]:
+    """The name of the configuration, and what is asked for."""
+    named = options.config
+    if named is not None and (options.encoder is not None or options.decoder is not None):
+        raise UsageError("--config goes with neither --encoder nor --decoder.", "It says both already.")
+    if named is None and options.encoder is None and options.decoder is None:
+        named = DEFAULT_CONFIG["both" if len(sides) > 1 else next(iter(sides))]
+    request = Request(
+        encoder=options.encoder or "keep",
+        decoder=options.decoder or "keep",
+        order=options.order or "sequence",
+        width=options.width,
+        init=options.init,
+        scale=options.scale,
+        dense_only=options.dense_only,
+    )
+    if named is not None:
+        found = find_configuration(named, sides)
+        width = options.width if options.width is not None or not found.match else MATCH
+        request = replace(
+            request, encoder=found.encoder, decoder=found.decoder, across=found.across, width=width
+        )
+        named = found.name
+    if not request.shares:
+        _refuse_unused(options)
+    return named, replace(request, groups=_groups(options.groups, request))
+
+
+def _refuse_unused(options: Options) -> None:
+    """Options that only say something of shared FFNs."""
+    given = {
+        "--width": options.width,
+        "--init": options.init,
+        "--scale": options.scale,
+        "--groups": options.groups,
+        "--order": options.order,
+        "--keep-units": options.keep_units,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} speaks of shared FFNs, and none are shared.", "Leave it out.")
+
+
+def _groups(groups: tuple[int, ...] | None, request: Request) -> dict[Side, int]:
+    if groups is None:
+        return {}
+    if len(groups) == 2 and request.across:
+        raise UsageError("--groups: encoder and decoder share the same FFNs.", "Give one number.")
+    return {"encoder": groups[0], "decoder": groups[-1]}
+
+
+def _units(
+    checkpoint: Checkpoint,
+    layers: Mapping[str, FfnLayer],
+    made: FfnPlan,
+    options: Options,
+    activations: Activations | None,
+) -> dict[str, tuple[int, ...]]:
+    narrowed = [group for group in made.groups if group.width < group.init_width]
+    if not narrowed:
+        if options.keep_units is not None:
+            raise UsageError(
+                "--keep-units: no FFN gets narrower.", "Leave it out, or give a smaller --width."
+            )
+        return {}
+    if options.keep_units == "activations":
+        if activations is None:
+            raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
+        measured = activations()
+        scores = {group.owner: merged_scores(group, measured) for group in narrowed}
+    else:
+        scores = {group.owner: unit_norms(checkpoint, layers, group) for group in narrowed}
+    return {group.owner: best_units(scores[group.owner], group.width) for group in narrowed}
+
+
+def _arguments(name: str | None, options: Options, request: Request) -> dict[str, Any]:
+    found = {
+        "config": name,
+        "encoder": None if name else request.encoder,
+        "decoder": None if name else request.decoder,
+        "width": request.width,
+        "init": options.init,
+        "scale": options.scale,
+        "groups": None if options.groups is None else list(options.groups),
+        "order": options.order,
+        "keep_units": options.keep_units,
+        "text": None if options.text is None else dict(options.text),
+        "dense_only": options.dense_only or None,
+        "dtype": options.dtype,
+        "seed": options.seed,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _reasons(name: str | None, options: Options, made: FfnPlan) -> tuple[str, ...]:
+    found = []
+    if options.config is None and name is not None:
+        found.append(f"No --config given: {name}.")
+    inits = {group.init for group in made.merged if len(group.sources) > 1}
+    if options.init is None and "concat" in inits:
+        found.append("No --init given: a shared FFN is those that it stands for side by side (concat).")
+    if options.init is None and "mean" in inits:
+        found.append("No --init given: a shared FFN is the mean of those that it stands for.")
+    return tuple(found)

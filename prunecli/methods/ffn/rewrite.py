@@ -1,0 +1,201 @@
+"""What each tensor of the checkpoint with shared FFNs is made of: pure, nothing is read but names and shapes.
+
+An FFN is FFN(x) = act(x W1 + b1) W2 + b2 (eq. 1), a gated one (act(x W1) * x V) W2. With k FFNs side by side in one of
+k x d_ff hidden units, W1 stacked, W2 joined and b2 added up, the sum of their outputs is computed exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prunecli.checkpoint.declared import count
+from prunecli.checkpoint.dtypes import is_float, parse_dtype
+from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.checkpoint.stream import (
+    Concat,
+    Copy,
+    Noise,
+    Output,
+    Recipe,
+    Slices,
+    Sum,
+    Zeros,
+    joined,
+    shape_of,
+)
+from prunecli.checkpoint.structure import FfnChange, Structure
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.ffn.plan import FfnPlan, Group
+
+Units = Mapping[str, Sequence[int]]
+"""Name of a group's owner -> which of the hidden units that its initialisation makes stay, in order."""
+
+
+def rewrite(
+    checkpoint: Checkpoint, plan: FfnPlan, units: Units | None = None, dtype: str | None = None, seed: int = 0
+) -> tuple[Structure, tuple[Output, ...]]:
+    """The structure and the tensors, in the order of the source, of the checkpoint with its FFNs as planned.
+
+    An FFN that stays as it is, is copied. New hidden units have small random inputs (of the standard deviation that
+    the model's weights are drawn with at its making) and outputs of zero: what is computed stays the same, and the
+    first step of training moves them.
+
+    Args:
+        checkpoint: the source.
+        plan: the decision, made for this checkpoint.
+        units: of every group that gets narrower than its initialisation.
+        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
+        seed: of new units.
+
+    Raises:
+        UsageError: units that a group has not, or not as many as it shall have.
+        CheckpointError: tensors to be merged that are not floating-point numbers.
+    """
+    target = None if dtype is None else parse_dtype(dtype)
+    layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+    std = initial_std(checkpoint.config)
+    made: dict[str, list[Output]] = defaultdict(list)
+    for group in plan.groups:
+        kept = _checked(group, (units or {}).get(group.owner))
+        for suffix in layers[group.members[0]].tensors:
+            place = f"{group.sources[0]}.{suffix}"
+            name, stored = f"{group.owner}.{suffix}", checkpoint.info(place).dtype
+            recipe = tensor_recipe(checkpoint, layers, group, suffix, kept)
+            recipe = _widened(checkpoint, layers, group, suffix, recipe, std, f"{seed}:{name}")
+            if not (isinstance(recipe, Copy) or is_float(stored)):
+                raise CheckpointError(
+                    f"{checkpoint.path}: {place} is of type {stored}, which cannot be merged or resized",
+                    "Give a checkpoint in float32, bfloat16 or float16.",
+                )
+            kind = target if target is not None and is_float(stored) else stored
+            made[place].append(Output(name, kind, shape_of(checkpoint, recipe, name), recipe))
+    gone = {name for layer in layers.values() for name in (*layer.tensor_names, *_lost_norms(plan, layer))}
+    outputs: list[Output] = []
+    for name, info in checkpoint.tensors.items():
+        if name in gone:
+            outputs += made.get(name, ())
+            continue
+        stored = target if target is not None and is_float(info.dtype) else info.dtype
+        outputs.append(Output(name, stored, info.shape, Copy(name)))
+    return checkpoint.structure.changing_ffn(changes(checkpoint, plan, layers)), tuple(outputs)
+
+
+def changes(checkpoint: Checkpoint, plan: FfnPlan, layers: Mapping[str, FfnLayer]) -> dict[str, FfnChange]:
+    """How each dense FFN of the result differs from the stock one."""
+    family = checkpoint.require_architecture()
+    widths = {stack.side: count(family, checkpoint.config, stack.ffn.width) for stack in family.stacks}
+    found = {name: FfnChange(removed=True) for name in plan.removed}
+    for group in plan.groups:
+        is_stock = group.width == widths[layers[group.owner].side]
+        found[group.owner] = FfnChange() if is_stock else FfnChange(width=group.width)
+        found |= {name: FfnChange(shared_with=group.owner) for name in group.members[1:]}
+    return found
+
+
+def tensor_recipe(
+    checkpoint: Checkpoint,
+    layers: Mapping[str, FfnLayer],
+    group: Group,
+    suffix: str,
+    units: Sequence[int] | None = None,
+) -> Recipe:
+    """One tensor of the FFN that the initialisation makes, before new units are added.
+
+    Args:
+        checkpoint: the source.
+        layers: all of its FFNs by name.
+        group: whose FFN.
+        suffix: name of the tensor, relative to the FFN.
+        units: the hidden units that stay; None: all.
+    """
+    tensors = layers[group.members[0]].tensors
+    axis = tensors[suffix]
+    names = [f"{name}.{suffix}" for name in group.sources]
+    weight = group.scale if is_output(tensors, suffix) else 1.0
+    if group.init != "concat":
+        weight /= len(names)
+    if axis is None:  # the bias of the output
+        return _sum([Copy(name) for name in names], weight)
+    if group.init != "concat":
+        return _sum([_picked(name, axis, units) for name in names], weight)
+    parts, before = [], 0
+    for name in names:
+        width = checkpoint.info(name).shape[axis]
+        own = None if units is None else [unit - before for unit in units if before <= unit < before + width]
+        if own is None or own:
+            parts.append(_sum([_picked(name, axis, own)], weight))
+        before += width
+    return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts))
+
+
+def output_layer(tensors: Mapping[str, Any]) -> str:
+    """The linear layer that gives the FFN's output, relative to the FFN: that of its last tensor."""
+    return list(tensors)[-1].rpartition(".")[0]
+
+
+def is_output(tensors: Mapping[str, Any], suffix: str) -> bool:
+    """Whether a tensor belongs to the output layer."""
+    return suffix.rpartition(".")[0] == output_layer(tensors)
+
+
+def initial_std(config: Mapping[str, Any]) -> float:
+    """Standard deviation with which the model's weights are drawn at its making."""
+    value = config.get("initializer_range", config.get("init_std"))
+    return float(value) if isinstance(value, (int, float)) and 0 < value < 1 else 0.02
+
+
+def _widened(
+    checkpoint: Checkpoint,
+    layers: Mapping[str, FfnLayer],
+    group: Group,
+    suffix: str,
+    recipe: Recipe,
+    std: float,
+    seed: str,
+) -> Recipe:
+    """`recipe` and the new hidden units behind it, where there are some."""
+    tensors = layers[group.members[0]].tensors
+    axis = tensors[suffix]
+    if axis is None or group.width <= group.init_width:
+        return recipe
+    shape = list(shape_of(checkpoint, recipe, suffix))
+    shape[axis] = group.width - group.init_width
+    if is_output(tensors, suffix) or len(shape) == 1:
+        new: Recipe = Zeros(tuple(shape))
+    else:
+        number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
+        new = Noise(tuple(shape), std, number)
+    if isinstance(recipe, Concat):
+        return Concat(axis, (*recipe.parts, new))
+    return Concat(axis, (recipe, new))
+
+
+def _sum(parts: Sequence[Recipe], weight: float) -> Recipe:
+    """`weight` times the sum; one part by 1 is itself."""
+    return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
+
+
+def _picked(name: str, axis: int, units: Sequence[int] | None) -> Recipe:
+    if units is None:
+        return Copy(name)
+    return Slices(name, axis, tuple(joined((unit, unit + 1) for unit in units)))
+
+
+def _checked(group: Group, units: Sequence[int] | None) -> Sequence[int] | None:
+    """Whether these are the units to keep of a group."""
+    if group.width >= group.init_width:
+        return None
+    if units is None or len(set(units)) != group.width or not set(units) <= set(range(group.init_width)):
+        raise UsageError(
+            f"{group.owner} shall keep {group.width} of {group.init_width} hidden units, not {units and len(units)}.",
+            "Ids are those of the FFN that --init makes.",
+        )
+    return sorted(units)
+
+
+def _lost_norms(plan: FfnPlan, layer: FfnLayer) -> tuple[str, ...]:
+    return layer.norm_tensors if layer.name in plan.removed else ()

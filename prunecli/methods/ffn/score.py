@@ -1,0 +1,51 @@
+"""How much each hidden unit of an FFN matters: by its weights, or by what it does on text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from prunecli.checkpoint.computing import values
+from prunecli.checkpoint.ffn import FfnLayer
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.methods.ffn.plan import Group
+from prunecli.methods.ffn.rewrite import tensor_recipe
+
+
+def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> np.ndarray:
+    """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
+
+    Of the FFN that the group's initialisation makes; read block by block.
+
+    Returns:
+        `[init_width]`, float64.
+
+    Raises:
+        CheckpointError: a file ends early.
+    """
+    product = np.ones(group.init_width)
+    for suffix, axis in layers[group.members[0]].tensors.items():
+        if axis is None or not suffix.endswith("weight"):
+            continue
+        squares, row = np.zeros(group.init_width), 0
+        for block in values(checkpoint, tensor_recipe(checkpoint, layers, group, suffix), "F64"):
+            if axis == 0:
+                squares[row : row + len(block)] = np.square(block).sum(axis=1)
+                row += len(block)
+            else:
+                squares += np.square(block).sum(axis=0)
+        product *= np.sqrt(squares)
+    return product
+
+
+def merged_scores(group: Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Scores `[init_width]` of the units of a group, from those of its sources: means, or one after another."""
+    own = [scores[name] for name in group.sources]
+    return np.concatenate(own) if group.init == "concat" else np.mean(own, axis=0)
+
+
+def best_units(scores: Sequence[float] | np.ndarray, width: int) -> tuple[int, ...]:
+    """Ids of the `width` units of the largest scores, ascending; of equal ones the first."""
+    order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")
+    return tuple(sorted(order[:width].tolist()))

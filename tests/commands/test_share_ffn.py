@@ -1,0 +1,312 @@
+"""`prunecli share-ffn` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.architectures import REDUCED_PREFIX
+from prunecli.checkpoint.ffn import ffn_layers
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands.app import describe
+from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
+from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
+from prunecli.methods.ffn.decide import KEEP_UNITS
+from prunecli.methods.ffn.plan import INITS, ORDERS
+from tests.ffn_layouts import tiny
+from tests.tiny import tiny_nllb_moe
+
+ENCODER, DECODER = "model.encoder.layers.{}", "model.decoder.layers.{}"
+"""Of m2m_100: 3 and 2 layers, FFNs of 48 hidden units, d_model 32."""
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+
+
+def run(*arguments: object) -> Result:
+    """One call of the command; failures are described as the command line does."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(share_ffn)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        return Result(result.exit_code, result.stdout, result.stderr)
+    text, status = describe(result.exception)
+    return Result(status, result.stdout, result.stderr + text)
+
+
+def done(*arguments: object) -> Result:
+    result = run(*arguments)
+    assert result.status == 0, result.err
+    return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {case: tiny(folder / case, case) for case in ("m2m_100", "gpt2", "bert", "llama", "nllb-moe")}
+
+
+@pytest.fixture
+def model(models: dict[str, Path]) -> Path:
+    return models["m2m_100"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def owners(directory: Path | str) -> dict[str, str | None]:
+    """FFN -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
+    with open_checkpoint(directory) as opened:
+        check_tensors(opened)
+        return {layer.name: None if layer.removed else layer.owner for layer in ffn_layers(opened)}
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert tuple(name.value for name in TreatmentName) == TREATMENTS
+    assert tuple(name.value for name in InitName) == INITS
+    assert tuple(name.value for name in OrderName) == ORDERS
+    assert tuple(name.value for name in KeepName) == KEEP_UNITS
+
+
+def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None:
+    result = done(model)
+    assert "No --config given: SharedEncNoDec." in result.err
+    assert "No --init given: a shared FFN is the mean" in result.err
+    assert "Written: shared-ffn (opens with prunecli" in result.out
+    first = ENCODER.format(0)
+    assert owners("shared-ffn") == {
+        **{ENCODER.format(n): first for n in range(3)},
+        **{DECODER.format(n): None for n in range(2)},
+    }
+    with open_checkpoint("shared-ffn") as made, open_checkpoint(model) as source:
+        assert str(made.config["model_type"]).startswith(REDUCED_PREFIX)
+        assert made.structure.history[-1]["arguments"] == {"config": "SharedEncNoDec", "seed": 0}
+        assert made.structure.fingerprints() == (source.fingerprint,)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration(name: str, model: Path) -> None:
+    done(model, "--config", name.lower(), "-o", "out")
+    found = owners("out")
+    encoder = {found[ENCODER.format(n)] for n in range(3)}
+    decoder = {found[DECODER.format(n)] for n in range(2)}
+    assert len(encoder) == (3 if name in ("SharedDec", "NoDec") else 1)
+    assert len(decoder) == (2 if name in ("SharedEnc", "NoEnc") else 1)
+    assert (encoder == {None}) == name.startswith("NoEnc")
+    assert (decoder == {None}) == (name.endswith("NoDec") or name == "OneWide")
+    assert (encoder == decoder) == (name in ("SharedEncDec", "NoEncNoDec"))
+
+
+def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
+    result = done(model, "--config", "OneWide", "--dry-run", "--json")
+    summary = json.loads(result.out)
+    assert list(folder.iterdir()) == []
+    (group,) = summary["groups"]
+    assert (group["owner"], group["width"], group["init"]) == (ENCODER.format(0), 5 * 48, "concat")
+    assert group["parameters"] == 2 * 32 * 240 + 240 + 32
+    assert len(group["sources"]) == 3
+    assert summary["removed"] == [DECODER.format(0), DECODER.format(1)]
+    # As many hidden units as before; the biases of four outputs and two norms are gone.
+    assert summary["parameters_before"] - summary["parameters_after"] == 4 * 32 + 2 * 64
+    assert summary["output"] is None
+
+
+def test_dry_run_shows_what_would_be_made(model: Path, folder: Path) -> None:
+    options = ("--encoder", "share", "--decoder", "drop", "--init", "concat", "--width", 100)
+    result = done(model, *options, "--dry-run")
+    assert list(folder.iterdir()) == []
+    for text in (
+        "encoder 0-2",
+        "3 side by side, best 100 of 144",
+        "x 0.333",
+        "decoder 0-1",
+        "none",
+        "Dry run",
+    ):
+        assert text in result.out
+    assert max(map(len, result.out.splitlines())) <= 110
+    kept = done(model, "--decoder", "share", "--dry-run").out
+    assert "as before, one each" in kept
+    assert "mean of 2" in kept
+
+
+@pytest.mark.parametrize(
+    ("order", "sharing"),
+    [("sequence", [0, 0, 2, 2]), ("cycle", [0, 1, 0, 1]), ("cycle-reverse", [0, 1, 1, 0])],
+)
+def test_several_groups(order: str, sharing: list[int], folder: Path) -> None:
+    model = tiny(folder / "deep", "m2m_100", encoder_layers=4)
+    done(model, "--encoder", "share", "--groups", "2", "--order", order, "-o", "out")
+    assert [owners("out")[ENCODER.format(n)] for n in range(4)] == [ENCODER.format(n) for n in sharing]
+
+
+def test_groups_of_either_side(model: Path) -> None:
+    done(model, "--config", "SharedEncSharedDec", "--groups", "3,1", "-o", "out")
+    found = owners("out")
+    assert [found[ENCODER.format(n)] for n in range(3)] == [ENCODER.format(n) for n in range(3)]
+    assert found[DECODER.format(1)] == DECODER.format(0)
+
+
+@pytest.mark.parametrize(("name", "config"), [("bert", "No"), ("gpt2", "OneWide"), ("llama", "sharedDec")])
+def test_models_with_one_stack(name: str, config: str, models: dict[str, Path]) -> None:
+    done(models[name], "--config", config, "-o", "out")
+    assert len(set(owners("out").values())) == 1
+
+
+def test_the_default_of_a_model_with_one_stack(models: dict[str, Path]) -> None:
+    assert "No --config given: SharedDec." in done(models["gpt2"]).err
+
+
+def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
+    found = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        done(model, "--config", "OneWide", "--width", 300, "--seed", 5, "-o", folder / name / "out")
+        found.append({path.name: path.read_bytes() for path in (folder / name / "out").iterdir()})
+    assert found[0] == found[1]
+
+
+def test_experts_stay_when_told(models: dict[str, Path]) -> None:
+    _refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
+    done(models["nllb-moe"], "--dense-only", "-o", "out")
+    found = owners("out")
+    name = "model.encoder.layers.{}.ffn".format
+    assert [found[name(n)] for n in range(4)] == [name(0), name(1), name(0), name(3)]
+
+
+def test_experts_alone(folder: Path) -> None:
+    model = tiny_nllb_moe(
+        folder / "moe", layers=2, config={"encoder_sparse_step": 1, "decoder_sparse_step": 1}
+    )
+    _refused(run(model, "--dense-only", "-o", "out"), "mixtures of experts", 1)
+
+
+def test_the_demo_without_any_argument(folder: Path) -> None:
+    result = done()
+    assert "using the bundled demo model" in result.err
+    assert "only its dense FFNs are touched (--dense-only)" in result.err
+    assert [path.name for path in folder.iterdir()] == ["shared-ffn"]
+
+
+def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
+    done(model, "--config", "SharedEnc", "-o", "one")
+    done("one", "--config", "NoDec", "-o", "two")
+    done(model, "--config", "SharedEncNoDec", "-o", "direct")
+    assert owners("two") == owners("direct")
+    with open_checkpoint("two") as two, open_checkpoint("direct") as direct:
+        assert len(two.structure.history) == 2
+        assert {name: two.read(name).tobytes() for name in two.tensors} == {
+            name: direct.read(name).tobytes() for name in direct.tensors
+        }
+    _refused(run("two", "--config", "SharedDec", "-o", "no"), "no FFN left to share", 2)
+
+
+def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> None:
+    (folder / "text").write_text("ab cd\nefg\n")
+    options = ("--width", 20, "--keep-units", "activations", "--text", "text")
+    done(models["gpt2"], *options, "-o", "active")
+    done(models["gpt2"], "--width", 20, "-o", "norms")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    with open_checkpoint("active") as active, open_checkpoint("norms") as norms:
+        assert active.info(name).shape == norms.info(name).shape == (32, 20)
+        assert active.read(name).tobytes() != norms.read(name).tobytes()
+        arguments = active.structure.history[-1]["arguments"]
+        assert (arguments["keep_units"], arguments["text"]["files"]) == ("activations", ["text"])
+
+
+def test_units_by_their_activations_in_translation() -> None:
+    result = done("--width", 20, "--keep-units", "activations", "--max-sentences", 5)
+    assert "using the demo's text" in result.err
+    with open_checkpoint("shared-ffn") as made:
+        assert made.structure.history[-1]["arguments"]["text"]["sentences"] == 5
+
+
+def test_quiet_says_nothing(model: Path) -> None:
+    result = done(model, "--quiet")
+    assert (result.out, result.err) == ("", "")
+
+
+def test_an_existing_output_is_refused_without_force(model: Path) -> None:
+    done(model)
+    before = Path("shared-ffn/config.json").read_bytes()
+    _refused(run(model, "--config", "NoDec"), "shared-ffn", 1)
+    assert Path("shared-ffn/config.json").read_bytes() == before
+    done(model, "--config", "NoDec", "--force")
+
+
+REFUSALS: list[tuple[str, tuple[Any, ...], str]] = [
+    ("gpt2", ("--config", "NoEnc"), "has only a decoder.\nIt can be SharedDec, NoDec, Shared, No, OneWide."),
+    ("bert", ("--config", "SharedEncNoDec"), "has only an encoder"),
+    ("bert", ("--decoder", "drop"), "--decoder drop: the model has no decoder"),
+    ("m2m_100", ("--config", "SharedEncNoDek"), "Did you mean SharedEncNoDec"),
+    ("m2m_100", ("--config", "NoDec", "--encoder", "share"), "--config goes with neither"),
+    ("m2m_100", ("--encoder", "share", "--groups", "2"), "different sizes.\nChoose one of 1, 3."),
+    ("m2m_100", ("--encoder", "share", "--groups", "4"), "more groups than layers"),
+    ("m2m_100", ("--encoder", "share", "--groups", "two"), "--groups two: not a number"),
+    ("m2m_100", ("--encoder", "share", "--groups", "1,1,1"), "not a number of groups"),
+    ("m2m_100", ("--config", "SharedEncDec", "--groups", "1,1"), "share the same FFNs"),
+    ("m2m_100", ("--encoder", "share", "--width", "0"), "--width 0"),
+    ("m2m_100", ("--encoder", "share", "--width", "-2"), "not a width"),
+    ("m2m_100", ("--encoder", "share", "--width", "wide"), "--width wide: not a width"),
+    ("m2m_100", ("--config", "NoDec", "--width", "8"), "--width speaks of shared FFNs"),
+    ("m2m_100", ("--config", "NoDec", "--init", "mean"), "--init speaks of shared FFNs"),
+    ("m2m_100", ("--config", "NoEnc", "--groups", "1"), "--groups speaks of shared FFNs"),
+    ("m2m_100", ("--config", "SharedEnc", "--scale", "nan"), "--scale nan"),
+    ("m2m_100", ("--config", "SharedEnc", "--keep-units", "norms"), "--keep-units: no FFN gets narrower"),
+    ("m2m_100", ("--config", "SharedEnc", "--data", "x"), "--data goes with --keep-units activations"),
+    ("gpt2", ("--keep-units", "activations", "--width", "8"), "needs text.\nGive --text FILE"),
+    (
+        "gpt2",
+        ("--keep-units", "activations", "--width", "8", "--langs", "a,b"),
+        "--langs goes with models that",
+    ),
+    (
+        "m2m_100",
+        ("--keep-units", "activations", "--width", "8", "--text", "x"),
+        "--text goes with models that",
+    ),
+    ("m2m_100", ("--config", "SharedEnc", "--scale", "0"), "--scale 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), REFUSALS)
+def test_refusals(
+    name: str, options: tuple[Any, ...], message: str, models: dict[str, Path], folder: Path
+) -> None:
+    result = run(models[name], *options)
+    _refused(result, message, 2)
+    assert list(folder.iterdir()) == []
+
+
+def test_widths_that_have_no_mean(folder: Path) -> None:
+    model = tiny(folder / "uneven", "m2m_100", decoder_ffn_dim=40)
+    _refused(run(model, "--config", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
+    done(model, "--config", "SharedEncDec", "--init", "last", "-o", "out")
+    with open_checkpoint("out") as opened:
+        assert {layer.width for layer in ffn_layers(opened)} == {40}
+
+
+def test_what_is_no_checkpoint(folder: Path) -> None:
+    _refused(run(folder / "nothing"), "nothing", 1)
+
+
+def _refused(result: Result, message: str, status: int) -> None:
+    assert message in result.err
+    assert result.status == status
+    error = result.err[result.err.index("Error:") :]
+    assert len(error.strip().splitlines()) <= 2

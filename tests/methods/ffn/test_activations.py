@@ -1,0 +1,140 @@
+"""Mean activations of hidden units against sentences that are run one by one, by hand."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from prunecli.checkpoint.ffn import ffn_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import DataError, PruneError
+from prunecli.evaluation.losses import Batch
+from prunecli.methods.ffn.activations import plain_batches, unit_activations
+from prunecli.methods.ffn.decide import Options
+from tests.contracts.method_contract import load, written
+from tests.contracts.test_ffn_method import made_of
+from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
+
+SENTENCES = ([5, 6, 7, 8, 9, 10], [11, 12], [13, 14, 15, 9])
+TARGETS = ([2, 7, 8], [2, 9, 10, 11, 12], [2, 5])
+
+ACTIVATIONS: dict[str, Any] = {
+    "m2m_100": functional.relu,
+    "nllb-moe": functional.relu,
+    "bart": functional.gelu,
+    "t5-gated": lambda x: functional.gelu(x, approximate="tanh"),
+    "bert": functional.gelu,
+    "gpt2": lambda x: functional.gelu(x, approximate="tanh"),
+    "llama": functional.silu,
+}
+
+
+def padded(rows: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[1] * (longest - len(row))] for row in rows])
+    return ids, torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+
+
+def batch_of(rows: tuple[int, ...], both: bool) -> Batch:
+    ids, mask = padded([SENTENCES[row] for row in rows])
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if both:
+        inputs["decoder_input_ids"], inputs["decoder_attention_mask"] = padded([TARGETS[row] for row in rows])
+    return Batch(inputs, ids, rows)
+
+
+def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
+    """One sentence at a time: what goes into each FFN, and its hidden units from the stored weights."""
+    layout, held = LAYOUTS[case], weights(directory)
+    inner = [name for name in layout.tensors if not name.startswith(f"{layout.output}.")]
+    entering: dict[str, list[torch.Tensor]] = defaultdict(list)
+    for name in layout.names:
+        model.get_submodule(f"{name}.{layout.input}").register_forward_pre_hook(
+            lambda _module, inputs, name=name: entering[name].append(
+                inputs[0].reshape(-1, inputs[0].shape[-1])
+            )
+        )
+    for row in range(len(SENTENCES)):
+        with torch.no_grad():
+            model(**batch_of((row,), model.config.is_encoder_decoder).inputs)
+    found = {}
+    for name in layout.names:
+        x, values = torch.cat(entering[name]), []
+        for suffix in inner:
+            if suffix.endswith("weight"):
+                weight = torch.tensor(held[f"{name}.{suffix}"])
+                values.append(x @ (weight if layout.tensors[suffix] == 1 else weight.T))
+            else:
+                values[-1] = values[-1] + torch.tensor(held[f"{name}.{suffix}"])
+        active = ACTIVATIONS[case](values[0]) * (values[1] if len(values) > 1 else 1)
+        found[name] = active.abs().double().mean(dim=0).numpy()
+    return found
+
+
+@pytest.mark.parametrize("case", ACTIVATIONS)
+def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
+    directory = tiny(tmp_path / "model", case)
+    model = load(directory)
+    both = model.config.is_encoder_decoder
+    with open_checkpoint(directory) as opened:
+        found = unit_activations(model, ffn_layers(opened), [batch_of((0, 1), both), batch_of((2,), both)])
+    expected = by_hand(load(directory), directory, case)
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6)
+
+
+def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
+    """The mean over the tokens of all layers, which are each of one side."""
+    source = tiny(tmp_path / "source", "m2m_100")
+    options = Options(config="SharedEncDec", init="first")
+    shared = written(source, lambda opened: made_of(opened, options), tmp_path / "shared")
+    model = load(shared)
+    sums, tokens = [], 0
+    model.get_submodule("model.encoder.layers.0.fc2").register_forward_pre_hook(
+        lambda _module, inputs: sums.append(inputs[0].abs().double().sum(dim=(0, 1)))
+    )
+    for row in range(3):
+        with torch.no_grad():
+            model(**batch_of((row,), both=True).inputs)
+        tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
+    with open_checkpoint(shared) as opened:
+        found = unit_activations(load(shared), ffn_layers(opened), [batch_of((0, 1, 2), both=True)])
+    assert list(found) == ["model.encoder.layers.0"]
+    np.testing.assert_allclose(found["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
+
+
+def test_plain_text_is_cut_to_the_positions_and_blank_lines_are_left_out(tmp_path: Path) -> None:
+    directory = tiny(tmp_path / "model", "gpt2")
+    model, tokenizer = load(directory), load_tokenizer(directory)
+    batches = plain_batches(tokenizer, model, ["ab", "", "abc " * 200], 100)
+    assert sorted(index for batch in batches for index in batch.indices) == [0, 2]
+    assert max(batch.inputs["input_ids"].shape[1] for batch in batches) == 64
+    assert all(int(batch.inputs["attention_mask"].sum()) for batch in batches)
+
+
+def test_no_text(tmp_path: Path) -> None:
+    directory = tiny(tmp_path / "model", "gpt2")
+    with open_checkpoint(directory) as opened, pytest.raises(DataError, match="no text"):
+        unit_activations(load(directory), ffn_layers(opened), [])
+
+
+def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "llama")
+    held = weights(source)
+    held["model.layers.1.mlp.up_proj.weight"][0] = np.nan
+    broken = write_copy(source, tmp_path / "broken", held)
+    with (
+        open_checkpoint(broken) as opened,
+        pytest.raises(
+            PruneError, match=r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
+        ),
+    ):
+        unit_activations(load(broken), ffn_layers(opened), [batch_of((0, 1), both=False)])

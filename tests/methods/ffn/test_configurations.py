@@ -1,0 +1,90 @@
+"""The names of Table 1, for models with two stacks and with one."""
+
+from __future__ import annotations
+
+import pytest
+
+from prunecli.errors import UsageError
+from prunecli.methods.ffn.configurations import CONFIGURATIONS, NAMES, find_configuration
+
+BOTH = ("encoder", "decoder")
+
+TABLE_1 = {
+    "SharedEnc": ("share", "keep"),
+    "SharedDec": ("keep", "share"),
+    "SharedEncSharedDec": ("share", "share"),
+    "SharedEncDec": ("share", "share"),
+    "NoEnc": ("drop", "keep"),
+    "NoDec": ("keep", "drop"),
+    "NoEncNoDec": ("drop", "drop"),
+    "SharedEncNoDec": ("share", "drop"),
+    "OneWide": ("share", "drop"),
+}
+
+
+def test_the_table() -> None:
+    assert {found.name: (found.encoder, found.decoder) for found in CONFIGURATIONS} == TABLE_1
+    assert [found.name for found in CONFIGURATIONS if found.across] == ["SharedEncDec"]
+    assert [found.name for found in CONFIGURATIONS if found.match] == ["OneWide"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_are_found_in_any_writing(name: str) -> None:
+    for written in (name, name.lower(), name.upper(), name.replace("Shared", "Share"), f" {name} "):
+        assert find_configuration(written, BOTH).name == name
+
+
+def test_the_one_wide_ffn_by_its_full_name() -> None:
+    assert find_configuration("One Wide FFN", BOTH).match
+    assert find_configuration("one-wide-ffn", BOTH).match
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "treatments"),
+    [
+        ("encoder", "SharedEnc", ("share", "keep")),
+        ("encoder", "Shared", ("share", "keep")),
+        ("encoder", "NoEnc", ("drop", "keep")),
+        ("encoder", "no", ("drop", "keep")),
+        ("encoder", "OneWide", ("share", "keep")),
+        ("decoder", "SharedDec", ("keep", "share")),
+        ("decoder", "share", ("keep", "share")),
+        ("decoder", "NoDec", ("keep", "drop")),
+        ("decoder", "No", ("keep", "drop")),
+        ("decoder", "onewide", ("keep", "share")),
+    ],
+)
+def test_models_with_one_stack(side: str, name: str, treatments: tuple[str, str]) -> None:
+    found = find_configuration(name, (side,))  # type: ignore[arg-type]
+    assert (found.encoder, found.decoder) == treatments
+    assert found.match == (found.name == "OneWide")
+
+
+@pytest.mark.parametrize(
+    ("side", "name"),
+    [
+        ("decoder", "NoEnc"),
+        ("decoder", "SharedEncDec"),
+        ("encoder", "noencnodec"),
+        ("encoder", "SharedEncNoDec"),
+    ],
+)
+def test_what_a_model_with_one_stack_cannot_hold(side: str, name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name}: the model has only an? {side}") as caught:
+        find_configuration(name, (side,))  # type: ignore[arg-type]
+    assert "Shared, No, OneWide" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("SharedEnk", "Did you mean SharedEnc"), ("NoDek", "NoDec"), ("OneWied", "OneWide")]
+)
+def test_unknown_names_with_near_ones(name: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=f'"{name}": no such configuration.*{hint}'):
+        find_configuration(name, BOTH)
+
+
+@pytest.mark.parametrize("name", ["", "quux", "Shared", "No"])
+def test_unknown_names(name: str) -> None:
+    with pytest.raises(UsageError, match="no such configuration") as caught:
+        find_configuration(name, BOTH)
+    assert ", ".join(NAMES) in str(caught.value)

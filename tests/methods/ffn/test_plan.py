@@ -1,0 +1,237 @@
+"""Which FFNs are merged and which go, by hand and against the algorithm of Takase and Kiyono."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.checkpoint.ffn import FfnLayer
+from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.ffn.plan import ORDERS, FfnPlan, Group, Request, group_numbers, plan
+from tests.reference import ffn as reference
+
+TENSORS = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}
+
+
+def ffn(name: str, **changes: Any) -> FfnLayer:
+    side = "encoder" if name.startswith("e") else "decoder"
+    values: dict[str, Any] = {
+        "name": name,
+        "side": side,
+        "layer": int(name[1:]),
+        "width": 8,
+        "owner": name,
+        "removed": False,
+        "is_sparse": False,
+        "tensors": TENSORS,
+        "norm_tensors": (f"{name}.norm",),
+    }
+    return FfnLayer(**{**values, **changes})
+
+
+def model(encoder: int = 6, decoder: int = 6) -> list[FfnLayer]:
+    return [ffn(f"e{n}") for n in range(encoder)] + [ffn(f"d{n}") for n in range(decoder)]
+
+
+def members(found: FfnPlan) -> list[str]:
+    return [" ".join(group.members) for group in found.groups]
+
+
+ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
+
+
+@pytest.mark.parametrize(
+    ("request_", "groups", "removed"),
+    [
+        (Request(), [*ALL_E.split(), *ALL_D.split()], ""),
+        (Request(encoder="share"), [ALL_E, *ALL_D.split()], ""),
+        (Request(decoder="share"), [*ALL_E.split(), ALL_D], ""),
+        (Request("share", "share"), [ALL_E, ALL_D], ""),
+        (Request("share", "share", across=True), [f"{ALL_E} {ALL_D}"], ""),
+        (Request("drop"), ALL_D.split(), ALL_E),
+        (Request("drop", "drop"), [], f"{ALL_E} {ALL_D}"),
+        (Request("share", "drop"), [ALL_E], ALL_D),
+        (Request("share", "drop", groups={"encoder": 2}), ["e0 e1 e2", "e3 e4 e5"], ALL_D),
+        (Request("share", "drop", groups={"encoder": 3}, order="cycle"), ["e0 e3", "e1 e4", "e2 e5"], ALL_D),
+        (
+            Request("share", "drop", groups={"encoder": 3}, order="cycle-reverse"),
+            ["e0 e5", "e1 e4", "e2 e3"],
+            ALL_D,
+        ),
+        (Request("share", "share", groups={"encoder": 2, "decoder": 1}), ["e0 e1 e2", "e3 e4 e5", ALL_D], ""),
+        (
+            Request("share", "share", across=True, groups={"encoder": 2}),
+            [ALL_E, ALL_D],
+            "",
+        ),
+    ],
+)
+def test_groups(request_: Request, groups: list[str], removed: str) -> None:
+    found = plan(model(), request_)
+    assert members(found) == groups
+    assert " ".join(found.removed) == removed
+    assert all(group.owner == group.members[0] for group in found.groups)
+    assert all(group.is_merged == (len(group.members) > 1) for group in found.groups)
+
+
+@given(st.integers(1, 6), st.integers(1, 8), st.sampled_from(ORDERS))
+def test_orders_are_those_of_takase_and_kiyono(groups: int, times: int, order: Any) -> None:
+    found = group_numbers(groups * times, groups, order)
+    if order == "cycle-reverse" and times == 1:  # all of their own: the names of the groups do not matter
+        assert sorted(found) == list(range(groups))
+    else:
+        assert [number + 1 for number in found] == reference.takase_kiyono(groups * times, groups, order)
+
+
+def test_orders_of_the_paper() -> None:
+    assert group_numbers(6, 3, "sequence") == [0, 0, 1, 1, 2, 2]
+    assert group_numbers(6, 3, "cycle") == [0, 1, 2, 0, 1, 2]
+    assert group_numbers(6, 3, "cycle-reverse") == [0, 1, 2, 2, 1, 0]
+    assert group_numbers(9, 3, "cycle-reverse") == [0, 1, 2, 0, 1, 2, 2, 1, 0]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
+)
+def test_groups_that_do_not_divide(layers: int, groups: int, divisors: str, order: Any) -> None:
+    with pytest.raises(UsageError, match=f"--groups {groups}: {layers} FFNs to share") as caught:
+        group_numbers(layers, groups, order)
+    assert f"Choose one of {divisors}." in str(caught.value)
+
+
+ENCODER = tuple(ALL_E.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "group"),
+    [
+        ({}, Group(ENCODER, ENCODER, "mean", 8, 8)),
+        ({"init": "first"}, Group(ENCODER, ("e0",), "first", 8, 8)),
+        ({"init": "last", "scale": 2.0}, Group(ENCODER, ("e5",), "last", 8, 8, 2.0)),
+        ({"init": "concat"}, Group(ENCODER, ENCODER, "concat", 48, 48, 1 / 6)),
+        ({"init": "concat", "scale": 1.0}, Group(ENCODER, ENCODER, "concat", 48, 48, 1.0)),
+        ({"width": 5}, Group(ENCODER, ENCODER, "mean", 8, 5)),
+        ({"width": 9}, Group(ENCODER, ENCODER, "concat", 48, 9, 1 / 6)),
+        ({"width": 9, "init": "mean"}, Group(ENCODER, ENCODER, "mean", 8, 9)),
+        ({"width": "match"}, Group(ENCODER, ENCODER, "concat", 48, 96, 1 / 6)),
+        ({"width": "match", "init": "last"}, Group(ENCODER, ("e5",), "last", 8, 96)),
+    ],
+)
+def test_widths_and_initialisations(options: dict[str, Any], group: Group) -> None:
+    assert plan(model(), Request("share", "drop", **options)).groups == (group,)
+
+
+def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
+    layers = model(4, 2)
+    for request, widths in (
+        (Request("share", width="match"), [32]),
+        (Request("share", "share", width="match"), [32, 16]),
+        (Request("share", "share", across=True, width="match"), [48]),
+        (Request("share", "drop", width="match"), [48]),
+        (Request("share", "drop", width="match", groups={"encoder": 2}), [24, 24]),
+        (Request("drop", "share", width="match"), [48]),
+    ):
+        found = plan(layers, request)
+        assert [group.width for group in found.groups if len(group.members) > 1] == widths
+        assert sum(group.width for group in found.groups) == 48
+
+
+def test_different_widths_have_no_mean() -> None:
+    layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
+    with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):
+        plan(layers, Request("share", "share", across=True))
+    found = plan(layers, Request("share", "share", across=True, init="concat"))
+    assert [(group.init_width, group.scale) for group in found.groups] == [(28, 0.25)]
+    assert plan(layers, Request("share", "share", across=True, init="last")).groups[0].width == 6
+
+
+def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
+    """The model with FFNs of some layers run by others."""
+    return [ffn(layer.name, owner=owners.get(layer.name, layer.name)) for layer in layers]
+
+
+def test_what_shares_already_counts_once() -> None:
+    layers = shared(model(4, 2), {"e1": "e0", "e3": "e2"})
+    (group,) = plan(layers, Request("share", "drop", init="concat")).groups
+    assert (group.members, group.sources) == (("e0", "e1", "e2", "e3"), ("e0", "e2"))
+    assert (group.init_width, group.scale) == (16, 0.5)
+    kept = plan(layers, Request(decoder="drop"))
+    assert members(kept) == ["e0 e1", "e2 e3"]
+    assert kept.merged == ()
+
+
+def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
+    layers = shared(model(2, 2), {"e1": "e0", "d0": "e0", "d1": "e0"})
+    (group,) = plan(layers, Request("drop")).groups
+    assert (group.owner, group.members, group.sources) == ("d0", ("d0", "d1"), ("e0",))
+    assert not group.is_merged
+
+
+def test_what_was_dropped_stays_dropped() -> None:
+    layers = model(2, 2)
+    layers[3] = ffn("d1", width=0, removed=True, tensors={}, norm_tensors=())
+    found = plan(layers, Request("share", "share"))
+    assert members(found) == ["e0 e1", "d0"]
+    assert found.removed == ("d1",)
+    assert plan(layers, Request("keep", "drop")).removed == ("d0", "d1")
+
+
+def mixed() -> list[FfnLayer]:
+    return [ffn(f"e{n}", is_sparse=n % 2 == 1) for n in range(4)] + model(0, 2)
+
+
+def test_experts_are_left_alone_only_when_told() -> None:
+    for request in (Request("share"), Request("drop")):
+        with pytest.raises(
+            UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
+        ) as caught:
+            plan(mixed(), request)
+        assert "Add --dense-only" in str(caught.value)
+    assert members(plan(mixed(), Request(decoder="drop"))) == ["e0", "e2"]
+    found = plan(mixed(), Request("share", dense_only=True))
+    assert (members(found), found.sparse) == (["e0 e2", "d0", "d1"], ("e1", "e3"))
+    assert plan(mixed(), Request("drop", dense_only=True)).removed == ("e0", "e2")
+
+
+def test_a_side_of_experts_alone() -> None:
+    layers = [ffn("e0", is_sparse=True), *model(0, 2)]
+    with pytest.raises(UnsupportedModelError, match="prune-experts"):
+        plan(layers, Request("share", dense_only=True))
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (Request("share", "share", across=True), "needs both"),
+        (Request("drop"), "--encoder drop: the model has no encoder"),
+        (Request(decoder="share", groups={"decoder": 7}), "more groups than layers"),
+        (Request(decoder="share", width=0), "--width 0"),
+        (Request(decoder="share", width=-3), "--width -3: not a width"),
+    ],
+)
+def test_what_a_decoder_alone_cannot_hold(request_: Request, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        plan(model(0, 6), request_)
+
+
+def test_nothing_left_to_share() -> None:
+    layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
+    with pytest.raises(UsageError, match="no FFN left to share"):
+        plan(layers, Request(decoder="share"))
+
+
+def test_layers_that_share_are_not_parted() -> None:
+    layers = shared(model(4, 4), dict.fromkeys(("e1", "e2", "e3", "d0", "d1", "d2", "d3"), "e0"))
+    for request in (
+        Request("share"),
+        Request("share", "share"),
+        Request("share", "drop", groups={"encoder": 2}),
+    ):
+        with pytest.raises(UsageError, match="share one FFN already and would be parted"):
+            plan(layers, request)
+    assert len(plan(layers, Request("share", "drop")).groups) == 1
+    assert len(plan(layers, Request("share", "share", across=True)).groups) == 1

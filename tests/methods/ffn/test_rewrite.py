@@ -1,0 +1,299 @@
+"""The tensors of shared FFNs against the reference, and the parameters that the paper says are saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.checkpoint.ffn import ffn_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.checkpoint.stream import Copy, check_outputs
+from prunecli.checkpoint.structure import FfnChange
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.ffn.decide import Options, decide
+from prunecli.methods.ffn.plan import Request, plan
+from prunecli.methods.ffn.rewrite import initial_std, rewrite
+from tests.contracts.method_contract import written
+from tests.contracts.test_ffn_method import made_of
+from tests.families import tiny_family
+from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
+from tests.reference import ffn as reference
+from tests.reference.casting import rounded
+
+ACTIVATIONS = {
+    "relu": lambda x: np.maximum(x, 0),
+    "silu": lambda x: x / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+}
+X = np.random.default_rng(1).standard_normal((5, 32))
+
+
+def ffns_of(held: dict[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:
+    tensors = LAYOUTS[case].tensors
+    return {
+        name: reference.read({suffix: held[f"{name}.{suffix}"] for suffix in tensors}, tensors)
+        for name in LAYOUTS[case].names
+        if f"{name}.{next(iter(tensors))}" in held
+    }
+
+
+def first_side(case: str) -> str:
+    return "decoder" if case in ("gpt2", "llama") else "encoder"
+
+
+def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, reference.Ffn]:
+    """FFNs of the result with one shared in the encoder, or in the only stack there is."""
+    chosen = Options(**{first_side(case): "share"}, dense_only=True, **options)
+    return ffns_of(weights(written(source, lambda opened: made_of(opened, chosen), target)), case)
+
+
+@pytest.fixture(params=list(LAYOUTS))
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def own(ffns: dict[str, reference.Ffn]) -> list[reference.Ffn]:
+    """Those of the encoder, or of the only stack."""
+    return [ffn for name, ffn in ffns.items() if "decoder." not in name]
+
+
+def run(ffn: reference.Ffn, act: Any = np.tanh) -> np.ndarray:
+    return ffn(X[:, : len(ffn.bias)], act)
+
+
+@pytest.mark.parametrize("act", ACTIVATIONS)
+def test_a_concatenation_computes_the_sum_or_the_mean(case: str, act: str, tmp_path: Path) -> None:
+    """Exactly, whatever the activation; a gated FFN's too."""
+    source = tiny(tmp_path / "source", case)
+    before = own(ffns_of(weights(source), case))
+    function = ACTIVATIONS[act]
+    outputs = [run(ffn, function) for ffn in before]
+    made = {
+        scale: next(iter(shared(source, tmp_path / str(scale), case, init="concat", scale=scale).values()))
+        for scale in (None, 1.0, -0.5)
+    }
+    assert len(made[1.0].units) == sum(len(ffn.units) for ffn in before)
+    for scale, factor in ((None, 1 / len(before)), (1.0, 1.0), (-0.5, -0.5)):
+        np.testing.assert_allclose(run(made[scale], function), factor * sum(outputs), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("init", ["mean", "first", "last"])
+def test_one_of_them_or_their_mean(case: str, init: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", case)
+    before = own(ffns_of(weights(source), case))
+    (name, found), *_ = shared(source, tmp_path / "out", case, init=init).items()
+    wanted = {"mean": reference.mean(before), "first": before[0], "last": before[-1]}[init]
+    np.testing.assert_allclose(run(found), run(wanted), rtol=1e-5, atol=1e-6)
+    assert name == next(iter(LAYOUTS[case].names))
+
+
+def test_wider_keeps_the_function(case: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", case)
+    before = own(ffns_of(weights(source), case))
+    width = len(before[0].units) + 13
+    found = next(iter(shared(source, tmp_path / "out", case, init="last", width=width).values()))
+    assert len(found.units) == width
+    np.testing.assert_allclose(run(found), run(before[-1]), rtol=1e-12)
+    new = found.units[-13:]
+    assert all(not unit.output.any() and not any(unit.biases) for unit in new)
+    drawn = np.concatenate([vector for unit in new for vector in unit.inputs])
+    assert drawn.std() == pytest.approx(0.02, rel=0.2)
+
+
+def test_new_units_repeat_with_the_seed(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "llama")
+    found = []
+    for number, seed in enumerate((1, 1, 2)):
+        made = next(
+            iter(shared(source, tmp_path / str(number), "llama", init="last", width=60, seed=seed).values())
+        )
+        found.append(np.stack([vector for unit in made.units[-12:] for vector in unit.inputs]))
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+    assert len(np.unique(found[0])) == found[0].size  # gate and up are drawn apart
+
+
+@pytest.mark.parametrize("width", [1, 30, 47])
+@pytest.mark.parametrize("init", ["mean", "concat", "last"])
+def test_narrower_keeps_the_best(case: str, init: str, width: int, tmp_path: Path) -> None:
+    if case == "nllb-moe":
+        width = min(width, 20)
+    source = tiny(tmp_path / "source", case)
+    before = own(ffns_of(weights(source), case))
+    found = next(iter(shared(source, tmp_path / "out", case, init=init, width=width).values()))
+    whole = {
+        "mean": reference.mean(before),
+        "concat": reference.scaled(reference.concat(before), 1 / len(before)),
+        "last": before[-1],
+    }[init]
+    wanted = reference.narrowed(whole, width)
+    assert len(found.units) == width
+    np.testing.assert_allclose(run(found), run(wanted), rtol=1e-4, atol=1e-6)
+
+
+N_ENC, N_DEC, D_MODEL, D_FF = 3, 2, 32, 48
+
+
+@pytest.mark.parametrize(
+    ("config", "saved"),
+    [
+        ("SharedEnc", reference.saved_by_sharing(N_ENC, D_MODEL, D_FF)),
+        ("SharedDec", reference.saved_by_sharing(N_DEC, D_MODEL, D_FF)),
+        ("SharedEncDec", reference.saved_by_sharing(N_ENC + N_DEC, D_MODEL, D_FF)),
+        ("NoEnc", reference.saved_by_dropping(N_ENC, D_MODEL, D_FF)),
+        ("NoDec", reference.saved_by_dropping(N_DEC, D_MODEL, D_FF)),
+        ("NoEncNoDec", reference.saved_by_dropping(N_ENC + N_DEC, D_MODEL, D_FF)),
+        ("SharedEncNoDec", (N_ENC + N_DEC - 1) * 2 * D_MODEL * D_FF),
+        ("OneWide", 0),
+    ],
+)
+@pytest.mark.parametrize("case", ["m2m_100", "t5"])
+def test_parameters_saved_are_those_of_the_paper(case: str, config: str, saved: int, tmp_path: Path) -> None:
+    """T5 has no biases; its norms have one vector, which goes with a dropped FFN."""
+    before, after = parameters(tiny(tmp_path / "source", case), config)
+    gone = sum(N for N, name in ((N_ENC, "NoEnc"), (N_DEC, "NoDec")) if name in config) + (
+        N_DEC if config == "OneWide" else 0
+    )
+    merged = {"SharedEnc": N_ENC - 1, "SharedDec": N_DEC - 1, "SharedEncDec": N_ENC + N_DEC - 1}.get(
+        config, 0
+    )
+    if config in ("SharedEncNoDec", "OneWide"):
+        merged = N_ENC - 1
+    if case == "t5":
+        assert before - after == saved + gone * D_MODEL
+    else:
+        biases = (merged + gone) * (D_FF + D_MODEL) + gone * 2 * D_MODEL
+        if config == "OneWide":
+            biases = (merged + gone) * D_MODEL + gone * 2 * D_MODEL  # the wide one has all of the inner ones
+        assert before - after == saved + biases
+
+
+def parameters(source: Path, config: str) -> tuple[int, int]:
+    with open_checkpoint(source) as opened:
+        made = made_of(opened, Options(config=config))
+        return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
+
+
+def test_transformer_big_as_one_wide_ffn() -> None:
+    """d'_ff = (6 + 6) x 4,096 = 49,152; at 24,576 half of the FFNs' parameters (4.3)."""
+    from tests.methods.ffn.test_plan import ffn
+
+    layers = [ffn(f"{side}{n}", width=4096) for side in "ed" for n in range(6)]
+    (wide,) = plan(layers, Request("share", "drop", width="match")).groups
+    assert wide.width == 49_152
+    (half,) = plan(layers, Request("share", "drop", width=24_576)).groups
+    assert (half.init, half.init_width, half.width) == ("concat", 24_576, 24_576)
+
+
+def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "m2m_100")
+    with open_checkpoint(source) as opened:
+        made = made_of(opened, Options(config="SharedEncNoDec", init="first", groups=(1,)))
+        check_outputs(opened, made.outputs)
+        assert all(output.recipe == Copy(output.name) for output in made.outputs)
+        order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
+        assert [output.name for output in made.outputs] == order
+    layer = "model.{}.layers.{}".format
+    assert made.structure.ffn == {
+        layer("encoder", 1): FfnChange(shared_with=layer("encoder", 0)),
+        layer("encoder", 2): FfnChange(shared_with=layer("encoder", 0)),
+        layer("decoder", 0): FfnChange(removed=True),
+        layer("decoder", 1): FfnChange(removed=True),
+    }
+
+
+def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", case)
+    held = weights(source)
+    out = written(
+        source,
+        lambda opened: (
+            made_of(opened, Options(encoder="share", dense_only=True))
+            if first_side(case) == "encoder"
+            else made_of(opened, Options(decoder="share"))
+        ),
+        tmp_path / "out",
+    )
+    for norm in LAYOUTS[case].names.values():
+        assert np.array_equal(weights(out)[f"{norm}.weight"], held[f"{norm}.weight"])
+    gone = (
+        Options(config="No")
+        if case in ("bert", "roberta", "gpt2", "llama")
+        else Options(config="NoEncNoDec", dense_only=True)
+    )
+    none = weights(written(source, lambda opened: made_of(opened, gone), tmp_path / "none"))
+    assert not any(name.startswith(f"{norm}.") for norm in LAYOUTS[case].names.values() for name in none)
+    assert not ffns_of(none, case)
+
+
+def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "t5")
+    both = written(source, lambda opened: made_of(opened, Options(config="SharedEncDec")), tmp_path / "both")
+    out = written(both, lambda opened: made_of(opened, Options(encoder="drop")), tmp_path / "out")
+    owner, heir = "encoder.block.0.layer.1.DenseReluDense", "decoder.block.0.layer.2.DenseReluDense"
+    for suffix in ("wi.weight", "wo.weight"):
+        assert np.array_equal(weights(out)[f"{heir}.{suffix}"], weights(both)[f"{owner}.{suffix}"])
+    with open_checkpoint(out) as opened:
+        assert {layer.owner for layer in ffn_layers(opened) if not layer.removed} == {heir}
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_half_precision_stays_and_is_rounded_once(dtype: str, tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "llama", dtype=dtype)
+    out = written(
+        source, lambda opened: made_of(opened, Options(config="Shared", init="mean")), tmp_path / "out"
+    )
+    name = "model.layers.{}.mlp.up_proj.weight"
+    with open_checkpoint(source) as before, open_checkpoint(out) as after:
+        wide = sum(before.read(name.format(number)).astype(np.float64) * (1 / 3) for number in range(3))
+        assert after.info(name.format(0)).dtype == dtype
+        found = after.read(name.format(0)).astype(np.float64)
+        assert found.reshape(-1).tolist() == [rounded(value, dtype) for value in wide.reshape(-1).tolist()]
+
+
+def test_the_standard_deviation_of_new_weights() -> None:
+    assert initial_std({"initializer_range": 0.05}) == 0.05
+    assert initial_std({"init_std": 0.01}) == 0.01
+    assert initial_std({}) == initial_std({"init_std": None}) == initial_std({"init_std": 7}) == 0.02
+
+
+def narrowed_plan(opened: Any) -> Any:
+    return plan(ffn_layers(opened), Request("share", width=20, init="first"))
+
+
+@pytest.mark.parametrize("units", [None, (1, 2), (*range(19), 48), (3,) * 20])
+def test_units_that_cannot_stay(units: tuple[int, ...] | None, tmp_path: Path) -> None:
+    with open_checkpoint(tiny(tmp_path / "source", "bert")) as opened:
+        chosen = narrowed_plan(opened)
+        held = None if units is None else {chosen.groups[0].owner: units}
+        with pytest.raises(UsageError, match="shall keep 20 of 48 hidden units"):
+            rewrite(opened, chosen, held)
+
+
+def test_integers_are_not_merged(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "bert")
+    held = {
+        name: value.astype(np.int8) if ".dense." in name else value for name, value in weights(source).items()
+    }
+    quantized = write_copy(source, tmp_path / "int8", held)
+    with open_checkpoint(quantized) as opened:
+        assert made_of(opened, Options(config="No")).structure.ffn
+        assert made_of(opened, Options(config="Shared", init="last")).structure.ffn
+        with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
+            made_of(opened, Options(config="Shared", init="mean"))
+
+
+def test_the_decision_is_written_into_the_history(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "gpt2")
+    with open_checkpoint(source) as opened:
+        decision = decide(opened, Options(config="onewide", seed=3))
+        assert json.loads(json.dumps(decision.step))["arguments"] == {
+            "config": "OneWide",
+            "width": "match",
+            "seed": 3,
+        }
+        assert decision.step["source"]["fingerprint"] == opened.fingerprint

@@ -1,0 +1,71 @@
+"""Which hidden units matter: norms against the reference, on the FFN that each initialisation makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.checkpoint import computing
+from prunecli.checkpoint.ffn import ffn_layers
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import CheckpointError
+from prunecli.methods.ffn.decide import Options, decide
+from prunecli.methods.ffn.plan import Group
+from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
+from tests.reference import ffn as reference
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "t5-gated", "gpt2", "llama"])
+@pytest.mark.parametrize("init", ["first", "mean", "concat"])
+def test_norms(case: str, init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 100)
+    layout, source = LAYOUTS[case], tiny(tmp_path / "source", case)
+    held, names = weights(source), tuple(layout.names)[:2]
+    ffns = [
+        reference.read({suffix: held[f"{name}.{suffix}"] for suffix in layout.tensors}, layout.tensors)
+        for name in names
+    ]
+    merged = {"first": ffns[0], "mean": reference.mean(ffns), "concat": reference.concat(ffns)}[init]
+    expected = [
+        np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]) for unit in merged.units
+    ]
+    with open_checkpoint(source) as opened:
+        layers = {layer.name: layer for layer in ffn_layers(opened)}
+        group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
+        found = unit_norms(opened, layers, group)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=30), st.data())
+def test_the_best_units_are_chosen(scores: list[int], data: st.DataObject) -> None:
+    width = data.draw(st.integers(0, len(scores)))
+    found = best_units(scores, width)
+    ranked = sorted(range(len(scores)), key=lambda unit: (-scores[unit], unit))
+    assert found == tuple(sorted(ranked[:width]))
+
+
+def test_scores_of_sources_are_merged_as_they_are() -> None:
+    scores = {"a": np.array([1.0, 5.0]), "b": np.array([3.0, 0.0])}
+    mean = merged_scores(Group(("a", "b"), ("a", "b"), "mean", 2, 1), scores)
+    concat = merged_scores(Group(("a", "b"), ("a", "b"), "concat", 4, 1), scores)
+    last = merged_scores(Group(("a", "b"), ("b",), "last", 2, 1), scores)
+    assert (mean.tolist(), concat.tolist(), last.tolist()) == ([2.0, 2.5], [1.0, 5.0, 3.0, 0.0], [3.0, 0.0])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path: Path, value: float) -> None:
+    source = tiny(tmp_path / "source", "bert")
+    held = weights(source)
+    held["bert.encoder.layer.1.intermediate.dense.weight"][3, 4] = value
+    broken = write_copy(source, tmp_path / "broken", held)
+    with (
+        open_checkpoint(broken) as opened,
+        pytest.raises(CheckpointError, match=f"layer.0.intermediate.dense.weight holds {value}"),
+    ):
+        decide(opened, Options(config="Shared", init="concat", width=10))
