@@ -13,14 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
-from prunecli import __version__
+from prunecli import __version__, processes
+from prunecli.commands import console
 from prunecli.errors import PruneError
 
 COMMANDS = {
     "Look": ("inspect",),
     "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
     "Prune heads (1905.10650)": ("score-heads", "prune-heads"),
-    "Measure": ("evaluate", "bench-latency"),
+    "Share FFNs (2309.01826)": ("share-ffn",),
+    "Recover": ("finetune",),
+    "Measure": ("evaluate", "bench-latency", "compare-models"),
     "Repeat": ("run",),
 }
 """Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
@@ -73,7 +76,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(*arguments, **options)
         except KeyboardInterrupt:
-            typer.echo(INTERRUPTED, err=True)
+            console.note(INTERRUPTED)
             raise
 
     return run
@@ -119,5 +122,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         text, status = describe(error)
         if text:
-            typer.echo(text, err=True)
+            typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)
         sys.exit(status)

@@ -1,0 +1,126 @@
+"""Tokens per second of `finetune`'s updates, against a bare PyTorch loop over the same batches, run in turns.
+
+    python benchmarks/finetune.py CHECKPOINT --data DIR --pairs eng_Latn-deu_Latn
+
+The loop is forward, loss, backward, clipping, optimizer and schedule, and nothing else: no progress, no counting, no
+look at the loss. Without arguments: the bundled demo model and its text. Seconds of the processor are given beside
+those of the clock, which other work on the machine disturbs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import get_scheduler
+
+from prunecli import demo
+from prunecli.data.parallel import languages_of, parse_pairs, read_parallel
+from prunecli.data.tokens import load_tokenizer
+from prunecli.modules.loading import load_model
+from prunecli.training.batches import BucketSampler, loader
+from prunecli.training.examples import Examples, translations
+from prunecli.training.loss import Objective
+from prunecli.training.options import TrainingOptions
+from prunecli.training.trainer import FinetuneTrainer, training_arguments
+from prunecli.training.watch import Watch
+
+
+def bare(model: Any, examples: Examples, options: TrainingOptions, device: torch.device) -> None:
+    """The updates of a run, written out."""
+    model.train()
+    batches = loader(examples, BucketSampler(examples.lengths, options.batch_tokens, options.seed))
+    objective = Objective(options.loss)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), options.learning_rate, options.betas, weight_decay=0.0, fused=True
+    )
+    schedule = get_scheduler("inverse_sqrt", optimizer, options.warmup)
+    for _, batch in zip(range(options.steps or 1), batches, strict=False):
+        moved = {name: value.to(device) for name, value in batch.items()}
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.dtype == "bfloat16"):
+            loss = objective(model, moved) / int((batch["labels"] != -100).sum())
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), options.clip_norm)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def ours(model: Any, examples: Examples, options: TrainingOptions) -> None:
+    """The same updates by the Trainer."""
+    with tempfile.TemporaryDirectory(prefix="prunecli-") as state:
+        arguments = training_arguments(options, Path(state), validates=False)
+        arguments.max_steps = options.steps or 1
+        arguments.save_strategy = "no"
+        trainer = FinetuneTrainer(model, arguments, examples, Objective(options.loss), None, options, Watch())
+        trainer.train()
+
+
+def timed(function: Callable[[], None]) -> tuple[float, float]:
+    """Seconds of the clock and of the processor."""
+    clock, processor = time.perf_counter(), time.process_time()
+    function()
+    return time.perf_counter() - clock, time.process_time() - processor
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path, nargs="?", default=demo.CHECKPOINT)
+    parser.add_argument("--data", type=Path, default=demo.DATA)
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--pairs")
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--device", default="auto")
+    arguments = parser.parse_args()
+
+    options = TrainingOptions(
+        steps=arguments.steps,
+        batch_tokens=arguments.batch_tokens,
+        dtype=arguments.dtype,
+        device=arguments.device,
+        eval_every=1 << 30,
+        learning_rate=1e-5,
+    )
+    pairs = parse_pairs(arguments.pairs, None, languages_of(arguments.data, arguments.split))
+    text = read_parallel(arguments.data, arguments.split, tuple({name for pair in pairs for name in pair}))
+    made = training_arguments(options, Path(tempfile.gettempdir()), validates=False)
+    model = load_model(arguments.checkpoint, device=made.device, dtype="float32")
+    examples = translations(load_tokenizer(arguments.checkpoint), model, text, pairs)
+    sampler = BucketSampler(examples.lengths, options.batch_tokens, options.seed)
+    if len(sampler) < arguments.steps:
+        parser.error(f"the text has {len(sampler)} batches: fewer --steps, or a smaller --batch-tokens")
+    rows = [row for _, batch in zip(range(arguments.steps), sampler, strict=False) for row in batch]
+    tokens = sum(examples.lengths[row][1] for row in rows)
+
+    bare(model, examples, replace(options, steps=2), made.device)  # warm-up
+    seconds: dict[str, list[tuple[float, float]]] = {"bare loop": [], "finetune": []}
+    for _ in range(arguments.runs):
+        seconds["bare loop"].append(timed(lambda: bare(model, examples, options, made.device)))
+        seconds["finetune"].append(timed(lambda: ours(model, examples, options)))
+    for name, values in seconds.items():
+        rates = ", ".join(f"{tokens / clock:.0f}" for clock, _ in values)
+        print(
+            f"{name:>10}: {tokens / statistics.median(clock for clock, _ in values):8.0f} tokens/s (runs: {rates})"
+        )
+    both = list(zip(seconds["bare loop"], seconds["finetune"], strict=True))
+    clock = statistics.median(one[0] / other[0] for one, other in both)
+    processor = statistics.median(one[1] / other[1] for one, other in both)
+    print(f"     ratio: {clock:8.1%} by the clock, {processor:.1%} by the processor")
+
+
+if __name__ == "__main__":
+    main()

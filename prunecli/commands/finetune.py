@@ -1,0 +1,342 @@
+"""`prunecli finetune`: train a checkpoint further, with or without a teacher, or a new model from a config."""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from prunecli.commands.options import (
+    CheckpointArgument,
+    DataOption,
+    DeviceOption,
+    ForceOption,
+    JsonOption,
+    LabelledOption,
+    LangsOption,
+    PairsOption,
+    QuietOption,
+    SeedOption,
+    TextFilesOption,
+)
+from prunecli.errors import PruneError, UsageError
+
+DEMO_STEPS = 100
+STEPS = 1000
+
+
+class TaskChoice(str, enum.Enum):
+    """Values of --task."""
+
+    translation = "translation"
+    lm = "lm"
+    classification = "classification"
+
+
+class MetricChoice(str, enum.Enum):
+    """Values of --metric."""
+
+    loss = "loss"
+    chrf = "chrf++"
+
+
+class DtypeChoice(str, enum.Enum):
+    """Values of --dtype."""
+
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class StoredDtype(str, enum.Enum):
+    """Values of --dtype-out."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+class ResumeChoice(str, enum.Enum):
+    """Values of --resume."""
+
+    auto = "auto"
+    never = "never"
+
+
+def finetune(
+    checkpoint: CheckpointArgument = None,
+    from_scratch: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--from-scratch",
+            metavar="CONFIG",
+            help="Train random weights instead: a config.json of a known family, or a directory with one and a "
+            "tokenizer.",
+            show_default=False,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--tokenizer",
+            metavar="DIR",
+            help="With --from-scratch: the tokenizer; default: that beside CONFIG.",
+            show_default=False,
+        ),
+    ] = None,
+    teacher: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--teacher",
+            metavar="DIR",
+            help="Checkpoint to learn from, with the same vocabulary: the one that was reduced, say.",
+            show_default=False,
+        ),
+    ] = None,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split that is trained on.")] = "train",
+    valid_split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--valid-split", help="Split to validate with. Default: val, where there is one."),
+    ] = None,
+    langs: LangsOption = None,
+    pairs: PairsOption = None,
+    text: TextFilesOption = None,
+    valid_text: Annotated[
+        Optional[list[Path]],  # noqa: UP045
+        typer.Option("--valid-text", metavar="FILE", help="Plain text to validate with.", show_default=False),
+    ] = None,
+    labelled: LabelledOption = None,
+    valid_labelled: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--valid-labelled", metavar="FILE", help="Labelled text to validate with.", show_default=False
+        ),
+    ] = None,
+    task: Annotated[
+        Optional[TaskChoice],  # noqa: UP045
+        typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
+    ] = None,
+    steps: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--steps",
+            min=1,
+            metavar="N",
+            help=f"Updates. Default: {STEPS}, or until --minutes are over.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option("--epochs", metavar="E", help="Passes over the text instead.", show_default=False),
+    ] = None,
+    minutes: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--minutes", metavar="M", help="Stop after so long, validations included.", show_default=False
+        ),
+    ] = None,
+    batch_tokens: Annotated[
+        int,
+        typer.Option(
+            "--batch-tokens", min=1, help="Padded tokens of a batch's longer side; less takes less memory."
+        ),
+    ] = 4096,
+    accumulate: Annotated[
+        int, typer.Option("--accumulate", min=1, metavar="N", help="Batches of one update.")
+    ] = 1,
+    learning_rate: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--learning-rate",
+            metavar="R",
+            help="The highest, after the warm-up; then it falls with the inverse square root of the updates. "
+            "Default: 1e-4; 7e-4 from scratch.",
+            show_default=False,
+        ),
+    ] = None,
+    warmup: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--warmup",
+            min=0,
+            metavar="N",
+            help="Updates in which it rises. Default: 200; 4000 from scratch.",
+            show_default=False,
+        ),
+    ] = None,
+    label_smoothing: Annotated[
+        float, typer.Option("--label-smoothing", min=0.0, max=1.0, help="Of the cross-entropy.")
+    ] = 0.1,
+    distill: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--distill",
+            min=0.0,
+            max=1.0,
+            metavar="W",
+            help="Weight of the teacher's distribution; 1 - W is the cross-entropy's. Default with --teacher: 0.5.",
+            show_default=False,
+        ),
+    ] = None,
+    temperature: Annotated[float, typer.Option("--temperature", help="Of both distributions.")] = 1.0,
+    hidden_weight: Annotated[
+        float,
+        typer.Option("--hidden-weight", min=0.0, help="Weight of the distance to its last hidden states."),
+    ] = 0.0,
+    clip_norm: Annotated[
+        float, typer.Option("--clip-norm", min=0.0, help="Longest gradient of an update; 0: any.")
+    ] = 1.0,
+    dtype: Annotated[
+        DtypeChoice,
+        typer.Option(
+            "--dtype",
+            help="Type to compute in; weights are kept in float32. auto: bfloat16 on a GPU that knows it, "
+            "float32 elsewhere.",
+        ),
+    ] = DtypeChoice.auto,
+    device: DeviceOption = "auto",
+    eval_every: Annotated[
+        int,
+        typer.Option(
+            "--eval-every", min=1, metavar="N", help="Updates between validations; the state is kept too."
+        ),
+    ] = 500,
+    metric: Annotated[
+        MetricChoice, typer.Option("--metric", help="By which the best model is chosen.")
+    ] = MetricChoice.loss,
+    beam: Annotated[int, typer.Option("--beam", min=1, help="Beams of the translations for chrf++.")] = 1,
+    patience: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--patience",
+            min=1,
+            metavar="N",
+            help="Stop after N validations without a better one.",
+            show_default=False,
+        ),
+    ] = None,
+    max_sentences: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--max-sentences", min=1, metavar="N", help="Train on the first N lines.", show_default=False
+        ),
+    ] = None,
+    max_valid: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--max-valid", min=1, metavar="N", help="Validate with the first N lines.", show_default=False
+        ),
+    ] = None,
+    seed: SeedOption = 0,
+    dtype_out: Annotated[
+        Optional[StoredDtype],  # noqa: UP045
+        typer.Option(
+            "--dtype-out", help="Type of the written weights; default: as stored.", show_default=False
+        ),
+    ] = None,
+    resume: Annotated[
+        ResumeChoice, typer.Option("--resume", help="auto: go on where the same command was interrupted.")
+    ] = ResumeChoice.auto,
+    keep_state: Annotated[
+        bool, typer.Option("--keep-state", help="Keep OUTPUT.training, from which --steps can go further.")
+    ] = False,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The trained checkpoint.")
+    ] = Path("finetuned"),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a reduced checkpoint further, so that it recovers its quality; or a new model from a config.
+
+    Label-smoothed cross-entropy, mixed with the teacher's distribution where one is given; Adam (0.9, 0.98) with
+    warm-up and inverse square root. What was removed stays removed, what is shared stays shared. The best model by
+    --metric is written; figures go to OUTPUT.finetune.json.
+
+    Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
+    """
+    from prunecli.commands.finetune_material import TextOptions
+    from prunecli.commands.finetune_run import How, Subject, Writing, run
+    from prunecli.training import options as training
+
+    given = TextOptions(
+        data,
+        split,
+        valid_split,
+        pairs,
+        langs,
+        tuple(text or ()),
+        tuple(valid_text or ()),
+        labelled,
+        valid_labelled,
+        max_sentences,
+        max_valid,
+    )
+    if steps is not None and epochs is not None:
+        raise UsageError("--steps and --epochs were both given", "Give one of them.")
+    if temperature <= 0 or (epochs is not None and epochs <= 0) or (minutes is not None and minutes <= 0):
+        raise UsageError("--temperature, --epochs and --minutes are above 0")
+    if teacher is None and (distill or hidden_weight):
+        raise UsageError("--distill and --hidden-weight need a teacher", "Name one with --teacher DIR.")
+    if from_scratch is None and tokenizer is not None:
+        raise UsageError("--tokenizer goes with --from-scratch", "A checkpoint has its own.")
+    if from_scratch is not None and checkpoint is not None:
+        raise UsageError("a checkpoint and --from-scratch were both given", "Give one of them.")
+
+    is_new = from_scratch is not None
+    rate, rise = (
+        (training.SCRATCH_RATE, training.SCRATCH_WARMUP)
+        if is_new
+        else (training.FINETUNE_RATE, training.FINETUNE_WARMUP)
+    )
+    no_end = steps is None and epochs is None and minutes is None
+    options = training.TrainingOptions(
+        loss=training.LossOptions(
+            label_smoothing,
+            (0.5 if teacher else 0.0) if distill is None else distill,
+            temperature,
+            hidden_weight,
+        ),
+        steps=(DEMO_STEPS if data is None and not text and labelled is None else STEPS) if no_end else steps,
+        epochs=epochs,
+        minutes=minutes,
+        batch_tokens=batch_tokens,
+        accumulate=accumulate,
+        learning_rate=rate if learning_rate is None else learning_rate,
+        warmup=rise if warmup is None else warmup,
+        clip_norm=clip_norm,
+        dtype=_dtype(dtype, device),
+        device=device,
+        eval_every=eval_every,
+        metric=metric.value,
+        patience=patience,
+        beam=beam,
+        teacher=teacher,
+        seed=seed,
+    )
+    is_first = os.environ.get("RANK", "0") == "0"
+    quiet = quiet or not is_first
+    how = How(resume is ResumeChoice.auto, quiet, json)
+    subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)
+    writing = Writing(output, None if dtype_out is None else dtype_out.value, force, keep_state)
+    try:
+        run(subject, given, None if task is None else task.value, options, writing, how)
+    except PruneError as error:
+        if is_first:
+            raise
+        sys.exit(error.exit_status)  # the first process says it
+
+
+def _dtype(asked: DtypeChoice, device: str) -> str:
+    if asked is not DtypeChoice.auto:
+        return str(asked.value)
+    import torch
+
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"

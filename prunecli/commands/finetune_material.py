@@ -1,0 +1,142 @@
+"""The text that `finetune` trains on and validates with, from its options."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prunecli.commands.console import note
+from prunecli.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from prunecli.data.parallel import ParallelText
+    from prunecli.evaluation.losses import TaskName
+    from prunecli.training.finetune import Material
+
+TASKS = ("translation", "lm", "classification")
+VALID_SPLIT = "val"
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """The options that name text."""
+
+    data: Path | None
+    split: str
+    valid_split: str | None
+    pairs: str | None
+    langs: str | None
+    text: Sequence[Path]
+    valid_text: Sequence[Path]
+    labelled: Path | None
+    valid_labelled: Path | None
+    max_sentences: int | None
+    max_valid: int | None
+
+
+def choose_task(asked: str | None, class_name: str, is_pair: bool, options: TextOptions) -> TaskName:
+    """`asked`, or what a model of this class is for.
+
+    Raises:
+        UsageError: options that belong to another task, or text that is missing.
+    """
+    task: TaskName = "translation" if is_pair else "lm"
+    if asked is None and class_name.endswith("ForSequenceClassification"):
+        task = "classification"
+    for known in ("translation", "lm", "classification"):
+        if asked == known:
+            task = known
+    given = {
+        "--data": (options.data is not None, "translation"),
+        "--pairs": (options.pairs is not None, "translation"),
+        "--langs": (options.langs is not None, "translation"),
+        "--valid-split": (options.valid_split is not None, "translation"),
+        "--text": (bool(options.text), "lm"),
+        "--valid-text": (bool(options.valid_text), "lm"),
+        "--labelled": (options.labelled is not None, "classification"),
+        "--valid-labelled": (options.valid_labelled is not None, "classification"),
+    }
+    for name, (is_given, own) in given.items():
+        if is_given and own != task:
+            raise UsageError(
+                f"{name} goes with --task {own}, this is {task}", "Leave it out, or give --task."
+            )
+    if task == "lm" and not options.text:
+        raise UsageError("a language model needs text", "Give --text FILE, one text a line.")
+    if task == "classification" and options.labelled is None:
+        raise UsageError(
+            "a classifier needs labels", "Give --labelled FILE: label<TAB>text on every line, or JSON lines."
+        )
+    return task
+
+
+def material_of(task: TaskName, options: TextOptions, quiet: bool) -> Material:
+    """The text of `options`.
+
+    Raises:
+        PruneError: text that cannot be used.
+    """
+    from prunecli.data.labelled import read_labelled
+    from prunecli.data.plain import read_plain
+    from prunecli.training.finetune import Material
+
+    if task == "translation":
+        train, valid, pairs = _parallel(options, quiet)
+        return Material(task, train, valid, pairs)
+    if task == "classification":
+        assert options.labelled is not None
+        labelled = read_labelled(options.labelled).first(options.max_sentences)
+        others = options.valid_labelled
+        return Material(
+            task, labelled, None if others is None else read_labelled(others).first(options.max_valid)
+        )
+    plain = read_plain(options.text).first(options.max_sentences)
+    return Material(
+        task, plain, read_plain(options.valid_text).first(options.max_valid) if options.valid_text else None
+    )
+
+
+def _parallel(
+    options: TextOptions, quiet: bool
+) -> tuple[ParallelText, ParallelText | None, tuple[tuple[str, str], ...]]:
+    from prunecli.data.parallel import languages_of, parse_pairs, read_parallel
+
+    if options.data is None:
+        train, valid = _demo_text()
+        if not quiet:
+            note("No --data given: using the demo's text.")
+        pairs = parse_pairs(options.pairs, options.langs, train.languages)
+    else:
+        pairs = parse_pairs(options.pairs, options.langs, languages_of(options.data, options.split))
+        needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+        train = read_parallel(options.data, options.split, needed)
+        valid = None
+        if options.valid_split is not None or _has_split(options.data):
+            valid = read_parallel(options.data, options.valid_split or VALID_SPLIT, needed)
+        elif not quiet:
+            note(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
+    return (
+        train.first(options.max_sentences),
+        None if valid is None else valid.first(options.max_valid),
+        pairs,
+    )
+
+
+def _has_split(data: Path) -> bool:
+    from prunecli.data.parallel import languages_of
+
+    try:
+        return bool(languages_of(data, VALID_SPLIT))
+    except DataError:
+        return False
+
+
+def _demo_text() -> tuple[ParallelText, ParallelText]:
+    """Training text is drawn as the bundled held-out text was."""
+    from prunecli import demo
+    from prunecli.data.parallel import ParallelText, read_parallel
+    from prunecli.demo.corpus import parallel_text
+
+    return ParallelText("train", dict(parallel_text()["train"])), read_parallel(demo.DATA, VALID_SPLIT)

@@ -1,0 +1,185 @@
+"""What `finetune` does once its options are read: check, train, write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.commands.finetune_material import TextOptions
+    from prunecli.training.finetune import Material, Trained
+    from prunecli.training.options import TrainingOptions
+
+
+@dataclass(frozen=True)
+class How:
+    """--resume, --quiet and --json."""
+
+    resume: bool
+    quiet: bool
+    json: bool
+
+
+class Subject:
+    """What is trained: a checkpoint, or random weights that are kept in the state."""
+
+    def __init__(
+        self, checkpoint: Path | None, config: Path | None, tokenizer: Path | None, seed: int, quiet: bool
+    ) -> None:
+        self.config, self.tokenizer, self.seed = config, tokenizer, seed
+        self.path = checkpoint
+        if config is None and checkpoint is None:
+            from prunecli import demo
+
+            self.path = demo.CHECKPOINT if quiet else console.demo_checkpoint(None)
+
+    def origin(self) -> dict[str, Any]:
+        """What it is, as JSON; refuses what cannot be trained before anything is written."""
+        if self.config is not None:
+            from prunecli.training.scratch import describe
+
+            return describe(self.config, self.tokenizer)
+        with self.open(Path()) as checkpoint:
+            checkpoint.require_architecture()
+            return {"source": checkpoint.fingerprint, "bytes": checkpoint.total_bytes}
+
+    def open(self, state: Path) -> Checkpoint:
+        """The checkpoint that training begins with."""
+        from prunecli.checkpoint.reader import open_checkpoint
+
+        if self.config is None:
+            assert self.path is not None
+            return open_checkpoint(self.path)
+        from prunecli.training.scratch import initial_checkpoint
+
+        if not (state / "initial").is_dir():
+            initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
+        return open_checkpoint(state / "initial")
+
+    def kind(self) -> tuple[str, bool]:
+        """Name of the model's class, and whether it is an encoder with a decoder."""
+        from prunecli.architectures import FAMILIES
+        from prunecli.checkpoint.declared import class_names
+        from prunecli.modules.building import model_class
+
+        if self.config is None:
+            with self.open(Path()) as checkpoint:
+                return model_class(checkpoint).__name__, len(checkpoint.require_architecture().stacks) > 1
+        from prunecli.training.scratch import read_config
+
+        values = read_config(self.config)
+        family = FAMILIES[str(values["model_type"])]
+        return next(iter(class_names(values)), family.model_class), len(family.stacks) > 1
+
+
+class Writing:
+    """Where the result goes, and how."""
+
+    def __init__(self, output: Path, dtype: str | None, force: bool, keep_state: bool) -> None:
+        self.output, self.dtype, self.force, self.keep_state = output, dtype, force, keep_state
+        self.figures = output.with_name(f"{output.name}.finetune.json")
+
+    def check(self, source: Path | None) -> None:
+        """Refuse before the work what would be refused after it."""
+        from prunecli.checkpoint.documents import refuse_existing
+        from prunecli.checkpoint.transaction import refuse_target
+
+        refuse_target(self.output, force=self.force, source=source)
+        refuse_existing(self.figures, force=self.force)
+
+
+def run(
+    subject: Subject,
+    given: TextOptions,
+    task: str | None,
+    options: TrainingOptions,
+    writing: Writing,
+    how: How,
+) -> None:
+    """Check everything, train, write the checkpoint and its figures.
+
+    Raises:
+        PruneError: options, model, text or output that cannot be used; a loss that is not finite.
+    """
+    from prunecli.commands.finetune_material import choose_task, material_of
+
+    writing.check(subject.path)
+    origin = subject.origin()
+    material = material_of(choose_task(task, *subject.kind(), given), given, how.quiet)
+    if material.task != "translation" and options.metric != "loss":
+        raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
+
+    from prunecli.training.finetune import finetune as train
+    from prunecli.training.state import state_directory
+
+    state = state_directory(writing.output)
+    trained = train(
+        lambda: subject.open(state),
+        material,
+        options,
+        state,
+        origin=origin,
+        resume=how.resume,
+        progress=console.progress(how.quiet or how.json),
+        report=(lambda _line: None) if how.quiet else console.note,
+    )
+    if trained.is_first:
+        payload = _publish(subject, material, options, trained, state, writing)
+        if how.json:
+            console.print_json(payload)
+        elif not how.quiet:
+            _show(payload, writing)
+
+
+def _publish(
+    subject: Subject,
+    material: Material,
+    options: TrainingOptions,
+    trained: Trained,
+    state: Path,
+    writing: Writing,
+) -> dict[str, Any]:
+    import shutil
+
+    from prunecli.checkpoint.documents import header, write_json
+    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+    from prunecli.training.result import FORMAT, history_step, outputs_of
+
+    with subject.open(state) as source, open_checkpoint(trained.staged) as weights:
+        step = history_step(source, subject.config, material, options, trained.log)
+        structure = source.structure.after(step)
+        made = Rewrite(
+            structure, outputs_of(source, weights, writing.dtype), stock_config(weights, structure)
+        )
+        rewrite_checkpoint(weights, made, writing.output, force=writing.force)
+        payload = {
+            **header(FORMAT, [source], options.seed),
+            "output": str(writing.output),
+            "arguments": step["arguments"],
+            **trained.log,
+        }
+    write_json(writing.figures, payload, force=True)
+    if not writing.keep_state:
+        shutil.rmtree(state, ignore_errors=True)
+    return payload
+
+
+def _show(payload: Mapping[str, Any], writing: Writing) -> None:
+    rows = [
+        [f"{row['step']:,}", f"{row['loss']:.4f}", f"{row['chrf++']:.2f}" if "chrf++" in row else "-"]
+        for row in payload["validation"][-10:]
+    ]
+    if rows:
+        console.show(console.table("Validation", ("step", "loss", "chrF++"), rows))
+    best = payload["best"]
+    chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
+    speed = f"{payload['tokens']:,} tokens, {payload['tokens_per_second']:,.0f} a second"
+    console.out(f"{payload['steps']:,} updates, {speed}{chosen}")
+    console.out(f"Written: {writing.output}, figures in {writing.figures}")

@@ -1,0 +1,98 @@
+"""What is minimised: label-smoothed cross-entropy, and the distance to a teacher.
+
+Over the N scored tokens of an update, with logits z of the model, z' of the teacher and p = softmax(z):
+
+    L = 1/N sum_t [ (1 - w) CE_t + w T^2 KL_t + h MSE_t ]
+    CE_t = -(1 - e) log p_t(y_t) - e/V sum_v log p_t(v)                       (label smoothing e)
+    KL_t = sum_v q_t(v) (log q_t(v) - log s_t(v)), q = softmax(z'/T), s = softmax(z/T)
+    MSE_t = mean over the width of the squared difference of the last hidden states
+
+The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
+each over its own real tokens, scaled so that a token of the input weighs as much as one of the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prunecli.evaluation.losses import IGNORED
+from prunecli.training.options import LossOptions
+
+
+class Objective:
+    """The loss of a batch, as a sum over its scored tokens.
+
+    Args:
+        options: weights.
+        teacher: in evaluation mode, on the model's device; None: cross-entropy alone.
+    """
+
+    def __init__(self, options: LossOptions, teacher: Any = None) -> None:
+        self.options, self.teacher = options, teacher
+
+    def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """Sum over the scored tokens of `batch` (as `Examples.batch` makes it), differentiable, float32."""
+        inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
+        labels = batch["labels"]
+        weight, hidden = self.options.distill, self.options.hidden
+        has_teacher = self.teacher is not None and (weight > 0 or hidden > 0)
+        outputs = model(**inputs, **({"output_hidden_states": True} if has_teacher and hidden else {}))
+        total = smoothed_cross_entropy(outputs.logits, labels, self.options.label_smoothing)
+        if not has_teacher:
+            return total
+        with torch.no_grad():
+            taught = self.teacher(**inputs, **({"output_hidden_states": True} if hidden else {}))
+        if weight:
+            divergence = distillation(outputs.logits, taught.logits, labels, self.options.temperature)
+            total = (1 - weight) * total + weight * divergence
+        if hidden:
+            total = total + hidden * hidden_distance(outputs, taught, batch)
+        return total
+
+
+def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Sum of CE_t over the labels that are not -100.
+
+    Args:
+        logits: `[..., vocabulary]`.
+        labels: `[...]`.
+    """
+    return functional.cross_entropy(
+        logits.flatten(0, -2).float(),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        label_smoothing=smoothing,
+        reduction="sum",
+    )
+
+
+def distillation(logits: Tensor, taught: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Sum of T^2 KL_t over the labels that are not -100; shapes as in `smoothed_cross_entropy`."""
+    rows = (labels.flatten() != IGNORED).nonzero().squeeze(1)
+    student = functional.log_softmax(logits.flatten(0, -2).index_select(0, rows).float() / temperature, -1)
+    teacher = functional.log_softmax(taught.flatten(0, -2).index_select(0, rows).float() / temperature, -1)
+    return temperature**2 * functional.kl_div(student, teacher, reduction="sum", log_target=True)
+
+
+def hidden_distance(outputs: Any, taught: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Sum over the scored tokens of the mean squared difference of the last hidden states."""
+    labels = batch["labels"]
+    decoder = getattr(outputs, "decoder_hidden_states", None)
+    if decoder is None:
+        scored = labels != IGNORED if labels.dim() > 1 else batch["attention_mask"].bool()
+        distance = _distance(outputs.hidden_states[-1], taught.hidden_states[-1], scored)
+        return distance if labels.dim() > 1 else distance / scored.sum() * len(labels)
+    scored, real = labels != IGNORED, batch["attention_mask"].bool()
+    found = _distance(decoder[-1], taught.decoder_hidden_states[-1], scored)
+    encoder = _distance(outputs.encoder_last_hidden_state, taught.encoder_last_hidden_state, real)
+    return found + encoder / real.sum() * scored.sum()
+
+
+def _distance(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
+    difference = (student.float() - teacher.float()).square().mean(dim=-1)
+    return (difference * chosen).sum()

@@ -1,0 +1,97 @@
+"""From the trained model back to the checkpoint's own tensors, for the pipeline to write."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prunecli import __version__
+from prunecli.checkpoint.dtypes import is_float, parse_dtype
+from prunecli.checkpoint.layout import sparse_layers
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.checkpoint.stream import Copy, Output
+from prunecli.checkpoint.writer import SINGLE_FILE
+from prunecli.modules.attention import module_name
+from prunecli.modules.saving import stock_names
+from prunecli.training.options import TrainingOptions
+
+if TYPE_CHECKING:
+    from prunecli.training.finetune import Material
+
+
+FORMAT = "prunecli.finetune/1"
+
+
+def stage(model: Any, source: Checkpoint, directory: Path) -> None:
+    """Write the model's weights under `source`'s tensor names, in the types they were trained in, with its other files.
+
+    A tensor that the model has no place for (of another class of the family) is left out.
+    """
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    save_file(trained_tensors(model, source), directory / SINGLE_FILE, metadata={"format": "pt"})
+    card = source.path / "README.md"
+    for path in (*source.side_files, source.path / "config.json", *([card] if card.is_file() else [])):
+        place = directory / path.relative_to(source.path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
+    """Stock name -> trained value, of what `source` holds and the model has."""
+    family = source.require_architecture()
+    layers = sparse_layers(source) if family.top_k is not None else ()
+    state = stock_names(model.state_dict(), layers)
+    # A tied tensor is held once, under whichever of its names the model has.
+    places = {name: name if name in state else module_name(model, name) for name in source.tensors}
+    return {name: state[place].cpu().contiguous() for name, place in places.items() if place in state}
+
+
+def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:
+    """Every tensor of the result, made of `trained`'s, in the type that `source` stores it in, or in `dtype`."""
+    target = None if dtype is None else parse_dtype(dtype)
+    made = []
+    for name, info in trained.tensors.items():
+        stored = source.info(name).dtype
+        kind = target if target is not None and is_float(stored) else stored
+        made.append(Output(name, kind, info.shape, Copy(name)))
+    return tuple(made)
+
+
+def history_step(
+    source: Checkpoint,
+    config: Path | None,
+    material: Material,
+    options: TrainingOptions,
+    log: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
+    values = {
+        key: value
+        for key, value in asdict(options).items()
+        if key not in ("loss", "device", "teacher", "minutes", "epochs", "steps", "patience")
+        and value is not None
+    }
+    arguments: dict[str, Any] = {
+        **material.describe(),
+        **values,
+        **asdict(options.loss),
+        "steps": log["steps"],
+    }
+    if log.get("best"):
+        arguments["best"] = log["best"]["step"]
+    if options.teacher is not None:
+        with open_checkpoint(options.teacher) as teacher:
+            arguments["teacher"] = {"path": teacher.path.resolve().name, "fingerprint": teacher.fingerprint}
+    made: dict[str, Any] = {"command": "finetune", "arguments": arguments, "prunecli": __version__}
+    if config is None:
+        made["source"] = {"path": source.path.resolve().name, "fingerprint": source.fingerprint}
+    else:
+        arguments["from_scratch"] = source.model_type
+    return made

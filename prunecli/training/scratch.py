@@ -1,0 +1,151 @@
+"""A randomly initialised checkpoint of a declared family, from a config alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunecli.architectures import FAMILIES, Architecture
+from prunecli.checkpoint.declared import class_names
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.checkpoint.structure import KEY
+from prunecli.data.tokens import Tokenizer, load_tokenizer
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+
+SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
+"""Which config and tokenizer must agree on, as far as both have them."""
+
+
+def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:
+    """Write a model of random weights, as the family's stock class draws them, with its tokenizer.
+
+    Args:
+        config: a JSON file as config.json, or a directory that holds one.
+        tokenizer: a directory with tokenizer files; None: that of `config`.
+        directory: what is made.
+        seed: of the weights.
+
+    Raises:
+        PruneError: a config or tokenizer that cannot be used, or that do not fit together.
+    """
+    file = _file(config)
+    values = read_config(config)
+    family = FAMILIES[values["model_type"]]
+    words = load_tokenizer(tokenizer or file.parent)
+    _fit(file, values, words)
+    model = _random_model(file, values, family, seed)
+    directory.mkdir(parents=True)
+    with _no_bars():
+        model.save_pretrained(directory)
+    words.save_pretrained(directory)
+    with open_checkpoint(directory) as made:
+        check_tensors(made)
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def describe(config: Path, tokenizer: Path | None) -> dict[str, Any]:
+    """What a run from scratch begins with, as JSON.
+
+    Raises:
+        PruneError: as `initial_checkpoint`.
+    """
+    values = read_config(config)
+    words = load_tokenizer(tokenizer or _file(config).parent)
+    _fit(_file(config), values, words)
+    return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _file(config: Path) -> Path:
+    return config / "config.json" if config.is_dir() else config
+
+
+def read_config(config: Path) -> dict[str, Any]:
+    """The values of a stock model's config.
+
+    Raises:
+        PruneError: no such file, not JSON, of a reduced model or of a family that is not declared.
+    """
+    file = _file(config)
+    if not file.is_file():
+        raise CheckpointError(f"{file}: no such file", "Give a config.json, or a directory that holds one.")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not JSON ({error})", "Correct the file.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: holds no JSON object", "Give a config.json.")
+    if KEY in values:
+        raise UsageError(
+            f"{file}: describes a reduced model",
+            "Train a stock model first, then reduce it; or leave out its key.",
+        )
+    if values.get("model_type") not in FAMILIES:
+        raise UnsupportedModelError(
+            f'{file}: the model family "{values.get("model_type")}" is not supported',
+            f"Set model_type to one of {', '.join(FAMILIES)}.",
+        )
+    return values
+
+
+def _fit(file: Path, values: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Add what the tokenizer says to `values`; refuse what it contradicts."""
+    size = values.setdefault("vocab_size", len(tokenizer))
+    if not isinstance(size, int) or size < len(tokenizer):
+        raise UsageError(
+            f"{file}: vocab_size is {size}, the tokenizer has {len(tokenizer):,} tokens",
+            f"Set vocab_size to {len(tokenizer)} or more, or leave it out.",
+        )
+    for key in SPECIAL_IDS:
+        own = getattr(tokenizer, key, None)
+        if own is not None and values.setdefault(key, own) != own:
+            raise UsageError(
+                f"{file}: {key} is {values[key]}, the tokenizer's is {own}",
+                f"Set {key} to {own}, or leave it out.",
+            )
+
+
+def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    names = (*class_names(values), family.model_class)
+    found: list[Any] = [getattr(transformers, name, None) for name in names]
+    chosen = next(
+        one
+        for one in found
+        if getattr(getattr(one, "config_class", None), "model_type", None) == family.model_type
+    )
+    torch.manual_seed(seed)
+    try:
+        made = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
+        model = chosen(made).float()
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{file}: transformers cannot make the model ({type(error).__name__}: {reason})",
+            "Correct the value.",
+        ) from error
+    return model

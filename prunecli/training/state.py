@@ -1,0 +1,126 @@
+"""What a run keeps on disk while it trains, so that the same command goes on after an interrupt.
+
+OUTPUT.training/
+    run.json        what the result depends on
+    initial/        the random weights of a run from scratch
+    checkpoint-N/   after N updates: weights, optimizer, schedule, random numbers, the Trainer's state
+    finished.json   the training has ended; what is left is to write the result
+    result/         the weights of the result, in float32
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from prunecli.checkpoint.documents import read_json, write_json
+from prunecli.errors import CheckpointError, OutputError, UsageError
+
+FORMAT = "prunecli.finetune-state/1"
+RUN, FINISHED = "run.json", "finished.json"
+WEIGHTS, TRAINER_STATE = "weights.safetensors", "trainer_state.json"
+
+
+def state_directory(output: Path) -> Path:
+    """Where the run that will make `output` keeps its state: OUTPUT.training beside it."""
+    return output.absolute().with_name(f"{output.name}.training")
+
+
+def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> bool:
+    """Make the directory, or check that what it holds is of this very run.
+
+    Args:
+        identity: everything that the weights depend on; JSON values.
+        resume: go on from what is there; else it is removed.
+
+    Returns:
+        Whether there is something to go on from.
+
+    Raises:
+        UsageError: it is of another run; with the first difference.
+        OutputError: it holds something else.
+    """
+    run = state / RUN
+    if not resume and run.is_file():
+        shutil.rmtree(state)
+    if run.is_file():
+        found = read_json(run, FORMAT)["run"]
+        wanted = json.loads(json.dumps(identity))
+        for key in {**wanted, **found}:
+            if found.get(key) != wanted.get(key):
+                raise UsageError(
+                    f"{state}: the state of another run: {key} was {found.get(key)}, now it is {wanted.get(key)}",
+                    "Repeat the first command to go on; or start over with --resume never; or choose another --output.",
+                )
+        return True
+    if state.exists() and (not state.is_dir() or any(state.iterdir())):
+        raise OutputError(f"{state}: exists, but holds no run of prunecli", "Choose another --output.")
+    state.mkdir(exist_ok=True)
+    write_json(run, {"format": FORMAT, "run": dict(identity)})
+    return False
+
+
+def last_checkpoint(state: Path) -> Path | None:
+    """The latest checkpoint that was written to its end."""
+    found = {
+        int(path.parent.name.rpartition("-")[2]): path.parent
+        for path in state.glob(f"checkpoint-*/{TRAINER_STATE}")
+        if path.parent.name.rpartition("-")[2].isdecimal() and _is_whole(path)
+    }
+    return found[max(found)] if found else None
+
+
+def _is_whole(trainer_state: Path) -> bool:
+    # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
+    try:
+        json.loads(trainer_state.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
+
+
+def trainer_state(checkpoint: Path) -> dict[str, Any]:
+    """The Trainer's own state: step, best metric, log, callbacks."""
+    made: dict[str, Any] = json.loads((checkpoint / TRAINER_STATE).read_text(encoding="utf-8"))
+    return made
+
+
+def finished(state: Path) -> dict[str, Any] | None:
+    """What a training that ended left to be written, or None."""
+    path = state / FINISHED
+    return read_json(path, FORMAT) if path.is_file() else None
+
+
+def mark_finished(state: Path, payload: Mapping[str, Any]) -> None:
+    """The training has ended; `finished` returns `payload` from now on."""
+    write_json(state / FINISHED, {"format": FORMAT, **payload}, force=True)
+
+
+def save_weights(model: Any, directory: Path) -> None:
+    """Every parameter once, under the running model's own names."""
+    save_file(
+        {name: held.detach().contiguous() for name, held in model.named_parameters()}, directory / WEIGHTS
+    )
+
+
+def load_weights(model: Any, directory: Path) -> None:
+    """What `save_weights` kept.
+
+    Raises:
+        CheckpointError: it is of another model.
+    """
+    kept = load_file(directory / WEIGHTS)
+    places = dict(model.named_parameters())
+    if kept.keys() != places.keys() or any(kept[name].shape != place.shape for name, place in places.items()):
+        raise CheckpointError(
+            f"{directory}: holds the weights of another model", "Start over with --resume never."
+        )
+    with torch.no_grad():
+        for name, place in places.items():
+            place.copy_(kept[name])

@@ -1,0 +1,82 @@
+"""The model that another one learns from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import UsageError
+from prunecli.evaluation.losses import TaskName, require_task
+from prunecli.modules.loading import load_model
+from prunecli.training.options import LossOptions
+
+COMPARED = ("decoder_start_token_id", "pad_token_id")
+"""Keys of both configs that shape what the models are given."""
+
+
+def load_teacher(
+    path: Path,
+    student: Any,
+    tokenizer: Any,
+    task: TaskName,
+    loss: LossOptions,
+    device: torch.device,
+    dtype: str,
+) -> Any:
+    """The teacher in evaluation mode, on `device`, its weights frozen.
+
+    Raises:
+        UsageError: another vocabulary, other special tokens, or another width where hidden states are compared.
+        PruneError: it cannot be loaded, or is for another task.
+    """
+    with open_checkpoint(path) as checkpoint:
+        size = checkpoint.config.get("vocab_size")
+    if size is not None and size != student.config.vocab_size:
+        raise UsageError(
+            f"{path}: the teacher has a vocabulary of {size:,}, the model one of {student.config.vocab_size:,}",
+            "A teacher must predict the same tokens: name a model with the same tokenizer.",
+        )
+    require_same_tokens(path, load_tokenizer(path), tokenizer)
+    teacher = load_model(path, device=device, dtype=dtype).requires_grad_(False)
+    require_task(teacher, task)
+    teacher.config.use_cache = False
+    for key in COMPARED:
+        own, other = getattr(student.config, key, None), getattr(teacher.config, key, None)
+        if own != other:
+            raise UsageError(
+                f"{path}: the teacher's {key} is {other}, the model's is {own}",
+                "A teacher must be given the same tokens: name another one.",
+            )
+    if loss.hidden:
+        _require_same_width(path, teacher, student)
+    return teacher
+
+
+def require_same_tokens(path: Path, other: Any, own: Any) -> None:
+    """Whether two tokenizers have the same ids for the same tokens.
+
+    Raises:
+        UsageError: they do not; with a token that differs.
+    """
+    theirs, ours = other.get_vocab(), own.get_vocab()
+    odd = [token for token in {*theirs, *ours} if theirs.get(token) != ours.get(token)]
+    if odd:
+        token = min(odd)
+        raise UsageError(
+            f"{path}: the teacher has another vocabulary: {len(odd):,} tokens differ, such as {token!r} "
+            f"({theirs.get(token)}, the model's is {ours.get(token)})",
+            "A teacher must predict the same tokens: name a model with the same tokenizer.",
+        )
+
+
+def _require_same_width(path: Path, teacher: Any, student: Any) -> None:
+    own, other = (getattr(model.config, "hidden_size", None) for model in (student, teacher))
+    if own != other:
+        raise UsageError(
+            f"{path}: the teacher's hidden states are {other} wide, the model's {own}",
+            "Leave out --hidden-weight, or name a teacher of the same width.",
+        )

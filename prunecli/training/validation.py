@@ -1,0 +1,76 @@
+"""How good the model is in the course of its training: the loss of held-out text, and chrF++ of its translations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from prunecli.data.batching import length_bucketed
+from prunecli.data.parallel import ParallelText
+from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.evaluation.scoring import make_metrics
+from prunecli.processes import Place
+from prunecli.training.examples import Examples
+from prunecli.training.loss import smoothed_cross_entropy
+
+
+@dataclass(frozen=True)
+class Translating:
+    """What chrF++ is measured on: the directions `pairs` of `text`."""
+
+    text: ParallelText
+    pairs: Sequence[tuple[str, str]]
+    tokenizer: Any
+    options: DecodingOptions
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Held-out text.
+
+    Attributes:
+        batch_tokens: padded tokens in a batch.
+        translating: None where chrF++ is not measured.
+    """
+
+    examples: Examples
+    batch_tokens: int
+    translating: Translating | None = None
+
+    def measure(self, model: Any, place: Place) -> Mapping[str, float]:
+        """`loss`: mean cross-entropy per scored token in nats, without label smoothing; `chrf++`: mean over the pairs.
+
+        The model is put into evaluation mode.
+        """
+        model.eval()
+        found = {"loss": self._loss(model, place)}
+        if self.translating is not None:
+            found["chrf++"] = _chrf(model, self.translating, place)
+        return found
+
+    def _loss(self, model: Any, place: Place) -> float:
+        total = torch.zeros((), dtype=torch.float64)
+        count = 0
+        for rows in place.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
+            batch = self.examples.batch(rows)
+            count += int((batch["labels"] != -100).sum())
+            moved = {name: value.to(model.device) for name, value in batch.items()}
+            labels = moved.pop("labels")
+            with torch.no_grad():
+                total += smoothed_cross_entropy(model(**moved).logits, labels).double().cpu()
+        nats, tokens = place.sums([float(total), count])
+        return nats / max(tokens, 1)
+
+
+def _chrf(model: Any, task: Translating, place: Place) -> float:
+    metric = make_metrics(None)["chrf++"]
+    scores = []
+    for pair in task.pairs:
+        sources, references = task.text.sentences[pair[0]], task.text.sentences[pair[1]]
+        made = translate(model, task.tokenizer, sources, pair, task.options, place=place)
+        texts = [translation.text for translation in made]
+        scores.append(float(metric.corpus_score(texts, [list(references)]).score))
+    return sum(scores) / len(scores)

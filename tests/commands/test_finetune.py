@@ -1,0 +1,268 @@
+"""`prunecli finetune`: the command, from options to a directory that loads."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import prunecli
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands.finetune import finetune
+from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.methods.experts import rewrite as expert_rewrite
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from tests.families import tiny_config_of, tiny_family
+from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
+from tests.training.runs import lines, parallel
+
+SMALL = ("--batch-tokens", 100, "--steps", 4, "--eval-every", 2, "--warmup", 1, "--device", "cpu")
+PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a model and text."""
+    monkeypatch.chdir(tmp_path)
+    tiny_family("model", "m2m_100", dtype="F16")
+    (tmp_path / "data").mkdir()
+    for split, count, seed in (("train", 40, 0), ("val", 8, 1)):
+        for language, sentences in parallel(count, seed).sentences.items():
+            (tmp_path / "data" / f"{split}.{language}").write_text("\n".join(sentences) + "\n")
+    return tmp_path
+
+
+def _run(*arguments):
+    app = typer.Typer()
+    app.command()(finetune)
+    result = CliRunner().invoke(app, [*map(str, arguments)])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def values(path):
+    with open_checkpoint(path) as checkpoint:
+        return {name: checkpoint.read(name) for name in checkpoint.tensors}
+
+
+def test_a_checkpoint_is_trained(folder):
+    result = _run("model", *PAIR, *SMALL, "-o", "out")
+    assert "Validation" in result.stdout
+    assert "4 updates" in result.stdout
+    assert "Written: out, figures in out.finetune.json" in result.stdout
+    assert "step 2: " in result.stderr
+    assert not (folder / "out.training").exists()
+    with open_checkpoint("model") as before, open_checkpoint("out") as after:
+        assert dict(before.tensors) == dict(after.tensors)  # float16 as it was stored
+        step = after.structure.history[-1]
+        assert step["command"] == "finetune"
+        assert step["source"] == {"path": "model", "fingerprint": before.fingerprint}
+        assert after.structure.is_stock
+    names = {path.name for path in (folder / "out").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "README.md"} <= names
+    old, new = values("model"), values("out")
+    assert sum(not np.array_equal(old[name], new[name]) for name in old) > len(old) / 2  # in float16
+    figures = json.loads((folder / "out.finetune.json").read_text())
+    assert figures["format"] == "prunecli.finetune/1"
+    assert [row["step"] for row in figures["validation"]] == [2, 4]
+    assert figures["tokens_per_second"] > 0
+    assert "lm_head.weight" not in new
+
+
+def test_json_is_the_file(folder):
+    result = _run("model", *PAIR, *SMALL, "-o", "out", "--json", "--quiet", "--dtype-out", "float32")
+    assert json.loads(result.stdout) == json.loads((folder / "out.finetune.json").read_text())
+    assert result.stderr == ""
+    with open_checkpoint("out") as made:
+        assert {info.dtype for info in made.tensors.values()} == {"F32"}
+        assert made.config["dtype"] == "float32"
+
+
+def test_a_reduced_model_keeps_its_structure(folder):
+    tiny_nllb_moe("moe", experts=8)
+    with open_checkpoint("moe") as source:
+        layers = ("model.encoder.layers.1.ffn", "model.encoder.layers.3.ffn")
+        kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
+        from prunecli.checkpoint.layout import sparse_layers
+
+        kept |= {layer.name: (2, 3, 6) for layer in sparse_layers(source) if layer.name not in kept}
+        structure, outputs = expert_rewrite.rewrite(source, kept)
+        rewrite_checkpoint(
+            source, Rewrite(structure, outputs, stock_config(source, structure)), folder / "pruned"
+        )
+    _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
+    with open_checkpoint("pruned") as before, open_checkpoint("out") as after:
+        assert after.structure.experts == before.structure.experts == kept
+        assert after.model_type == before.model_type == "prunecli-nllb-moe"
+        assert after.structure.history[-1]["arguments"]["distill"] == 0.5
+    model = prunecli.load_model("out", device="cpu")
+    assert model.model.shared.weight is model.lm_head.weight
+
+
+def test_from_scratch(folder):
+    (folder / "config").mkdir()
+    size = write_tokenizer(folder / "config")
+    config = {key: value for key, value in tiny_config_of("m2m_100").items() if key != "vocab_size"}
+    write_json(folder / "config" / "config.json", config)
+    _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
+    with open_checkpoint("out") as made:
+        assert made.model_type == "m2m_100"
+        assert made.config["vocab_size"] == size
+        arguments = made.structure.history[-1]["arguments"]
+        assert arguments["from_scratch"] == "m2m_100"
+        assert arguments["learning_rate"] == 7e-4
+    from transformers import M2M100ForConditionalGeneration
+
+    stock, own = (
+        M2M100ForConditionalGeneration.from_pretrained("out"),
+        prunecli.load_model("out", device="cpu"),
+    )
+    for (name, one), (_, other) in zip(stock.named_parameters(), own.named_parameters(), strict=True):
+        assert torch.equal(one, other), name
+    _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "again")
+    assert (folder / "again" / "model.safetensors").read_bytes() == (
+        folder / "out" / "model.safetensors"
+    ).read_bytes()
+
+
+@pytest.mark.parametrize("family", ["nllb-moe", "gpt2"])
+def test_other_families_from_scratch(folder, family):
+    made = tiny_nllb_moe("like", experts=4) if family == "nllb-moe" else tiny_family("like", family)
+    (made / "model.safetensors").unlink()
+    text = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
+    _run("--from-scratch", "like/config.json", *(text if family == "gpt2" else PAIR), *SMALL, "-o", "out")
+    assert prunecli.load_model("out", device="cpu").config.model_type == family
+
+
+def test_the_tokenizer_of_another_directory(folder):
+    write_json(folder / "config.json", {**tiny_config_of("m2m_100"), "vocab_size": 80})
+    _run("--from-scratch", "config.json", "--tokenizer", "model", *PAIR, *SMALL, "-o", "out")
+    assert (folder / "out" / "tokenizer.json").is_file()
+
+
+def test_a_classifier(folder):
+    tiny_family("bert", "bert", architectures=["BertForSequenceClassification"], num_labels=2)
+    for name, seed, count in (("train", 0, 40), ("valid", 1, 8)):
+        rows = [f"{'hen' in line:d}\t{' '.join(line)}\n" for line in lines(count, seed)]
+        (folder / f"{name}.tsv").write_text("".join(rows))
+    text = ("--labelled", "train.tsv", "--valid-labelled", "valid.tsv")
+    _run("bert", *text, *SMALL, "-o", "out", "--json")
+    figures = json.loads((folder / "out.finetune.json").read_text())
+    assert figures["arguments"]["task"] == "classification"
+    assert len(figures["validation"]) == 2
+
+
+def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
+    import os
+    import signal
+
+    from prunecli.training.watch import Watch
+
+    count = Watch.on_step_end
+
+    def stop(self, args, state, control, **more):
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        count(self, args, state, control, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "on_step_end", stop)
+        result = _run("model", *PAIR, *SMALL, "-o", "out")
+    assert result.exit_code == 130
+    assert "Stopped after step 3" in result.stderr
+    assert "the same command goes on" in result.stderr
+    assert not (folder / "out").exists()
+    result = _run("model", *PAIR, *SMALL, "-o", "out")
+    assert "Going on from step 3" in result.stderr
+    _run("model", *PAIR, *SMALL, "-o", "whole")
+    assert values("out").keys() == values("whole").keys()
+    one, other = values("out"), values("whole")
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_the_kept_state_goes_further(folder):
+    _run("model", *PAIR, *SMALL, "-o", "out", "--keep-state")
+    assert (folder / "out.training" / "finished.json").is_file()
+    result = _run("model", *PAIR, *SMALL, "--steps", 6, "-o", "out", "--force")
+    assert "Going on from step 4" in result.stderr
+    assert json.loads((folder / "out.finetune.json").read_text())["steps"] == 6
+    assert not (folder / "out.training").exists()
+
+
+def test_no_validation_is_said(folder):
+    for path in (folder / "data").glob("val.*"):
+        path.unlink()
+    result = _run("model", *PAIR, *SMALL, "-o", "out")
+    assert "no validation" in result.stderr
+    assert "Validation" not in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("model", *PAIR, "--steps", 1, "--epochs", 1), UsageError, "--steps and --epochs"),
+        (("model", *PAIR, "--temperature", 0), UsageError, "above 0"),
+        (("model", *PAIR, "--minutes", -1), UsageError, "above 0"),
+        (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
+        (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
+        (("model", *PAIR, "--tokenizer", "model"), UsageError, "--from-scratch"),
+        (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
+        (("model", "--text", "data/train.eng_Latn"), UsageError, "--text goes with --task lm"),
+        (("model", *PAIR, "--task", "lm"), UsageError, "--data goes with --task translation"),
+        (("gpt2",), UsageError, "needs text"),
+        (("gpt2", "--text", "data/train.eng_Latn", "--metric", "chrf++"), UsageError, "--metric chrf++"),
+        (("gpt2", *PAIR, "--task", "translation"), UnsupportedModelError, "no head for it"),
+        (("none", *PAIR), CheckpointError, "none: no such directory"),
+        (("model", *PAIR, "--teacher", "none"), CheckpointError, "none: no such directory"),
+        (("model", *PAIR, "--batch-tokens", 99, "--teacher", "gpt2"), UsageError, "vocabulary"),
+        (("model", "--data", "none", "--pairs", "a-b"), DataError, "none: no such directory"),
+        (("model", *PAIR, "--split", "dev"), DataError, "no split 'dev'"),
+        (("model", *PAIR, "--valid-split", "dev"), DataError, "no split 'dev'"),
+        (("model", *PAIR, "--max-valid", 9), DataError, "9 sentences were asked for, it holds 8"),
+        (("model", *PAIR, "--batch-tokens", 9999), DataError, "less than one update"),
+        (("model", *PAIR, "-o", "model"), OutputError, "overlaps"),
+        (("model", *PAIR, "-o", "gpt2"), OutputError, "exists already"),
+        (("model", *PAIR, "-o", "no/out"), OutputError, "no such directory"),
+        (("model", *PAIR, "-o", "figures"), OutputError, "figures.finetune.json: exists"),
+        (("--from-scratch", "none.json", *PAIR), CheckpointError, "none.json: no such file"),
+        (("--from-scratch", "broken.json", *PAIR), CheckpointError, "not JSON"),
+        (("--from-scratch", "list.json", *PAIR), CheckpointError, "no JSON object"),
+        (("--from-scratch", "odd.json", *PAIR), UnsupportedModelError, '"odd" is not supported'),
+        (("--from-scratch", "reduced.json", *PAIR), UsageError, "reduced model"),
+        (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), UsageError, "vocab_size is 5"),
+        (("--from-scratch", "pads.json", "--tokenizer", "model", *PAIR), UsageError, "pad_token_id is 3"),
+        (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), CheckpointError, "cannot make"),
+        (("--from-scratch", "plain.json", *PAIR), CheckpointError, "no tokenizer"),
+    ],
+)
+def test_refused(folder, arguments, error, message):
+    tiny_family("gpt2", "gpt2", vocab_size=90)
+    (folder / "figures.finetune.json").write_text("{}")
+    config = tiny_config_of("m2m_100", vocab_size=80)
+    (folder / "broken.json").write_text("{")
+    (folder / "list.json").write_text("[]")
+    write_json(folder / "odd.json", {"model_type": "odd"})
+    write_json(folder / "reduced.json", {**config, "prunecli": {}})
+    write_json(folder / "narrow.json", {**config, "vocab_size": 5})
+    write_json(folder / "pads.json", {**config, "pad_token_id": 3})
+    write_json(folder / "heads.json", {**config, "encoder_attention_heads": 5})
+    write_json(folder / "plain.json", config)
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(error) as caught:
+        _run(*arguments, "--device", "cpu", *(() if "-o" in arguments else ("-o", "out")))
+    assert message in str(caught.value)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert not (folder / "out.training").exists()
+
+
+def test_the_demo_without_arguments(folder):
+    """What an empty folder gives: the demo model and its text."""
+    result = _run("--steps", 1, "--max-sentences", 50, "--max-valid", 5, "--batch-tokens", 500, "-o", "out")
+    assert "using the bundled demo model" in result.stderr
+    assert "using the demo's text" in result.stderr
+    assert (folder / "out" / "model.safetensors").is_file()

@@ -1,0 +1,85 @@
+"""Small trainings for the tests."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.parallel import ParallelText
+from prunecli.data.plain import PlainText
+from prunecli.training.finetune import Material, finetune
+from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.state import WEIGHTS
+
+PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "eng_Latn"))
+WORDS = ("the", "hen", "ten", "no", "tin", "then", "on", "he")
+
+
+def lines(count, seed=0):
+    """Sentences of one to six words; the same seed gives the same."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        length = int(torch.randint(1, 7, (1,), generator=generator))
+        words = torch.randint(len(WORDS), (length,), generator=generator).tolist()
+        made.append([WORDS[word] for word in words])
+    return made
+
+
+def parallel(count=40, seed=0):
+    """English, and its words from the last to the first as French."""
+    words = lines(count, seed)
+    english = tuple(" ".join(line) for line in words)
+    french = tuple(" ".join(reversed(line)) for line in words)
+    return ParallelText(f"train-{seed}", {"eng_Latn": english, "fra_Latn": french})
+
+
+def translation(count=40, valid=8):
+    return Material("translation", parallel(count), parallel(valid, 1) if valid else None, PAIRS)
+
+
+def language_model(count=40, valid=8):
+    def text(number, seed):
+        return PlainText((Path("text"),), tuple(" ".join(line) for line in lines(number, seed)))
+
+    return Material("lm", text(count, 0), text(valid, 1) if valid else None)
+
+
+OPTIONS = TrainingOptions(
+    loss=LossOptions(label_smoothing=0.1),
+    steps=6,
+    batch_tokens=100,
+    learning_rate=1e-3,
+    warmup=2,
+    device="cpu",
+    eval_every=2,
+)
+
+
+def options(**changes):
+    return replace(OPTIONS, **changes)
+
+
+def train(checkpoint, state, made=OPTIONS, material=None, **more):
+    """A whole run of the library's function; returns what it returns."""
+    return finetune(
+        lambda: open_checkpoint(checkpoint),
+        translation() if material is None else material,
+        made,
+        state,
+        origin={"source": str(checkpoint)},
+        **more,
+    )
+
+
+def staged(trained):
+    """The trained tensors' bytes."""
+    return (trained.staged / "model.safetensors").read_bytes()
+
+
+def kept_steps(state):
+    """Updates after which the state was kept."""
+    return sorted(int(path.parent.name.rpartition("-")[2]) for path in state.glob(f"checkpoint-*/{WEIGHTS}"))

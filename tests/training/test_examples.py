@@ -1,0 +1,128 @@
+"""Examples are what the tokenizer and the model make of the text."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from prunecli import load_model
+from prunecli.data.labelled import LabelledText
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.evaluation.objective import lm_batches, token_losses, translation_batches
+from prunecli.training.examples import Sequences, labelled, texts, translations
+from prunecli.training.loss import smoothed_cross_entropy
+from tests.families import tiny_family
+from tests.training.runs import PAIRS, parallel
+
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+
+
+def opened(path):
+    return load_tokenizer(path), load_model(path, device="cpu")
+
+
+def whole(examples):
+    return examples.batch(range(len(examples.lengths)))
+
+
+def loss_of(model, batch):
+    inputs = {name: value for name, value in batch.items() if name != "labels"}
+    with torch.no_grad():
+        return float(smoothed_cross_entropy(model(**inputs).logits, batch["labels"]))
+
+
+def test_sequences_come_back():
+    rows = [[3, 1], [], [7, 7, 7]]
+    made = Sequences(rows)
+    assert made.lengths == [2, 0, 3]
+    assert made.rectangle([2, 0, 1], -1).tolist() == [[7, 7, 7], [3, 1, -1], [-1, -1, -1]]
+    assert made.rectangle([1], -1).shape == (1, 0)
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "marian", "t5"])
+def test_translations_are_teacher_forced(tmp_path, family):
+    tokenizer, model = opened(tiny_family(tmp_path, family))
+    text = parallel(6)
+    examples = translations(tokenizer, model, text, PAIRS)
+    expected = sum(
+        float(token_losses(model, batch, "translation")[0].sum().detach())
+        for pair in PAIRS
+        for batch in translation_batches(tokenizer, model, text, pair, 1000)
+    )
+    assert loss_of(model, whole(examples)) == pytest.approx(expected, rel=1e-4)
+    longest = max(max(lengths) for lengths in examples.lengths)
+    assert max(value.shape[1] for value in whole(examples).values()) == longest
+
+
+def test_the_languages_are_marked(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+    text = ParallelText("t", {"eng_Latn": ("the hen",), "fra_Latn": ("ten",)})
+    batch = whole(translations(tokenizer, model, text, PAIRS))
+    english, french = (tokenizer.convert_tokens_to_ids(code) for code in ("eng_Latn", "fra_Latn"))
+    assert batch["input_ids"][:, 0].tolist() == [english, french]
+    assert batch["labels"][:, 0].tolist() == [french, english]
+    assert batch["decoder_input_ids"][:, 0].tolist() == [2, 2]
+
+
+def test_padding_is_not_scored(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+    text = ParallelText("t", {"eng_Latn": ("the hen", "no"), "fra_Latn": ("ten", "on no the")})
+    batch = whole(translations(tokenizer, model, text, PAIRS[:1]))
+    assert bool(((batch["labels"] == -100) == (batch["decoder_attention_mask"] == 0)).all())
+    assert bool((batch["input_ids"][batch["attention_mask"] == 0] == 1).all())
+
+
+def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+    text = ParallelText("t", {"eng_Latn": ("the", "", "no"), "fra_Latn": ("ten", "on", " ")})
+    assert len(translations(tokenizer, model, text, PAIRS).lengths) == 2
+    blank = ParallelText("t", {"eng_Latn": ("", "no"), "fra_Latn": ("ten", " ")})
+    with pytest.raises(DataError, match="every line is blank"):
+        translations(tokenizer, model, blank, PAIRS)
+
+
+def test_long_sentences_are_cut_to_the_positions(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+    text = ParallelText("t", {"eng_Latn": ("hen " * 99,), "fra_Latn": ("ten " * 99,)})
+    examples = translations(tokenizer, model, text, PAIRS)
+    assert examples.lengths == [(63, 63), (63, 63)]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_texts_predict_the_next_token(tmp_path, family):
+    tokenizer, model = opened(tiny_family(tmp_path, family))
+    lines = ["the hen", "no", "ten " * 60]
+    examples = texts(tokenizer, model, lines)
+    assert max(length for length, _ in examples.lengths) <= 64
+    expected = sum(
+        float(token_losses(model, batch, "lm")[0].sum().detach())
+        for batch in lm_batches(tokenizer, model, lines[:2], 1000)
+    )
+    assert loss_of(model, examples.batch([0, 1])) == pytest.approx(expected, rel=1e-4)
+    batch = whole(examples)
+    following = torch.nn.functional.pad(batch["input_ids"][:, 1:], (0, 1))
+    assert bool((batch["labels"] == following)[batch["labels"] != -100].all())
+    # Every token but the first of each text, which nothing comes before.
+    tokens = sum(len(row) for row in tokenizer(lines)["input_ids"])
+    starts = tokenizer(["no"])["input_ids"][0][0] == tokenizer.bos_token_id
+    assert int((batch["labels"] != -100).sum()) == tokens - (len(lines) if starts else 0)
+
+
+def test_labelled_texts(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "bert", **CLASSIFIER))
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    text = LabelledText(tmp_path, ("1", "0"), ("the hen", "no"), ("ten", "on no"), (1, 2))
+    batch = whole(labelled(tokenizer, model, text))
+    assert batch["labels"].tolist() == [1, 0]
+    assert set(batch) == {"input_ids", "attention_mask", "labels", "token_type_ids"}
+    assert batch["input_ids"].shape == batch["token_type_ids"].shape
+
+
+def test_a_model_without_the_head_is_refused(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    with pytest.raises(UnsupportedModelError, match="lm"):
+        texts(tokenizer, model, ["no"])
+    with pytest.raises(UnsupportedModelError, match="classification"):
+        labelled(tokenizer, model, LabelledText(tmp_path, ("1",), ("the",), None, (1,)))

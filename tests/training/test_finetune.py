@@ -1,0 +1,382 @@
+"""A whole run: what is learnt, how it goes on after an interrupt, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli import load_model
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.evaluation.language_model import lm_losses
+from prunecli.training import loss as loss_module
+from prunecli.training.examples import translations
+from prunecli.training.finetune import Material
+from prunecli.training.options import LossOptions
+from prunecli.training.watch import TrainingError, Watch
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe
+from tests.training.runs import (
+    PAIRS,
+    kept_steps,
+    language_model,
+    options,
+    parallel,
+    staged,
+    train,
+    translation,
+)
+
+CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+"""No chance in training: the tiny models have no dropout, but M2M-100's default leaves out layers now and then."""
+
+
+@pytest.fixture
+def model(tmp_path):
+    """With dropout, so that a resumed run needs the random numbers of the whole one."""
+    return tiny_family(tmp_path / "model", "m2m_100", dropout=0.2)
+
+
+def test_the_loss_falls_and_the_best_model_is_staged(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=40, eval_every=10, learning_rate=5e-3))
+    losses = [row["loss"] for row in trained.log["validation"]]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] - 0.3
+    assert trained.log["best"] == {"step": 10 * (1 + int(np.argmin(losses))), "loss": min(losses)}
+    with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
+        assert dict(made.tensors) == dict(source.tensors)
+        assert made.fingerprint != source.fingerprint
+
+
+def test_the_schedule_is_the_inverse_square_root(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=9, eval_every=1, learning_rate=3e-4, warmup=4))
+    rates = [row["learning_rate"] for row in trained.log["training"]]
+    # The Trainer's rate of update n, counted from 0: n / warmup, then sqrt(warmup / n), times the highest.
+    expected = [3e-4 * (n / 4 if n < 4 else math.sqrt(4 / n)) for n in range(9)]
+    assert rates == pytest.approx(expected, rel=1e-6)
+
+
+def test_accumulated_batches_are_one_batch(tmp_path):
+    """Four sources of one length, references of 1 to 4 words: two batches have other numbers of tokens."""
+    model = tiny_family(tmp_path / "model", "m2m_100", **CALM)
+    english = ("the the the the the",) * 4
+    french = ("the", "the the", "the the the", "the the the the")
+    text = ParallelText("t", {"eng_Latn": english, "fra_Latn": french})
+    material = Material("translation", text, None, PAIRS[:1])
+    examples = translations(load_tokenizer(model), load_model(model, device="cpu"), text, PAIRS[:1])
+    longest = max(max(lengths) for lengths in examples.lengths)
+    assert {max(lengths) for lengths in examples.lengths} == {longest}
+    assert len({target for _, target in examples.lengths}) == 4
+    made = options(steps=3, eval_every=1, learning_rate=1e-2)
+    whole = train(model, tmp_path / "a", replace(made, batch_tokens=4 * longest), material)
+    parts = train(model, tmp_path / "b", replace(made, batch_tokens=2 * longest, accumulate=2), material)
+    assert whole.log["tokens"] == parts.log["tokens"] == 3 * sum(target for _, target in examples.lengths)
+    one, other = ([row["loss"] for row in log["training"]] for log in (whole.log, parts.log))
+    assert other == pytest.approx(one, rel=1e-4)
+    assert one[2] < one[0] - 0.1
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(model, tmp_path):
+    whole = train(model, tmp_path / "whole", options(steps=7))
+
+    def stop(line):
+        if line.startswith("step 2"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    said = []
+    with pytest.raises(KeyboardInterrupt):
+        train(
+            model, tmp_path / "parts", options(steps=7), report=lambda line: (said.append(line), stop(line))
+        )
+    assert "the same command goes on" in said[-1]
+    assert kept_steps(tmp_path / "parts") == [2, 3]
+    again = train(model, tmp_path / "parts", options(steps=7), report=said.append)
+    assert any(line.startswith("Going on from step 3") for line in said)
+    assert staged(again) == staged(whole)
+    assert again.log["validation"] == whole.log["validation"]
+    assert again.log["training"] == whole.log["training"]
+    assert again.log["tokens"] == whole.log["tokens"]
+
+
+def test_a_stop_between_two_validations_keeps_that_step(model, tmp_path, monkeypatch):
+    whole = train(model, tmp_path / "whole", options(steps=8, eval_every=4, accumulate=2))
+    count = Watch.on_step_end
+
+    def stop(self, args, state, control, **more):
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        count(self, args, state, control, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Watch, "on_step_end", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(model, tmp_path / "parts", options(steps=8, eval_every=4, accumulate=2))
+    assert kept_steps(tmp_path / "parts") == [3]
+    again = train(model, tmp_path / "parts", options(steps=8, eval_every=4, accumulate=2))
+    assert staged(again) == staged(whole)
+    assert again.log["validation"] == whole.log["validation"]
+
+
+def test_a_killed_run_goes_on_from_the_last_whole_checkpoint(model, tmp_path):
+    whole = train(model, tmp_path / "whole", options(steps=6))
+
+    def die(line):
+        if line.startswith("step 4"):  # validated, not yet kept
+            raise RuntimeError("power failure")
+
+    with pytest.raises(RuntimeError):
+        train(model, tmp_path / "parts", options(steps=6), report=die)
+    assert kept_steps(tmp_path / "parts") == [2]
+    half = tmp_path / "parts" / "checkpoint-4"  # what a kill in the middle of writing leaves
+    half.mkdir()
+    (half / "trainer_state.json").write_text('{"global_step": 4, "epo')
+    assert staged(train(model, tmp_path / "parts", options(steps=6))) == staged(whole)
+
+
+def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
+    first = train(model, tmp_path / "state", options(steps=4))
+    said = []
+    again = train(model, tmp_path / "state", options(steps=4), report=said.append)
+    assert said == ["The training had ended before; writing its result."]
+    assert again.log == first.log
+    further = train(model, tmp_path / "state", options(steps=6))
+    assert staged(further) == staged(train(model, tmp_path / "whole", options(steps=6)))
+
+
+@pytest.mark.parametrize("steps", [4, 3])
+def test_a_run_with_as_many_steps_as_asked_for_is_taken_over(model, tmp_path, steps):
+    first = train(model, tmp_path / "state", options(steps=4))
+    (tmp_path / "state" / "finished.json").unlink()
+    assert staged(train(model, tmp_path / "state", options(steps=steps))) == staged(first)
+
+
+def test_the_state_of_another_run_is_refused_or_thrown_away(model, tmp_path):
+    train(model, tmp_path / "state", options(steps=2))
+    with pytest.raises(UsageError, match=r"learning_rate was 0\.001, now it is 0\.5") as caught:
+        train(model, tmp_path / "state", options(steps=2, learning_rate=0.5))
+    assert "--resume never" in str(caught.value)
+    with pytest.raises(UsageError, match="train was"):
+        train(model, tmp_path / "state", options(steps=2), translation(41))
+    anew = train(model, tmp_path / "state", options(steps=2, learning_rate=1e-2), resume=False)
+    assert staged(anew) == staged(train(model, tmp_path / "b", options(steps=2, learning_rate=1e-2)))
+
+
+def test_a_directory_of_something_else_is_left_alone(model, tmp_path):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "thesis.tex").write_text("x")
+    with pytest.raises(OutputError, match="holds no run"):
+        train(model, tmp_path / "state")
+    assert (tmp_path / "state" / "thesis.tex").read_text() == "x"
+
+
+def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path):
+    good = options(steps=8, eval_every=4)
+    train(model, tmp_path / "good", options(steps=4, eval_every=4))
+
+    true, calls = loss_module.smoothed_cross_entropy, []
+
+    def spoil(logits, labels, smoothing=0.0):
+        calls.append(1)
+        return true(logits, labels, smoothing) * (math.nan if len(calls) > 5 and smoothing else 1.0)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(loss_module, "smoothed_cross_entropy", spoil)
+        with pytest.raises(TrainingError, match="not a finite number") as caught:
+            train(model, tmp_path / "state", good)
+    assert "--learning-rate" in str(caught.value)
+    assert kept_steps(tmp_path / "state") == [4]
+    assert not (tmp_path / "state" / "finished.json").exists()
+    kept = [path / "checkpoint-4" / "weights.safetensors" for path in (tmp_path / "state", tmp_path / "good")]
+    assert kept[0].read_bytes() == kept[1].read_bytes()
+
+
+def test_a_learning_rate_beyond_reason(model, tmp_path):
+    with pytest.raises(TrainingError):
+        train(model, tmp_path / "state", options(steps=20, learning_rate=1e30, warmup=0, clip_norm=0.0))
+
+
+def test_patience(model, tmp_path):
+    """With a rate of 0 no validation is better than the first."""
+    trained = train(model, tmp_path / "state", options(steps=20, learning_rate=0.0, patience=2))
+    assert trained.log["steps"] == 6
+    assert trained.log["best"]["step"] == 2
+
+
+def test_patience_counts_on_after_an_interrupt(model, tmp_path):
+    def stop(line):
+        if line.startswith("step 4"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    made = options(steps=20, learning_rate=0.0, patience=2)
+    with pytest.raises(KeyboardInterrupt):
+        train(model, tmp_path / "state", made, report=stop)
+    assert train(model, tmp_path / "state", made).log["steps"] == 6
+
+
+def test_time_ends_a_run(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=None, minutes=1e-9, eval_every=50))
+    assert trained.log["steps"] == 1
+    assert len(trained.log["validation"]) == 1
+
+
+def test_epochs(model, tmp_path):
+    one = train(model, tmp_path / "one", options(steps=None, epochs=1, eval_every=100))
+    two = train(model, tmp_path / "two", options(steps=None, epochs=2, eval_every=100))
+    assert one.log["epochs"] == 1
+    assert two.log["steps"] == 2 * one.log["steps"]
+    assert two.log["tokens"] == 2 * one.log["tokens"]
+
+
+def test_without_validation_the_last_model_is_the_result(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=3), translation(valid=0))
+    assert trained.log["best"] is None
+    assert trained.log["validation"] == []
+    assert trained.log["steps"] == 3
+
+
+def test_chrf_chooses(model, tmp_path):
+    trained = train(model, tmp_path / "state", options(steps=4, metric="chrf++"))
+    scores = [row["chrf++"] for row in trained.log["validation"]]
+    assert trained.log["best"]["chrf++"] == max(scores)
+    assert all(0 <= score <= 100 for score in scores)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_stay_in_float32(tmp_path, dtype):
+    model = tiny_nllb_moe(tmp_path / "moe", dtype="F16")
+    trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype))
+    with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
+        assert {info.dtype for info in made.tensors.values()} == {"F32"}
+        changed = {name for name in made.tensors if not np.array_equal(made.read(name), source.read(name))}
+        # Routers too; an expert stays as it was where no token chose it.
+        assert all(".experts." in name for name in set(source.tensors) - changed)
+        assert sum(".experts." in name for name in changed) > 20
+
+
+def test_a_teacher_that_is_the_model_teaches_nothing(tmp_path):
+    model = tiny_family(tmp_path / "model", "m2m_100", **CALM)
+    loss = LossOptions(label_smoothing=0.0, distill=1.0, temperature=2.0, hidden=1.0)
+    trained = train(model, tmp_path / "state", options(steps=2, loss=loss, teacher=model, warmup=0))
+    assert [row["loss"] for row in trained.log["training"]] == pytest.approx([0.0], abs=1e-4)
+
+
+def test_a_teacher_teaches(tmp_path):
+    model, teacher = (tiny_family(tmp_path / str(seed), "m2m_100", seed=seed) for seed in (0, 1))
+    loss = LossOptions(label_smoothing=0.0, distill=1.0, hidden=0.5)
+    made = options(steps=20, eval_every=20, loss=loss, teacher=teacher, learning_rate=1e-2)
+    trained = train(model, tmp_path / "state", made)
+    first = train(model, tmp_path / "first", options(steps=1, eval_every=1, loss=loss, teacher=teacher))
+    assert trained.log["training"][-1]["loss"] < first.log["training"][0]["loss"]
+
+
+def test_a_teacher_with_another_vocabulary_is_refused(model, tmp_path):
+    larger = tiny_family(tmp_path / "larger", "m2m_100", vocab_size=80)
+    with pytest.raises(UsageError, match="a vocabulary of 80, the model one of"):
+        train(model, tmp_path / "state", options(teacher=larger))
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_teacher_with_another_tokenizer_is_refused(model, tmp_path):
+    other = tiny_family(tmp_path / "other", "m2m_100")
+    file = other / "tokenizer.json"
+    made = json.loads(file.read_text())
+    vocabulary = made["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(made))
+    with pytest.raises(UsageError, match="another vocabulary: 2 tokens differ, such as 'a'"):
+        train(model, tmp_path / "state", options(teacher=other))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": 16}, "16 wide, the model's 32"),
+        ({"decoder_start_token_id": 0}, "decoder_start_token_id is 0"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_is_refused(model, tmp_path, changes, message):
+    other = tiny_family(tmp_path / "other", "m2m_100", **changes)
+    made = options(teacher=other, loss=LossOptions(distill=0.5, hidden=1.0))
+    with pytest.raises(UsageError, match=message):
+        train(model, tmp_path / "state", made)
+
+
+def test_text_shorter_than_a_batch_is_refused(model, tmp_path):
+    with pytest.raises(DataError, match="less than one update of 5,000"):
+        train(model, tmp_path / "state", options(batch_tokens=5000))
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_model_for_another_task_is_refused(tmp_path):
+    gpt2 = tiny_family(tmp_path / "gpt2", "gpt2")
+    with pytest.raises(UnsupportedModelError, match="translation"):
+        train(gpt2, tmp_path / "state")
+
+
+def test_a_language_that_the_tokenizer_lacks_is_refused(model, tmp_path):
+    english = parallel().sentences["eng_Latn"]
+    text = ParallelText("train", {"eng_Latn": english, "xxx_Latn": english})
+    with pytest.raises(DataError, match="xxx_Latn"):
+        train(
+            model,
+            tmp_path / "state",
+            material=Material("translation", text, None, (("eng_Latn", "xxx_Latn"),)),
+        )
+
+
+@pytest.mark.parametrize("device", ["cuda:1", "tpu"])
+def test_a_device_that_cannot_be_used_is_refused(model, tmp_path, device):
+    with pytest.raises(UsageError, match=device):
+        train(model, tmp_path / "state", options(device=device))
+
+
+def test_blank_lines_are_left_out(model, tmp_path):
+    material = translation(valid=0)
+    text = parallel(40)
+    with_blanks = {name: (*sentences, "", "no") for name, sentences in text.sentences.items()}
+    with_blanks["fra_Latn"] = (*text.sentences["fra_Latn"], "on", " ")
+    blank = replace(material, train=replace(text, sentences=with_blanks))
+    one, other = (
+        train(model, tmp_path / str(number), options(steps=2), made)
+        for number, made in enumerate((material, blank))
+    )
+    assert staged(one) == staged(other)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_language_models(tmp_path, family):
+    model = tiny_family(tmp_path / "model", family)
+    trained = train(
+        model,
+        tmp_path / "state",
+        options(steps=20, eval_every=10, learning_rate=5e-3),
+        language_model(),
+    )
+    losses = [row["loss"] for row in trained.log["validation"]]
+    assert losses[-1] < losses[0]
+
+
+def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
+    model = tiny_family(tmp_path / "model", "gpt2")
+    material = language_model()
+    trained = train(model, tmp_path / "state", options(steps=1, learning_rate=0.0), material)
+    found = lm_losses(load_model(model, device="cpu"), load_tokenizer(model), material.valid.texts, 100)
+    assert trained.log["validation"][0]["loss"] == pytest.approx(found.loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "marian", "bart", "mbart", "t5"])
+def test_families_that_translate(tmp_path, family):
+    model = tiny_family(tmp_path / "model", family)
+    trained = train(model, tmp_path / "state", options(steps=2))
+    with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
+        assert dict(made.tensors) == dict(source.tensors)
+    assert torch.isfinite(torch.tensor(trained.log["validation"][0]["loss"]))

@@ -1,0 +1,126 @@
+"""The objective equals its formula, token by token."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunecli.training.loss import Objective, distillation, hidden_distance, smoothed_cross_entropy
+from prunecli.training.options import LossOptions
+from tests.reference.training_loss import divergence, smoothed, squared_distance
+
+
+def logits_and_labels(seed: int, batch: int, length: int, vocabulary: int):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(batch, length, vocabulary, generator=generator)
+    labels = torch.randint(vocabulary, (batch, length), generator=generator)
+    labels[torch.rand(batch, length, generator=generator) < 0.3] = -100
+    return logits, labels
+
+
+def scored(labels):
+    return [(row, column) for row, column in (labels != -100).nonzero().tolist()]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.floats(0.0, 0.9))
+def test_cross_entropy(seed, batch, length, vocabulary, smoothing):
+    logits, labels = logits_and_labels(seed, batch, length, vocabulary)
+    expected = sum(smoothed(logits[at].tolist(), int(labels[at]), smoothing) for at in scored(labels))
+    assert float(smoothed_cross_entropy(logits, labels, smoothing)) == pytest.approx(
+        expected, rel=1e-4, abs=1e-4
+    )
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.floats(0.5, 4.0))
+def test_distillation(seed, batch, length, vocabulary, temperature):
+    logits, labels = logits_and_labels(seed, batch, length, vocabulary)
+    taught, _ = logits_and_labels(seed + 1000, batch, length, vocabulary)
+    expected = sum(divergence(logits[at].tolist(), taught[at].tolist(), temperature) for at in scored(labels))
+    found = float(distillation(logits, taught, labels, temperature))
+    assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+
+
+def test_a_class_is_a_token():
+    logits, labels = torch.tensor([[1.0, 2.0, 0.0], [0.0, 0.0, 5.0]]), torch.tensor([1, 0])
+    expected = smoothed([1.0, 2.0, 0.0], 1, 0.1) + smoothed([0.0, 0.0, 5.0], 0, 0.1)
+    assert float(smoothed_cross_entropy(logits, labels, 0.1)) == pytest.approx(expected, rel=1e-5)
+
+
+def hidden_outputs(seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    encoder, decoder = torch.randn(2, 3, 4, generator=generator), torch.randn(2, 5, 4, generator=generator)
+    return SimpleNamespace(encoder_last_hidden_state=encoder, decoder_hidden_states=(None, decoder))
+
+
+def test_hidden_states_of_encoder_and_decoder():
+    outputs, taught = hidden_outputs(0), hidden_outputs(1)
+    labels = torch.tensor([[4, 4, 4, -100, -100], [4, 4, 4, 4, 4]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    decoder = sum(
+        squared_distance(
+            outputs.decoder_hidden_states[-1][at].tolist(), taught.decoder_hidden_states[-1][at].tolist()
+        )
+        for at in scored(labels)
+    )
+    encoder = [
+        squared_distance(
+            outputs.encoder_last_hidden_state[row, column].tolist(),
+            taught.encoder_last_hidden_state[row, column].tolist(),
+        )
+        for row, column in mask.nonzero().tolist()
+    ]
+    found = hidden_distance(outputs, taught, {"labels": labels, "attention_mask": mask})
+    assert float(found) == pytest.approx(decoder + sum(encoder) / 5 * 8, rel=1e-5)
+
+
+def test_hidden_states_of_one_stack():
+    state, taught = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    labels = torch.tensor([[4, -100, 4], [4, 4, 4]])
+    found = hidden_distance(
+        SimpleNamespace(hidden_states=(state,)),
+        SimpleNamespace(hidden_states=(taught,)),
+        {"labels": labels, "attention_mask": torch.ones(2, 3)},
+    )
+    expected = sum(squared_distance(state[at].tolist(), taught[at].tolist()) for at in scored(labels))
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+class Fixed(torch.nn.Module):
+    """A model whose logits are given."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = torch.nn.Parameter(logits)
+
+    def forward(self, **inputs):
+        return SimpleNamespace(logits=1 * self.logits)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.3, 1.0])
+def test_the_objective_mixes(weight):
+    logits, labels = logits_and_labels(3, 2, 4, 6)
+    taught, _ = logits_and_labels(4, 2, 4, 6)
+    student, teacher = Fixed(logits), Fixed(taught)
+    objective = Objective(LossOptions(0.1, weight, 2.0), teacher)
+    loss = objective(student, {"input_ids": labels, "labels": labels})
+    expected = sum(
+        (1 - weight) * smoothed(logits[at].tolist(), int(labels[at]), 0.1)
+        + weight * divergence(logits[at].tolist(), taught[at].tolist(), 2.0)
+        for at in scored(labels)
+    )
+    assert float(loss.detach()) == pytest.approx(expected, rel=1e-4)
+    torch.autograd.backward(loss)
+    assert teacher.logits.grad is None
+    assert bool((student.logits.grad[labels == -100] == 0).all())
+
+
+def test_bfloat16_logits_are_summed_in_float32():
+    logits, labels = logits_and_labels(5, 2, 4, 6)
+    loss = smoothed_cross_entropy(logits.bfloat16(), labels, 0.1)
+    assert loss.dtype == torch.float32

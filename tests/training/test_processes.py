@@ -1,0 +1,75 @@
+"""Two processes, as torchrun starts them, do what one does with twice the batches of an update."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.training.trainer import training_arguments
+from tests.families import tiny_family
+from tests.training.runs import options, parallel, train, translation
+
+CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup", "1", "--device", "cpu")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    tiny_family(tmp_path / "model", "m2m_100", **CALM)
+    (tmp_path / "data").mkdir()
+    for split, count, seed in (("train", 40, 0), ("val", 9, 1)):
+        for language, sentences in parallel(count, seed).sentences.items():
+            (tmp_path / "data" / f"{split}.{language}").write_text("\n".join(sentences) + "\n")
+    return tmp_path
+
+
+def _start(folder, *arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [
+        sys.executable,
+        *PROCESSES,
+        "-m",
+        "prunecli",
+        "finetune",
+        "model",
+        "--data",
+        "data",
+        *arguments,
+    ]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_two_processes_make_the_model_of_one(folder):
+    done = _start(folder, *SMALL, "--metric", "chrf++", "--learning-rate", "1e-3", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Written: out") == 1  # the first process alone speaks
+    assert done.stderr.count("step 2:") == 1
+    assert not (folder / "out.training").exists()
+    made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
+    trained = train(folder / "model", folder / "one", made, translation(40, 9))
+    before, one, two = (open_checkpoint(path) for path in (folder / "model", trained.staged, folder / "out"))
+    moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
+    apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
+    assert apart < 0.02 * moved
+
+
+def test_a_failure_is_said_once(folder):
+    done = _start(folder, *SMALL, "--pairs", "eng_Latn-xxx_Latn", "-o", "out")
+    assert done.returncode != 0
+    assert done.stderr.count("Error: unknown language 'xxx_Latn'") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["data", "model"]
+
+
+def test_one_process_alone_starts_no_group(tmp_path):
+    arguments = training_arguments(options(), tmp_path, validates=True)
+    assert arguments.world_size == 1
+    assert arguments.n_gpu <= 1
