@@ -1,0 +1,1 @@
+"""The vocabulary: tokens counted in text, chosen, removed from embeddings and tokenizer files."""

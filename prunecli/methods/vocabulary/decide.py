@@ -1,0 +1,184 @@
+"""From counted tokens to a decision: which tokens stay. Pure; nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prunecli import __version__
+from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.methods.vocabulary.ids import Renumbering
+from prunecli.methods.vocabulary.measure import Text, TokenCounts
+from prunecli.methods.vocabulary.rewrite import vocabulary_size
+from prunecli.methods.vocabulary.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+
+COMMAND = "trim-vocabulary"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `trim-vocabulary` is asked.
+
+    Attributes:
+        min_count: occurrences that a token needs; with 1 the text falls into the same tokens as before.
+        keep: further tokens, as the tokenizer writes them.
+        multiple_of: the number of tokens is made a multiple of it, by keeping more; 1: no more than needed.
+        dtype: type of the result; None: as stored.
+    """
+
+    min_count: int = 1
+    keep: tuple[str, ...] = ()
+    multiple_of: int = 1
+    dtype: str | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which tokens stay, and why.
+
+    Attributes:
+        kept: their ids, ascending; the new id of each is its place.
+        dropped: the tokens that go, where the tokenizer has one for the id.
+        size: ids before.
+        parts: why -> how many tokens stay for it, each counted once, under the first reason.
+        share: of the running tokens that the vocabulary has, those that stay.
+        step: the entry for `Structure.history`.
+    """
+
+    kept: tuple[int, ...]
+    dropped: frozenset[str]
+    size: int
+    parts: Mapping[str, int]
+    share: float
+    step: Mapping[str, Any]
+
+    @property
+    def renumbering(self) -> Renumbering:
+        """New ids."""
+        return Renumbering({old: new for new, old in enumerate(self.kept)}, self.dropped, self.size)
+
+
+def decide(
+    checkpoint: Checkpoint,
+    vocabulary: Vocabulary,
+    text: Text,
+    counts: TokenCounts,
+    options: Options,
+    needed_ids: Iterable[int] = (),
+) -> Decision:
+    """Choose the tokens to keep.
+
+    Args:
+        checkpoint: the source.
+        vocabulary: of its tokenizer.
+        text: what was counted, for the history.
+        counts: how often each token occurs in it.
+        options: what is asked.
+        needed_ids: ids that its configs name.
+
+    Raises:
+        UsageError: a `min_count` or `multiple_of` below 1.
+        DataError: a token of `keep` that the tokenizer lacks.
+        CheckpointError: the tokenizer has tokens that the embeddings lack.
+    """
+    size = vocabulary_size(checkpoint)
+    _check(vocabulary, options, size, str(checkpoint.path))
+    tokens = {number: token for token, number in vocabulary.ids.items()}
+    parts = _parts(vocabulary, counts, options, {tokens[number] for number in needed_ids if number in tokens})
+    kept: set[str] = set().union(*parts.values())
+    rows = {number for number in needed_ids if 0 <= number < size and number not in tokens}
+    parts["up to a multiple"] = _filling(kept, vocabulary, options.multiple_of, len(rows))
+    kept |= parts["up to a multiple"]
+    found = tuple(sorted(rows | {vocabulary.ids[token] for token in kept}))
+    sizes = {name: len(part) for name, part in parts.items()} | {"no token": len(rows)}
+    sizes = {name: number for name, number in sizes.items() if number}
+    return Decision(
+        kept=found,
+        dropped=frozenset(vocabulary.ids) - kept,
+        size=size,
+        parts=sizes,
+        share=TokenCounts({t: n for t, n in counts.counts.items() if t in vocabulary.ids}).share(kept),
+        step=_step(checkpoint, text, options, (size, len(found)), sizes),
+    )
+
+
+def _check(vocabulary: Vocabulary, options: Options, size: int, where: str) -> None:
+    if options.min_count < 1 or options.multiple_of < 1:
+        raise UsageError("--min-count and --multiple-of are 1 or more.")
+    last = max(vocabulary.ids, key=vocabulary.ids.__getitem__, default="")
+    if vocabulary.ids.get(last, 0) >= size:
+        raise CheckpointError(
+            f"{where}: its tokenizer gives {last!r} the id {vocabulary.ids[last]}, its embeddings have {size} rows",
+            "Resize the embeddings to the tokenizer first.",
+        )
+    for token in options.keep:
+        if token not in vocabulary.ids:
+            raise DataError(
+                f"--keep: the tokenizer has no token {token!r}",
+                "Write tokens as the tokenizer does, its mark of a space included: ▁house, Ġhouse.",
+            )
+
+
+def _parts(
+    vocabulary: Vocabulary, counts: TokenCounts, options: Options, named: set[str]
+) -> dict[str, set[str]]:
+    """Why -> tokens, each under its first reason."""
+    segmentation = vocabulary.segmentation
+    seen = {token for token, count in counts.counts.items() if count >= options.min_count}
+    found = {
+        "special and added": set(vocabulary.special) | named,
+        "in the text": seen,
+        "asked for": set(options.keep),
+        "characters and bytes": set(segmentation.always),
+    }
+    found["on the way to them"] = segmentation.closure(seen | set(options.keep))
+    known: set[str] = set()
+    for name, part in found.items():
+        found[name] = {token for token in part if token in vocabulary.ids} - known
+        known |= found[name]
+    return found
+
+
+def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -> set[str]:
+    """More tokens, those of the lowest ids first, so that they, `kept` and `rows` others are a multiple."""
+    found: set[str] = set()
+    for token in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__):
+        room = -(len(kept) + len(found) + rows) % multiple
+        if room == 0:
+            break
+        if token not in kept and token not in found:
+            needed = vocabulary.segmentation.closure([token]) & vocabulary.ids.keys()
+            if len(added := needed - kept - found) <= room:
+                found |= added
+    return found
+
+
+def _step(
+    checkpoint: Checkpoint, text: Text, options: Options, sizes: tuple[int, int], parts: Mapping[str, int]
+) -> dict[str, Any]:
+    """The entry for `Structure.history`; text by name, so that equal runs give equal bytes anywhere."""
+    arguments: dict[str, Any] = {
+        "split": list(text.splits),
+        "langs": list(text.languages),
+        "text": list(text.files),
+        "min_count": options.min_count,
+        "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
+        "dtype": options.dtype,
+    }
+    return {
+        "command": COMMAND,
+        "arguments": {name: value for name, value in arguments.items() if value not in (None, [])},
+        "prunecli": __version__,
+        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
+        "vocabulary": {
+            "before": sizes[0],
+            "after": sizes[1],
+            "parts": dict(parts),
+            "sentences": text.sentences,
+            "text_sha256": text.sha256,
+        },
+    }

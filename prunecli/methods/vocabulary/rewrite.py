@@ -1,0 +1,113 @@
+"""What each tensor of the trimmed checkpoint is made of: pure, nothing is read but names and shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from prunecli.checkpoint.declared import config_value
+from prunecli.checkpoint.dtypes import is_float, parse_dtype
+from prunecli.checkpoint.layout import expected_tensors, is_extra
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.checkpoint.stream import Copy, Output, Rows, Slices, joined
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+
+SIZE = "vocab_size"
+
+
+def vocabulary_size(checkpoint: Checkpoint) -> int:
+    """Rows of the embeddings.
+
+    Raises:
+        CheckpointError: config.json holds no such number.
+    """
+    size = config_value(checkpoint.require_architecture(), checkpoint.config, SIZE)
+    if type(size) is not int or size < 1:
+        raise CheckpointError(f'{checkpoint.path}: config.json: "{SIZE}" is {size!r}, not a count')
+    return size
+
+
+def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
+    """Tensor -> the axis along which the tokens lie, of every tensor that has one.
+
+    Of declared tensors it is the axis that grows with the vocabulary; of the parts that only some classes of a family
+    have (`final_logits_bias`, `lm_head.bias`) the one that is as long as it.
+
+    Raises:
+        UnsupportedModelError: another size of the model equals the vocabulary's, so that such a part cannot be told.
+    """
+    family, size = checkpoint.require_architecture(), vocabulary_size(checkpoint)
+    held, grown = (
+        expected_tensors(family, {**checkpoint.config, SIZE: size + more}, checkpoint.structure)
+        for more in (0, 1)
+    )
+    declared = {
+        name: next(
+            axis for axis, (one, other) in enumerate(zip(shape, grown[name], strict=True)) if one != other
+        )
+        for name, shape in held.items()
+        if shape != grown[name]
+    }
+    found: dict[str, int] = {}
+    for name, info in checkpoint.tensors.items():
+        if name in held:
+            if name in declared:
+                found[name] = declared[name]
+        elif is_extra(family, name) and size in info.shape:
+            _check_unique(checkpoint, name, size)
+            found[name] = info.shape.index(size)
+    return found
+
+
+def rewrite(checkpoint: Checkpoint, kept: Sequence[int], dtype: str | None = None) -> tuple[Output, ...]:
+    """The tensors, in the order of the source, of the checkpoint with only the tokens `kept`.
+
+    Args:
+        checkpoint: the source.
+        kept: ids, ascending: the new id of a token is its place among them.
+        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
+
+    Raises:
+        UsageError: ids that the checkpoint does not have, or that are not ascending.
+    """
+    size = vocabulary_size(checkpoint)
+    rows = tuple(kept)
+    if not rows or rows[0] < 0 or rows[-1] >= size or any(a >= b for a, b in pairwise(rows)):
+        raise UsageError(
+            f"The ids to keep are not ascending ids of a vocabulary of {size}.",
+            "Give each id once, in the order of the vocabulary.",
+        )
+    ranges = tuple(joined((row, row + 1) for row in rows))
+    target = None if dtype is None else parse_dtype(dtype)
+    axes = vocabulary_axes(checkpoint)
+    outputs = []
+    for name, info in checkpoint.tensors.items():
+        stored = target if target is not None and is_float(info.dtype) else info.dtype
+        shape = list(info.shape)
+        recipe: Copy | Rows | Slices = Copy(name)
+        if name in axes and len(rows) < size:
+            axis = axes[name]
+            shape[axis] = len(rows)
+            recipe = Slices(name, axis, ranges) if axis else Rows(name, rows)
+        outputs.append(Output(name, stored, tuple(shape), recipe))
+    return tuple(outputs)
+
+
+def resized(checkpoint: Checkpoint, config: dict[str, Any], size: int) -> dict[str, Any]:
+    """`config` with `size` tokens under every key that holds the number (Marian's `decoder_vocab_size` too)."""
+    before = vocabulary_size(checkpoint)
+    others = [key for key, value in config.items() if key.endswith(SIZE) and value == before]
+    return {**config, SIZE: size, **dict.fromkeys(others, size)}
+
+
+def _check_unique(checkpoint: Checkpoint, name: str, size: int) -> None:
+    """A task head of as many labels, or of a model as wide, as there are tokens cannot be told from an output layer."""
+    others = [key for key, value in checkpoint.config.items() if value == size and not key.endswith(SIZE)]
+    if len(checkpoint.config.get("id2label") or ()) == size:
+        others.append("id2label")
+    if others:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {name} may have an axis of tokens or of {others[0]}: both count {size}",
+            "trim-vocabulary cannot tell which; resize the embeddings by a row first.",
+        )

@@ -1,0 +1,157 @@
+"""Whether the trimmed tokenizer cuts text as the original does."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import CheckpointError
+from prunecli.methods.vocabulary.files import SENTENCEPIECE
+from prunecli.methods.vocabulary.measure import BATCH, Text, as_target, is_two_sided
+from prunecli.methods.vocabulary.vocabulary import token_ids
+from prunecli.progress import Progress, silent
+
+_REMEDY = "Nothing was written; please report it with the name of the model."
+
+
+@dataclass(frozen=True)
+class Check:
+    """What came out.
+
+    Attributes:
+        sentences: that were compared, each once.
+        changed: of these, the ones that hold tokens which go, and so fall into others.
+        running_before: tokens of all sentences, special ones included.
+        running_after: with the trimmed tokenizer.
+    """
+
+    sentences: int
+    changed: int
+    running_before: int
+    running_after: int
+
+
+def load_trimmed(files: Mapping[str, bytes], config: Mapping[str, Any], where: str) -> Any:
+    """The tokenizer that `files` and config.json give, before they are written anywhere else.
+
+    Raises:
+        CheckpointError: transformers cannot read it.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        for name, data in files.items():
+            (Path(directory) / name).write_bytes(data)
+        (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        try:
+            return load_tokenizer(directory)
+        except CheckpointError as error:
+            reason = error.message.replace(directory, "it")
+            raise CheckpointError(
+                f"{where}: the trimmed tokenizer cannot be read: {reason}", _REMEDY
+            ) from error
+
+
+def check_same(
+    tokenizers: tuple[Any, Any],
+    new_ids: Mapping[int, int],
+    text: Text,
+    where: str,
+    progress: Progress = silent,
+) -> Check:
+    """Compare the original tokenizer with the trimmed one, token by token.
+
+    Every token that stays must have its new id, and every sentence whose tokens all stay must fall into them.
+
+    Args:
+        tokenizers: the original and the trimmed one.
+        new_ids: id -> new id.
+        text: what to compare them on.
+        where: what messages begin with.
+
+    Raises:
+        CheckpointError: they differ.
+    """
+    original, trimmed = tokenizers
+    wanted = {
+        token: new_ids[number] for token, number in token_ids(original, where).items() if number in new_ids
+    }
+    found = token_ids(trimmed, where)
+    if found != wanted:
+        odd = min(token for token in {*found, *wanted} if found.get(token) != wanted.get(token))
+        raise CheckpointError(
+            f"{where}: the trimmed tokenizer would give {odd!r} the id {found.get(odd)}, not {wanted.get(odd)}",
+            _REMEDY,
+        )
+    total = Check(0, 0, 0, 0)
+    sides = (False, True) if is_two_sided(original) else (False,)
+    with progress("comparing tokens", len(text.lines) * len(sides), "sentences") as advance:
+        for as_targets in sides:
+            for start in range(0, len(text.lines), BATCH):
+                lines = text.lines[start : start + BATCH]
+                rows = [_encode(tokenizer, lines, as_targets) for tokenizer in tokenizers]
+                total = _compare(total, lines, (rows[0], rows[1]), new_ids, where)
+                advance(len(lines))
+    return total
+
+
+def models_that_differ(
+    before: Mapping[str, bytes], after: Mapping[str, bytes | None], text: Text
+) -> tuple[str, ...]:
+    """Names of the shortened SentencePiece models that cut a sentence otherwise, though all of its pieces stay."""
+    return tuple(
+        name
+        for name, data in after.items()
+        if data is not None and name.endswith(SENTENCEPIECE) and _differs(before[name], data, text.lines)
+    )
+
+
+def _differs(before: bytes, after: bytes, lines: Sequence[str]) -> bool:
+    from sentencepiece import SentencePieceProcessor
+
+    try:
+        models = [SentencePieceProcessor(model_proto=data) for data in (before, after)]
+    except RuntimeError:
+        return True
+    kept = {models[1].id_to_piece(number) for number in range(models[1].get_piece_size())}
+    for start in range(0, len(lines), BATCH):
+        part = list(lines[start : start + BATCH])
+        rows = [model.encode(part, out_type=str) for model in models]
+        if any(one != other for one, other in zip(*rows, strict=True) if kept.issuperset(one)):
+            return True
+    return False
+
+
+def _encode(tokenizer: Any, lines: Sequence[str], target: bool) -> list[list[int]]:
+    with as_target(tokenizer) if target else nullcontext():
+        rows = tokenizer(list(lines), truncation=False, verbose=False)["input_ids"]
+    return [list(row) for row in rows]
+
+
+def _compare(
+    total: Check,
+    lines: Sequence[str],
+    rows: tuple[list[list[int]], list[list[int]]],
+    new_ids: Mapping[int, int],
+    where: str,
+) -> Check:
+    changed = 0
+    for line, before, after in zip(lines, *rows, strict=True):
+        expected = [new_ids.get(number) for number in before]
+        if None in expected:
+            changed += 1
+        elif expected != after:
+            shown = line if len(line) <= 60 else f"{line[:60]}…"
+            raise CheckpointError(
+                f"{where}: the trimmed tokenizer would cut {shown!r} into other tokens", _REMEDY
+            )
+    return Check(
+        total.sentences + len(lines),
+        total.changed + changed,
+        total.running_before + sum(map(len, rows[0])),
+        total.running_after + sum(map(len, rows[1])),
+    )

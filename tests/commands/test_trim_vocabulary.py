@@ -1,0 +1,249 @@
+"""`prunecli trim-vocabulary` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from prunecli import pipeline
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.pipeline import Summary
+from tests.commands.vocabulary import run
+from tests.contracts.method_contract import digests
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe, write_json
+
+LINES = {
+    "train.eng_Latn": "the hat\na hen\n",
+    "train.deu_Latn": "ein hut\neine henne\n",
+    "val.eng_Latn": "on the tin\n\n",
+    "val.deu_Latn": "ohne\n\n",
+    "test.eng_Latn": "the end\n",
+    "test.deu_Latn": "ende\n",
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", vocab=70)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with text."""
+    (tmp_path / "data").mkdir()
+    for name, text in LINES.items():
+        (tmp_path / "data" / name).write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_trims_to_the_text(model: Path, folder: Path) -> None:
+    result = run(model, "--data", "data", "--langs", "eng_Latn", "--text", "data/test.deu_Latn")
+    assert result.status == 0, result.err
+    assert "Written: trimmed-vocabulary (stock layout)" in result.out
+    assert "All 4 different sentences fall into the same tokens as before." in result.out
+    out = folder / "trimmed-vocabulary"
+    assert names(out) == [
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_prunecli.py",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    old, new = load_tokenizer(model), load_tokenizer(out)
+    gone = set(old.get_vocab()) - set(new.get_vocab())
+    # Merges of the tiny tokenizer: _a _t he _the en on in; _a, _the, en, on, in are seen, _t and he lead to _the.
+    assert gone == set()
+    with open_checkpoint(out) as opened, open_checkpoint(model) as full:
+        check_tensors(opened)
+        assert opened.config["vocab_size"] == len(new) < full.config["vocab_size"] == 70
+        step = opened.structure.history[-1]
+        assert step["source"]["fingerprint"] == full.fingerprint
+    assert step["arguments"] == {
+        "split": ["train", "val"],
+        "langs": ["eng_Latn"],
+        "text": ["test.deu_Latn"],
+        "min_count": 1,
+    }
+    assert (step["vocabulary"]["before"], step["vocabulary"]["after"]) == (70, len(new))
+    assert step["vocabulary"]["sentences"] == 4
+    assert str(folder) not in (out / "config.json").read_text() + (out / "README.md").read_text()
+
+
+def test_one_split_alone(model: Path, folder: Path) -> None:
+    result = run(model, "--data", "data", "--split", "val", "--langs", "deu_Latn", "--json")
+    assert result.status == 0, result.err
+    payload = json.loads(result.out)
+    tokenizer = load_tokenizer(folder / "trimmed-vocabulary")
+    gone = set(load_tokenizer(model).get_vocab()) - set(tokenizer.get_vocab())
+    assert gone == {"\u2581a", "\u2581t", "\u2581the", "he", "en", "in"} | (
+        {"on"} - set(tokenizer.tokenize("ohne"))
+    )
+    assert tokenizer.tokenize("the") == ["\u2581", "t", "h", "e"]
+    assert payload["format"] == "prunecli.vocabulary/1"
+    assert payload["tokens_before"] == 70
+    assert payload["tokens_after"] == len(payload["kept"]) == len(tokenizer)
+    assert payload["text"]["share_kept"] == 1
+    assert payload["embedding_parameters_after"] == len(tokenizer) * 16
+    difference = payload["parameters_before"] - payload["parameters_after"]
+    assert difference == (70 - len(tokenizer)) * 16
+    assert payload["bytes_before"] - payload["bytes_after"] == 4 * difference
+    assert sum(payload["parts"].values()) == payload["tokens_after"]
+
+
+def test_without_anything_the_demo_is_trimmed(folder: Path) -> None:
+    result = run("--dry-run", "--quiet")
+    assert result.status == 0, result.err
+    assert "using the bundled demo model" in result.err
+    assert result.out == ""
+    assert names(folder) == ["data"]
+
+
+def test_dry_run_writes_nothing_and_shows_what_would_stay(model: Path, folder: Path) -> None:
+    before = digests(folder)
+    result = run(
+        model, "--data", "data", "--dry-run", "--min-count", 2, "--multiple-of", 8, "--dtype", "float16"
+    )
+    assert result.status == 0, result.err
+    assert digests(folder) == before
+    for text in ("special and added", "tokens", "embedding bytes", "of the running tokens stay", "Dry run"):
+        assert text in result.out
+    assert "fall into other tokens" in result.out
+
+
+def test_tokens_asked_for_stay(model: Path, folder: Path) -> None:
+    (folder / "keep").write_text("\u2581the\nin\n\n", encoding="utf-8")
+    result = run(model, "--text", "data/val.deu_Latn", "--keep", "keep", "--quiet")
+    assert result.status == 0, result.err
+    assert load_tokenizer(folder / "trimmed-vocabulary").tokenize("the in") == ["\u2581the", "\u2581", "in"]
+
+
+def test_files_that_would_be_wrong_are_left_out_and_named(folder: Path) -> None:
+    source = tiny_family(folder / "model", "gpt2")
+    (source / "vocab.bpe").write_text("#version: 0.2\n")
+    (source / "chat_template.jinja").write_text("x")
+    result = run(source, "--text", "data/val.eng_Latn")
+    assert result.status == 0, result.err
+    assert "vocab.bpe is left out" in result.err
+    written = names(folder / "trimmed-vocabulary")
+    assert "vocab.bpe" not in written
+    assert "chat_template.jinja" in written
+
+
+def test_an_existing_output_is_replaced_with_force(model: Path, folder: Path) -> None:
+    for _ in range(2):
+        result = run(model, "--data", "data", "--force", "--quiet")
+        assert result.status == 0, result.err
+    assert names(folder) == ["data", "trimmed-vocabulary"]
+
+
+def test_generation_config_is_renumbered(folder: Path) -> None:
+    source = tiny_nllb_moe(folder / "model")
+    old = load_tokenizer(source).get_vocab()
+    generation = {
+        "eos_token_id": [2],
+        "forced_bos_token_id": old["eng_Latn"],
+        "suppress_tokens": [old["\u2581the"], old["<mask>"]],
+        "bad_words_ids": [[old["\u2581the"], old["a"]]],
+    }
+    write_json(source / "generation_config.json", generation)
+    assert run(source, "--text", "data/val.deu_Latn").status == 0
+    new = load_tokenizer(folder / "trimmed-vocabulary").get_vocab()
+    assert json.loads((folder / "trimmed-vocabulary" / "generation_config.json").read_text()) == {
+        "eos_token_id": [2],
+        "forced_bos_token_id": new["eng_Latn"],
+        "suppress_tokens": [new["<mask>"]],
+        "bad_words_ids": None,
+    }
+    assert new["eng_Latn"] != old["eng_Latn"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ((), 2, "No text is given"),
+        (("--split", "val"), 2, "No text is given"),
+        (("--text", "data/val.eng_Latn", "--langs", "eng_Latn"), 2, "--split and --langs go with --data"),
+        (("--data", "data", "--langs", "eng_Latn,"), 2, "an empty name"),
+        (("--data", "data", "--langs", "eng_Latin"), 1, "no text in 'eng_Latin'"),
+        (("--data", "data", "--split", "dev"), 1, "no split 'dev'"),
+        (("--data", "nowhere"), 1, "nowhere: no such directory"),
+        (("--text", "nowhere"), 1, "nowhere: no such file"),
+        (("--data", "data", "--keep", "nowhere"), 1, "nowhere: no such file"),
+        (("--data", "data", "--keep", "data/val.eng_Latn"), 1, "the tokenizer has no token 'on the tin'"),
+        (("--data", "data", "--min-count", "0"), 2, "--min-count"),
+        (("--data", "data", "--multiple-of", "0"), 2, "--multiple-of"),
+        (("--data", "data", "--dtype", "int8"), 2, "--dtype"),
+        (("--data", "data", "-o", "data"), 1, "data: exists already"),
+        (("--data", "data", "-o", "none/out"), 1, "none: no such directory"),
+    ],
+)
+def test_refusals(arguments: tuple[str, ...], status: int, message: str, model: Path, folder: Path) -> None:
+    before = digests(folder)
+    result = run(model, *arguments)
+    assert result.status == status, result.err
+    assert message in result.err
+    assert digests(folder) == before
+    assert names(folder) == ["data"]
+
+
+def test_an_output_inside_of_the_checkpoint_is_refused(folder: Path) -> None:
+    source = tiny_nllb_moe(folder / "model")
+    result = run(source, "--data", "data", "-o", "model/out")
+    assert result.status == 1
+    assert "overlaps the checkpoint" in result.err
+
+
+def test_weights_of_another_size_leave_nothing_behind(folder: Path) -> None:
+    source = tiny_nllb_moe(folder / "model")
+    config = json.loads((source / "config.json").read_text())
+    write_json(source / "config.json", {**config, "vocab_size": config["vocab_size"] + 1})
+    result = run(source, "--data", "data")
+    assert result.status == 1
+    assert "tensors do not fit config.json" in result.err
+    assert names(folder) == ["data", "model"]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize("place", ["write_tensors", "_write_side_files", "check_tensors"])
+def test_a_full_disk_leaves_nothing_behind(
+    place: str, existing: bool, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if existing:
+        assert run(model, "--data", "data", "--quiet").status == 0
+    before = digests(folder)
+
+    def full(*arguments: object, **options: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if place == "check_tensors":  # the last step of writing; a dry run's comes before
+        monkeypatch.setattr(pipeline, "summarize", lambda source, rewrite: Summary(0, 0, 0, 0))
+    monkeypatch.setattr(pipeline, place, full)
+    result = run(model, "--data", "data", "--force", "--min-count", 2)
+    assert result.status == 1
+    assert "the disk is full; nothing was written" in result.err
+    assert digests(folder) == before
+    assert names(folder) == ["data", *(["trimmed-vocabulary"] if existing else [])]
+
+
+def test_a_checkpoint_without_a_tokenizer_is_refused(model: Path, folder: Path) -> None:
+    shutil.copytree(model, folder / "model")
+    (folder / "model" / "tokenizer.json").unlink()
+    result = run("model", "--data", "data")
+    assert result.status == 1
+    assert "holds no tokenizer whose vocabulary could be trimmed" in result.err
+    assert len(result.err.strip().splitlines()) == 2

@@ -1,0 +1,225 @@
+"""Vocabulary trimming in every declared family: a stock checkpoint of the same logits, of fewer tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.architectures import FAMILIES
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.methods.experts.rewrite import rewrite as without_experts
+from prunecli.methods.heads.rewrite import rewrite as without_heads
+from prunecli.methods.vocabulary.rewrite import rewrite, vocabulary_axes
+from prunecli.pipeline import Rewrite, stock_config
+from tests.commands.vocabulary import run, trimmed
+from tests.contracts.method_contract import digests, load, written
+from tests.families import GATED_T5, TIED_LLAMA, tiny_family
+from tests.methods.vocabulary.makers import KINDS, SEEN
+from tests.tiny import tiny_nllb_moe
+
+LINES = ("the tin hat", "a hen on the tin", "then on")
+
+
+def family(model_type: str, **changes: Any) -> Callable[[Path], Path]:
+    return lambda directory: tiny_family(directory, model_type, **changes)
+
+
+SOURCES: dict[str, Callable[[Path], Path]] = {
+    "nllb-moe": lambda directory: tiny_nllb_moe(directory, shards=2),
+    "nllb-moe-pickled": lambda directory: tiny_nllb_moe(directory, shards=2, pickled=True, vocab=90),
+    **{name: family(name) for name in FAMILIES if name != "nllb-moe"},
+    "t5-gated": family("t5", **GATED_T5),
+    "llama-tied": family("llama", **TIED_LLAMA),
+    "bert-classifier": family("bert", architectures=["BertForSequenceClassification"], num_labels=3),
+    "bert-untied": family("bert", tie_word_embeddings=False),
+}
+"""Every family, and what changes where the tokens lie."""
+
+
+@pytest.fixture(params=SOURCES)
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return SOURCES[request.param](tmp_path / "source")
+
+
+def kept_ids(source: Path, output: Path) -> list[int]:
+    """Old ids in the order of the new ones, from the two tokenizers alone."""
+    old, new = load_tokenizer(source).get_vocab(), load_tokenizer(output).get_vocab()
+    return [old[token] for token, _ in sorted(new.items(), key=lambda item: item[1])]
+
+
+def logits(model: Any, tokenizer: Any, line: str) -> Any:
+    """Of a sentence, and of its beginning as the decoder's input where there is a decoder."""
+    import torch
+
+    ids = torch.tensor([tokenizer(line)["input_ids"]])
+    targets = {"decoder_input_ids": ids[:, :-1]} if model.config.is_encoder_decoder else {}
+    with torch.no_grad():
+        return model(input_ids=ids, **targets).logits
+
+
+def same_logits(source: Path, output: Path, lines: tuple[str, ...], *, classes: bool = False) -> None:
+    """Those of the kept tokens equal the original's; a classifier's are all the same."""
+    import torch
+
+    before, after = load(source), load(output)
+    tokenizers = load_tokenizer(source), load_tokenizer(output)
+    kept = kept_ids(source, output)
+    for line in lines:
+        wanted, found = logits(before, tokenizers[0], line), logits(after, tokenizers[1], line)
+        wanted = wanted if classes else wanted[..., kept]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_logits_of_the_kept_tokens_are_those_of_the_original(source: Path, tmp_path: Path) -> None:
+    trimmed(source, tmp_path / "out", LINES)
+    config = json.loads((source / "config.json").read_text())
+    classes = "BertForSequenceClassification" in config["architectures"]
+    same_logits(source, tmp_path / "out", LINES, classes=classes)
+    tokenizers = load_tokenizer(source), load_tokenizer(tmp_path / "out")
+    assert len(tokenizers[1]) < len(tokenizers[0])
+    for line in LINES:
+        assert tokenizers[0].tokenize(line) == tokenizers[1].tokenize(line)
+
+
+def test_plain_transformers_opens_the_result(source: Path, tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    out = trimmed(source, tmp_path / "out", LINES)
+    config = json.loads((out / "config.json").read_text())
+    assert config["model_type"] == json.loads((source / "config.json").read_text())["model_type"]
+    made = getattr(transformers, config["architectures"][0])
+    model, info = made.from_pretrained(out, output_loading_info=True, dtype=torch.float32)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert model.get_input_embeddings().weight.shape[0] == config["vocab_size"] == len(load_tokenizer(out))
+    if config["model_type"] != "nllb-moe":  # which transformers routes wrongly
+        tokenizer = load_tokenizer(out)
+        torch.testing.assert_close(
+            logits(model.eval(), tokenizer, LINES[0]), logits(load(out), tokenizer, LINES[0])
+        )
+
+
+def test_two_runs_give_identical_bytes_and_leave_the_input_as_it_was(source: Path, tmp_path: Path) -> None:
+    before = digests(source)
+    one, other = (trimmed(source, tmp_path / name, LINES) for name in ("one", "other"))
+    assert digests(one) == digests(other)
+    assert digests(source) == before
+    assert {path.name for path in one.iterdir()} - {path.name for path in source.iterdir()} <= {
+        "README.md",
+        "modeling_prunecli.py",
+        "model.safetensors",
+    }
+
+
+def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> None:
+    trimmed(source, tmp_path / "first", LINES)
+    trimmed(tmp_path / "first", tmp_path / "second", LINES[:1])
+    trimmed(source, tmp_path / "direct", LINES[:1])
+    with open_checkpoint(tmp_path / "second") as second, open_checkpoint(tmp_path / "direct") as direct:
+        assert list(second.tensors) == list(direct.tensors)
+        assert all(second.read(name).tobytes() == direct.read(name).tobytes() for name in second.tensors)
+        assert len(second.structure.history) == 2
+    assert kept_ids(source, tmp_path / "second") == kept_ids(source, tmp_path / "direct")
+
+
+def test_keeping_everything_is_bit_identical(source: Path, tmp_path: Path) -> None:
+    def everything(opened: Checkpoint) -> Rewrite:
+        size = opened.config["vocab_size"]
+        return Rewrite(opened.structure, rewrite(opened, range(size)), stock_config(opened, opened.structure))
+
+    written(source, everything, tmp_path / "out")
+    with open_checkpoint(source) as before, open_checkpoint(tmp_path / "out") as after:
+        assert list(before.tensors) == list(after.tensors)
+        assert before.fingerprint == after.fingerprint
+        for name, info in before.tensors.items():
+            assert after.info(name) == info
+            assert before.read(name).tobytes() == after.read(name).tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_tokenizer(kind: str, tmp_path: Path) -> None:
+    source = KINDS[kind](tmp_path / "source")
+    out = trimmed(source, tmp_path / "out", SEEN)
+    old, new = load_tokenizer(source), load_tokenizer(out)
+    for line in SEEN:
+        assert old.tokenize(line) == new.tokenize(line)
+        ids = new(line)["input_ids"]
+        assert old.convert_ids_to_tokens(old(line)["input_ids"]) == new.convert_ids_to_tokens(ids)
+        assert old.decode(old(line)["input_ids"]) == new.decode(ids)
+    assert old.all_special_tokens == new.all_special_tokens
+    size = json.loads((out / "config.json").read_text())["vocab_size"]
+    before, after = load(source), load(out)
+    for line in SEEN:
+        kept = [old.convert_tokens_to_ids(new.convert_ids_to_tokens(number)) for number in range(size)]
+        wanted = logits(before, old, line)[..., kept]
+        assert (logits(after, new, line) - wanted).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "gpt2"])
+def test_heads_stay_removed(model_type: str, tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", model_type)
+
+    def fewer(opened: Checkpoint) -> Rewrite:
+        structure, outputs = without_heads(opened, {attention_layers(opened)[0].name: (1, 3)})
+        structure = structure.after({"command": "prune-heads", "source": {"fingerprint": opened.fingerprint}})
+        return Rewrite(structure, outputs, stock_config(opened, structure))
+
+    written(source, fewer, tmp_path / "heads")
+    out = trimmed(tmp_path / "heads", tmp_path / "both", LINES)
+    same_logits(tmp_path / "heads", out, LINES)
+    written(trimmed(source, tmp_path / "trimmed", LINES), fewer, tmp_path / "other")
+    with open_checkpoint(out) as one, open_checkpoint(tmp_path / "other") as other:
+        assert one.structure.heads == other.structure.heads
+        assert one.config["model_type"] == f"prunecli-{model_type}"
+        assert [step["command"] for step in one.structure.history] == ["prune-heads", "trim-vocabulary"]
+        assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
+
+
+def test_experts_stay_removed(tmp_path: Path) -> None:
+    source = tiny_nllb_moe(tmp_path / "source")
+    kept = {f"model.{side}.layers.{n}.ffn": (6, 1, n) for side in ("encoder", "decoder") for n in (3,)}
+
+    def fewer(opened: Checkpoint) -> Rewrite:
+        structure, outputs = without_experts(opened, kept)
+        return Rewrite(structure, outputs, stock_config(opened, structure))
+
+    written(source, fewer, tmp_path / "experts")
+    out = trimmed(tmp_path / "experts", tmp_path / "both", LINES)
+    same_logits(tmp_path / "experts", out, LINES)
+    with open_checkpoint(out) as opened:
+        assert opened.structure.experts == kept
+        assert opened.config["model_type"] == "prunecli-nllb-moe"
+        assert opened.config["num_experts"] == 8
+
+
+def test_labels_as_many_as_tokens_are_refused(tmp_path: Path) -> None:
+    """Only the shape says what an axis of a task head counts."""
+    changes: dict[str, Any] = {"architectures": ["BertForSequenceClassification"]}
+    size = json.loads((tiny_family(tmp_path / "plain", "bert") / "config.json").read_text())["vocab_size"]
+    source = tiny_family(tmp_path / "source", "bert", **changes, num_labels=size)
+    (tmp_path / "text").write_text("the hat\n")
+    result = run(source, "--text", tmp_path / "text", "-o", tmp_path / "out")
+    assert result.status == 1
+    assert "classifier.bias may have an axis of tokens or of id2label" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_every_tensor_of_tokens_is_found(tmp_path: Path) -> None:
+    """By hand, of the families that hold more than one."""
+    wanted = {
+        "bart": {"model.shared.weight": 0, "final_logits_bias": 1},
+        "marian": {"model.shared.weight": 0, "final_logits_bias": 1},
+        "bert": {"bert.embeddings.word_embeddings.weight": 0, "cls.predictions.bias": 0},
+        "roberta": {"roberta.embeddings.word_embeddings.weight": 0, "lm_head.bias": 0},
+        "llama": {"model.embed_tokens.weight": 0, "lm_head.weight": 0},
+        "gpt2": {"transformer.wte.weight": 0},
+    }
+    for name, axes in wanted.items():
+        with open_checkpoint(tiny_family(tmp_path / name, name)) as opened:
+            assert vocabulary_axes(opened) == axes

@@ -1,0 +1,262 @@
+"""Tiny checkpoints with a tokenizer of each kind, trained in milliseconds on the text below."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.families import tiny_family
+from tests.tiny import write_json
+
+TEXT = (
+    "the cat sat on the mat and the dog ran to the house",
+    "a red house and a green garden stand at the end of the road",
+    "der hund und die katze sitzen auf der matte im garten",
+    "ein rotes haus steht am ende der strasse, und das licht ist an",
+    "she reads nine books about houses, cats, dogs and gardens!",
+    "where is the market? it is near the river, not near the road.",
+    "the quick brown fox jumps over the lazy dog 0123456789",
+)
+"""What the tokenizers are trained on."""
+
+SEEN = (TEXT[0], "the cats sat at the end of the garden road", "the house, the dog!")
+"""What they are trimmed to; its second sentence is not among `TEXT`."""
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+_NAMES = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+def byte_bpe(directory: Path) -> Path:
+    """GPT-2 with a byte-level tokenizer.json; its only special token has the last id, which config.json leaves out."""
+    tokenizer = _byte_bpe()
+    size = tokenizer.get_vocab_size()
+    return _with(directory, "gpt2", size, tokenizer, {"tokenizer_class": "GPT2Tokenizer", **_GPT2})
+
+
+def byte_bpe_files(directory: Path) -> Path:
+    """GPT-2 with vocab.json and merges.txt alone."""
+    tokenizer = _byte_bpe()
+    tiny_family(directory, "gpt2", vocab_size=tokenizer.get_vocab_size())
+    _clear(directory)
+    tokenizer.model.save(str(directory))
+    vocab = json.loads((directory / "vocab.json").read_text(encoding="utf-8"))
+    vocab.setdefault(END, tokenizer.token_to_id(END))
+    write_json(directory / "vocab.json", vocab)
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "GPT2Tokenizer", **_GPT2})
+    return directory
+
+
+END = "<|endoftext|>"
+_GPT2 = {"bos_token": END, "eos_token": END, "unk_token": END}
+
+
+def _byte_bpe() -> Any:
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
+    from tokenizers.models import BPE
+
+    tokenizer = Tokenizer(BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(
+        TEXT * 4,
+        trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(alphabet), show_progress=False),
+    )
+    tokenizer.add_special_tokens([END])
+    return tokenizer
+
+
+def unigram(directory: Path) -> Path:
+    """T5 with a Unigram tokenizer.json, two sentinels, and rows beyond the tokenizer's."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers, processors, trainers
+    from tokenizers.models import Unigram
+
+    tokenizer = Tokenizer(Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.train_from_iterator(
+        TEXT * 4,
+        trainers.UnigramTrainer(
+            vocab_size=90,
+            special_tokens=["<pad>", "</s>", "<unk>"],
+            unk_token="<unk>",
+            show_progress=False,
+        ),
+    )
+    tokenizer.add_special_tokens(["<extra_id_1>", "<extra_id_0>"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", tokenizer.token_to_id("</s>"))]
+    )
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "extra_ids": 2}
+    size = tokenizer.get_vocab_size() + 5
+    ids = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "bos_token_id": None}
+    return _with(directory, "t5", size, tokenizer, {"tokenizer_class": "T5Tokenizer", **names}, **ids)
+
+
+def wordpiece(directory: Path) -> Path:
+    """BERT with a tokenizer.json."""
+    tokenizer = _wordpiece()
+    return _with(directory, "bert", tokenizer.get_vocab_size(), tokenizer, _BERT, **_BERT_IDS)
+
+
+def wordpiece_files(directory: Path) -> Path:
+    """BERT with vocab.txt alone."""
+    tokenizer = _wordpiece()
+    tiny_family(directory, "bert", vocab_size=tokenizer.get_vocab_size(), **_BERT_IDS)
+    _clear(directory)
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    (directory / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in tokens), encoding="utf-8")
+    write_json(directory / "tokenizer_config.json", _BERT)
+    return directory
+
+
+_BERT = {
+    "tokenizer_class": "BertTokenizer",
+    "do_lower_case": True,
+    "unk_token": "[UNK]",
+    "pad_token": "[PAD]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_BERT_IDS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
+
+
+def _wordpiece() -> Any:
+    from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers, processors, trainers
+    from tokenizers.models import WordPiece
+
+    tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=160, special_tokens=specials, show_progress=False)
+    tokenizer.train_from_iterator(TEXT * 4, trainer)
+    marks = [("[SEP]", tokenizer.token_to_id("[SEP]")), ("[CLS]", tokenizer.token_to_id("[CLS]"))]
+    tokenizer.post_processor = processors.BertProcessing(*marks)
+    return tokenizer
+
+
+def word_level(directory: Path) -> Path:
+    """Llama with whole words."""
+    from tokenizers import Tokenizer, pre_tokenizers, trainers
+    from tokenizers.models import WordLevel
+
+    tokenizer = Tokenizer(WordLevel(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordLevelTrainer(special_tokens=list(SPECIALS), show_progress=False)
+    tokenizer.train_from_iterator(TEXT * 4, trainer)
+    return _with(directory, "llama", tokenizer.get_vocab_size(), tokenizer, {**_FAST, **_NAMES})
+
+
+_FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
+
+
+def marian(directory: Path) -> Path:
+    """Marian with source.spm and target.spm (Unigram), vocab.json in an order of its own, and a language code."""
+    source = sentencepiece_model(TEXT[:2] + TEXT[4:], "unigram", 80)
+    target = sentencepiece_model(TEXT[2:4] + TEXT[:1], "unigram", 60)
+    pieces = {piece: None for data in (source, target) for piece in _pieces(data)}
+    tokens = ["</s>", "<unk>", *sorted(set(pieces) - {"</s>", "<unk>", "<s>"}), ">>deu<<", "<pad>"]
+    vocab = {token: number for number, token in enumerate(tokens)}
+    pad = vocab["<pad>"]
+    tiny_family(
+        directory,
+        "marian",
+        vocab_size=len(vocab),
+        decoder_vocab_size=len(vocab),
+        pad_token_id=pad,
+        decoder_start_token_id=pad,
+        eos_token_id=0,
+        forced_eos_token_id=0,
+        bad_words_ids=[[pad]],
+    )
+    _clear(directory)
+    (directory / "source.spm").write_bytes(source)
+    (directory / "target.spm").write_bytes(target)
+    write_json(directory / "vocab.json", vocab)
+    settings = {"source_lang": "en", "target_lang": "de", "separate_vocabs": False}
+    write_json(directory / "tokenizer_config.json", {"tokenizer_class": "MarianTokenizer", **settings})
+    return directory
+
+
+def m2m_100(directory: Path) -> Path:
+    """M2M-100 with sentencepiece.bpe.model (BPE) and vocab.json; the codes of 100 languages follow, and 8 idle rows."""
+    from transformers.models.m2m_100.tokenization_m2m_100 import FAIRSEQ_LANGUAGE_CODES
+
+    data = sentencepiece_model(TEXT, "bpe", 120)
+    words = [piece for piece in _pieces(data) if piece not in SPECIALS]
+    vocab = {token: number for number, token in enumerate((*SPECIALS, *words))}
+    tiny_family(directory, "m2m_100", vocab_size=len(vocab) + 108)
+    _clear(directory)
+    (directory / "sentencepiece.bpe.model").write_bytes(data)
+    write_json(directory / "vocab.json", vocab)
+    settings: dict[str, Any] = {
+        "tokenizer_class": "M2M100Tokenizer",
+        "src_lang": "en",
+        "tgt_lang": "de",
+        **_NAMES,
+    }
+    settings["additional_special_tokens"] = [f"__{code}__" for code in FAIRSEQ_LANGUAGE_CODES["m2m100"]]
+    write_json(directory / "tokenizer_config.json", settings)
+    return directory
+
+
+def sentencepiece_model(text: tuple[str, ...], kind: str, size: int) -> bytes:
+    """A model file of `kind` "unigram" or "bpe"."""
+    from sentencepiece import SentencePieceTrainer
+
+    made = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(text * 4),
+        model_writer=made,
+        vocab_size=size,
+        model_type=kind,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+    )
+    return made.getvalue()
+
+
+def _pieces(data: bytes) -> list[str]:
+    from sentencepiece import SentencePieceProcessor
+
+    model = SentencePieceProcessor(model_proto=data)
+    return [model.id_to_piece(number) for number in range(model.get_piece_size())]
+
+
+def _with(
+    directory: Path, model_type: str, size: int, tokenizer: Any, settings: dict[str, Any], **config: Any
+) -> Path:
+    tiny_family(directory, model_type, vocab_size=size, **config)
+    _clear(directory)
+    tokenizer.save(str(directory / "tokenizer.json"))
+    write_json(directory / "tokenizer_config.json", settings)
+    return directory
+
+
+def _clear(directory: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (directory / name).unlink()
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    maker.__name__: maker
+    for maker in (
+        byte_bpe,
+        byte_bpe_files,
+        unigram,
+        wordpiece,
+        wordpiece_files,
+        word_level,
+        marian,
+        m2m_100,
+    )
+}
+"""Name -> maker, of every kind of tokenizer."""

@@ -1,0 +1,121 @@
+"""Tokenizer files from bytes to bytes, by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.vocabulary.files import tokenizer_files
+from prunecli.methods.vocabulary.ids import Renumbering
+
+CHANGE = Renumbering({0: 0, 2: 1, 3: 2, 5: 3}, frozenset({"b", "ab"}), 6)
+"""Of <s> b a c ab </s>, without b and ab."""
+
+
+def rewritten(name: str, content: Any) -> Any:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    made = tokenizer_files({name: data}, CHANGE).get(name, data)
+    assert made is not None
+    return made.decode() if isinstance(content, bytes) else json.loads(made)
+
+
+def test_bpe_loses_merges_with_their_tokens() -> None:
+    vocab = {"<s>": 0, "b": 1, "a": 2, "c": 3, "ab": 4, "ac": 5}
+    model = {"type": "BPE", "vocab": vocab, "merges": [["a", "b"], ["a", "c"], ["ab", "c"]]}
+    found = rewritten("tokenizer.json", {"model": model, "added_tokens": [{"id": 0, "content": "<s>"}]})
+    assert found["model"]["vocab"] == {"<s>": 0, "a": 1, "c": 2, "ac": 3}
+    assert found["model"]["merges"] == [["a", "c"]]
+
+
+def test_merges_written_as_text_stay_text() -> None:
+    model = {"type": "BPE", "vocab": {"a": 2, "b": 1, "c": 3}, "merges": ["a b", "a c"]}
+    assert rewritten("tokenizer.json", {"model": model})["model"]["merges"] == ["a c"]
+
+
+def test_unigram_and_its_unknown_token() -> None:
+    vocab = [["<s>", 0.0], ["b", -1.0], ["a", -2.0], ["<unk>", -3.0], ["ab", -4.0], ["</s>", -5.0]]
+    found = rewritten("tokenizer.json", {"model": {"type": "Unigram", "vocab": vocab, "unk_id": 3}})
+    assert found["model"]["vocab"] == [["<s>", 0.0], ["a", -2.0], ["<unk>", -3.0], ["</s>", -5.0]]
+    assert found["model"]["unk_id"] == 2
+
+
+def test_ids_around_the_model() -> None:
+    template = {"special_tokens": {"</s>": {"id": "</s>", "ids": [5], "tokens": ["</s>"]}}}
+    document = {
+        "model": {"vocab": {"a": 2}},
+        "added_tokens": [{"id": 5, "content": "</s>"}],
+        "padding": {"pad_id": 3, "pad_token": "c"},
+        "post_processor": {
+            "type": "Sequence",
+            "processors": [template, {"sep": ["</s>", 5], "cls": ["<s>", 0]}],
+        },
+    }
+    found = rewritten("tokenizer.json", document)
+    assert found["added_tokens"] == [{"id": 3, "content": "</s>"}]
+    assert found["padding"] == {"pad_id": 2, "pad_token": "c"}
+    first, second = found["post_processor"]["processors"]
+    assert first["special_tokens"]["</s>"]["ids"] == [3]
+    assert second == {"sep": ["</s>", 3], "cls": ["<s>", 0]}
+
+
+def test_slow_files() -> None:
+    assert rewritten("vocab.json", {"<s>": 0, "b": 1, "c": 3}) == {"<s>": 0, "c": 2}
+    assert rewritten("added_tokens.json", {"</s>": 5}) == {"</s>": 3}
+    assert rewritten("vocab.txt", b"<s>\nb\na\nc\nab\n</s>\n") == "<s>\na\nc\n</s>\n"
+    assert rewritten("vocab.txt", b"<s>\nb\na\nc\nab\n</s>") == "<s>\na\nc\n</s>\n"
+    merges = b"#version: 0.2\na b\na c\n# a\n"
+    assert rewritten("merges.txt", merges) == "#version: 0.2\na c\n# a\n"
+    added = {"added_tokens_decoder": {"0": {"content": "<s>"}, "5": {"content": "</s>"}}, "x": 5}
+    assert rewritten("tokenizer_config.json", added) == {
+        "added_tokens_decoder": {"0": {"content": "<s>"}, "3": {"content": "</s>"}},
+        "x": 5,
+    }
+
+
+def test_files_that_do_not_change_are_not_named() -> None:
+    same = {
+        "vocab.json": b'{\n  "<s>": 0\n}\n',
+        "tokenizer_config.json": b'{"a":1}',
+        "chat_template.jinja": b"b",
+    }
+    assert tokenizer_files(same, CHANGE) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["tekken.json", "vocab.bpe", "o200k.tiktoken", "tokenizer.model", "source.spm"]
+)
+def test_vocabularies_that_cannot_be_shortened_are_left_out(name: str) -> None:
+    assert tokenizer_files({name: b"no protocol buffer"}, CHANGE) == {name: None}
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("tokenizer.json", b"{"),
+        ("tokenizer.json", b"[]"),
+        ("tokenizer.json", b'{"model": {}}'),
+        ("vocab.json", b"[1]"),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"x": 1}}'),
+        ("vocab.txt", b"\xff\xfe"),
+        ("merges.txt", b"\xff"),
+    ],
+)
+def test_damaged_files_are_refused(name: str, data: bytes) -> None:
+    with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+        tokenizer_files({name: data}, CHANGE)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"model": {"vocab": {}}, "added_tokens": [{"id": 4, "content": "ab"}]},
+        {"model": {"vocab": {}}, "post_processor": {"cls": ["ab", 4]}},
+        {"model": {"vocab": [["a", 0.0]], "unk_id": 1}},
+    ],
+)
+def test_a_special_token_that_would_go_is_refused(document: Any) -> None:
+    with pytest.raises(UsageError, match="is special, and would go"):
+        rewritten("tokenizer.json", document)

@@ -1,0 +1,149 @@
+"""Which tokens the kept ones need; the oracles are the libraries that cut text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.methods.vocabulary.segmentation import of_backend, of_sentencepiece, products
+from prunecli.methods.vocabulary.sentencepiece_model import read_model
+from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
+
+RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("abcd", "e"): 4}
+
+
+def test_products_by_hand() -> None:
+    """a b c d e -> ab c d e -> ab cd e -> abcd e -> abcde; b c never meet."""
+    rank = lambda left, right: RANKS.get((left, right))  # noqa: E731
+    assert products("abcde", rank) == ["ab", "cd", "abcd", "abcde"]
+    assert products("bc", rank) == ["bc"]
+    assert products("a", rank) == []
+    assert products("bcd", rank) == []  # ends as b, cd: no token of its own
+
+
+def test_the_leftmost_of_equal_pairs_merges_first() -> None:
+    ranks = {("a", "a"): 0, ("aa", "a"): 1}
+    assert products("aaa", lambda left, right: ranks.get((left, right))) == ["aa", "aaa"]
+
+
+@st.composite
+def bpes(draw: st.DrawFn) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """A vocabulary of three letters and of random merges of what there is."""
+    vocab = {letter: number for number, letter in enumerate("abc")}
+    merges: list[tuple[str, str]] = []
+    for _ in range(draw(st.integers(1, 14))):
+        pair = (draw(st.sampled_from(sorted(vocab))), draw(st.sampled_from(sorted(vocab))))
+        if pair not in merges:
+            merges.append(pair)
+            vocab.setdefault("".join(pair), len(vocab))
+    return vocab, merges
+
+
+def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import BPE
+
+    return Tokenizer(BPE(vocab=vocab, merges=merges))
+
+
+@settings(max_examples=200, deadline=None)
+@given(bpes(), st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=4))
+def test_with_the_closure_alone_words_fall_into_the_same_tokens(
+    bpe: tuple[dict[str, int], list[tuple[str, str]]], words: list[str]
+) -> None:
+    vocab, merges = bpe
+    full = backend(vocab, merges)
+    seen = {token for word in words for token in full.encode(word).tokens}
+    segmentation = of_backend(full, "here")
+    kept = segmentation.closure(seen) | segmentation.always
+    fewer = backend(
+        {token: number for token, number in vocab.items() if token in kept},
+        [pair for pair in merges if kept.issuperset((*pair, "".join(pair)))],
+    )
+    for word in words:
+        assert fewer.encode(word).tokens == full.encode(word).tokens
+
+
+@settings(max_examples=100, deadline=None)
+@given(bpes(), st.text("abc", min_size=1, max_size=12))
+def test_the_closure_holds_nothing_idle(bpe: tuple[dict[str, int], list[tuple[str, str]]], word: str) -> None:
+    """What each token of the closure was merged from is in it, down to single letters."""
+    vocab, merges = bpe
+    full = backend(vocab, merges)
+    seen = set(full.encode(word).tokens)
+    closure = of_backend(full, "here").closure(seen)
+    used = {token for token in closure if any(token in other for other in closure - {token})}
+    assert closure - seen <= used
+    for token in closure - seen:
+        assert full.encode(token).tokens == [token]
+
+
+def test_sentencepiece_merges_by_score() -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    data = sentencepiece_model(TEXT, "bpe", 120)
+    model, runner = read_model(data), SentencePieceProcessor(model_proto=data)
+    segmentation = of_sentencepiece([model], [piece.text for piece in model.pieces], "here")
+    assert segmentation.kind == "BPE"
+    for piece in model.pieces:
+        if piece.type == 1 and len(piece.text) > 1 and piece.text.startswith("\u2581"):
+            made = segmentation.closure([piece.text])
+            assert runner.encode(piece.text[1:], out_type=str) == [piece.text]
+            assert made == {piece.text, *products(piece.text, segmentation.ranks[0])}
+            assert len(made) > 1 or len(piece.text) == 2
+
+
+def test_unigram_keeps_the_least_likely_piece() -> None:
+    """An unknown character costs 10 more than it."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import Unigram
+
+    pieces = [("<unk>", 0.0), ("a", -2.0), ("ab", -3.0), ("xyz", -9.5), ("<0x41>", -4.0)]
+    segmentation = of_backend(Tokenizer(Unigram(pieces, unk_id=0)), "here")
+    assert segmentation.always == {"a", "xyz", "<unk>", "<0x41>"}
+    assert segmentation.closure(["ab"]) == {"ab"}
+
+
+def test_wordpiece_keeps_letters_at_the_beginning_and_inside() -> None:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+
+    vocab = {token: number for number, token in enumerate(["[UNK]", "a", "##b", "##bc", "ab", "##"])}
+    segmentation = of_backend(Tokenizer(WordPiece(vocab, unk_token="[UNK]")), "here")
+    assert segmentation.always == {"a", "##b"}
+
+
+class Backend:
+    """Says of its model what it is told to."""
+
+    def __init__(self, **model: Any) -> None:
+        self.model = model
+
+    def to_str(self) -> str:
+        return json.dumps({"model": self.model})
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"type": "BPE", "end_of_word_suffix": "</w>"}, 'BPE tokenizer has a "end_of_word_suffix"'),
+        ({"type": "BPE", "continuing_subword_prefix": "@@"}, 'has a "continuing_subword_prefix"'),
+        ({"type": "Unigram", "vocab": [["a", 0.0], ["a", -1.0]]}, "holds a piece twice"),
+        ({"type": "Bigram"}, 'of the kind "Bigram"'),
+        ({}, 'of the kind "None"'),
+    ],
+)
+def test_models_of_other_kinds_are_refused(model: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=message):
+        of_backend(Backend(**model), "here")
+
+
+@pytest.mark.parametrize("kind", ["word", "char"])
+def test_sentencepiece_models_of_other_kinds_are_refused(kind: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="words or characters"):
+        of_sentencepiece([read_model(sentencepiece_model(TEXT, kind, 40))], [], "here")

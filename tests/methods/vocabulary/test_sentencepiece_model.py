@@ -1,0 +1,67 @@
+"""SentencePiece files read and shortened, against the library itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from prunecli.methods.vocabulary.sentencepiece_model import BPE, NORMAL, UNIGRAM, read_model, without_pieces
+from tests.methods.vocabulary.makers import TEXT, sentencepiece_model
+
+
+@pytest.mark.parametrize(("kind", "number"), [("unigram", UNIGRAM), ("bpe", BPE)])
+def test_reads_what_the_library_reads(kind: str, number: int) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    data = sentencepiece_model(TEXT, kind, 70)
+    model, library = read_model(data), SentencePieceProcessor(model_proto=data)
+    assert model.model_type == number
+    assert len(model.pieces) == library.get_piece_size()
+    for place, piece in enumerate(model.pieces):
+        assert piece.text == library.id_to_piece(place)
+        assert piece.score == library.get_score(place)
+        assert (piece.type == NORMAL) == (not library.is_control(place) and not library.is_unknown(place))
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_the_others_stay_in_their_order(kind: str) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    model = read_model(sentencepiece_model(TEXT, kind, 70))
+    dropped = {piece.text for piece in model.pieces[5::3]} | {"<s>", "no piece"}
+    data = without_pieces(model, dropped)
+    library = SentencePieceProcessor(model_proto=data)
+    wanted = [piece.text for piece in model.pieces if piece.text not in dropped or piece.type != NORMAL]
+    assert [library.id_to_piece(place) for place in range(library.get_piece_size())] == wanted
+    assert "<s>" in wanted
+    assert read_model(data).model_type == model.model_type
+
+
+def test_without_anything_to_drop_the_bytes_stay() -> None:
+    data = sentencepiece_model(TEXT, "unigram", 60)
+    assert without_pieces(read_model(data), {"no piece", "</s>"}) is data
+
+
+def test_a_self_test_goes_with_the_pieces() -> None:
+    """Field 4: what the whole vocabulary makes of samples."""
+    data = sentencepiece_model(TEXT, "unigram", 60)
+    sample = b"\x0a\x03the\x12\x06nonono"
+    model = read_model(data + b"\x22" + bytes([len(sample) + 2]) + b"\x0a" + bytes([len(sample)]) + sample)
+    word = next(piece.text for piece in model.pieces if piece.type == NORMAL and len(piece.text) > 1)
+    assert without_pieces(model, {word}) == without_pieces(read_model(data), {word})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"IQ== 0\nIg== 1\n",  # a tiktoken vocabulary
+        b"\x0a\x05ab",  # longer than the file
+        b"\x0b\x00",  # a wire type that no longer exists
+        b"\x80\x80\x80",  # a number without an end
+        b"\x08\x01",  # pieces that are numbers
+        sentencepiece_model(TEXT, "bpe", 60)[:-3],
+    ],
+)
+def test_other_files_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        read_model(data)

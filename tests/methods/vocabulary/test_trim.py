@@ -1,0 +1,277 @@
+"""From text to the trimmed tokenizer, of every kind: nothing is written, and what would be wrong is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedModelError
+from prunecli.methods.vocabulary import trim as trim_module
+from prunecli.methods.vocabulary import verify
+from prunecli.methods.vocabulary.decide import Options
+from prunecli.methods.vocabulary.measure import Text, count_tokens, read_text
+from prunecli.methods.vocabulary.trim import Trim, default_ids, trim, trimmed_config
+from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
+from prunecli.methods.vocabulary.vocabulary import read_vocabulary
+from tests.families import tiny_family
+from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
+from tests.tiny import tiny_nllb_moe, write_json
+
+
+def text_of(lines: tuple[str, ...]) -> Text:
+    return Text(lines, (1,) * len(lines))
+
+
+def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Trim:
+    with open_checkpoint(source) as opened:
+        return trim(opened, text_of(lines), Options(**options))
+
+
+def new_tokenizer(source: Path, made: Trim) -> Any:
+    files = {path.name: path.read_bytes() for path in source.iterdir() if path.suffix != ".safetensors"}
+    files.update({name: data for name, data in made.files.items() if data is not None})
+    return load_trimmed(files, json.loads((source / "config.json").read_text()), "here")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("sources")
+    return {name: maker(directory / name) for name, maker in KINDS.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_that_stays_has_a_reason(kind: str, sources: dict[str, Path]) -> None:
+    """Seen, special, a single character or byte, on the way to a seen one, or the extreme of a score."""
+    made, tokenizer = trimmed(sources[kind]), load_tokenizer(sources[kind])
+    vocabulary = read_vocabulary(tokenizer, "here")
+    counts = count_tokens(tokenizer, text_of(SEEN)).counts
+    allowed = {*counts, *vocabulary.special, *vocabulary.segmentation.always}
+    allowed |= vocabulary.segmentation.closure(counts)
+    tokens = {number: token for token, number in vocabulary.ids.items()}
+    assert {tokens[number] for number in made.decision.kept} <= allowed
+    assert set(vocabulary.ids) - made.decision.dropped >= set(counts) & set(vocabulary.ids)
+    assert made.decision.dropped, "the trimming must matter for this test to mean something"
+    assert made.check.changed == 0
+    assert made.check.running_before == made.check.running_after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(st.sampled_from(" ".join(TEXT).split()), min_size=1, max_size=12), sign=st.text(max_size=3)
+)
+def test_any_text_falls_into_the_same_tokens(
+    kind: str, sources: dict[str, Path], words: list[str], sign: str
+) -> None:
+    line = " ".join([*words, sign]).replace("\n", " ").replace("\r", " ") or "a"
+    made = trimmed(sources[kind], (line,))
+    old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], made)
+    assert old.tokenize(line) == new.tokenize(line)
+    assert [made.decision.kept[number] for number in new(line)["input_ids"]] == old(line)["input_ids"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path]) -> None:
+    full, fewer = trimmed(sources[kind]), trimmed(sources[kind], min_count=3)
+    assert set(fewer.decision.kept) < set(full.decision.kept)
+    assert 0 < fewer.decision.share < 1
+    assert fewer.check.changed > 0
+    old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], fewer)
+    rows = [sum(map(len, tokenizer(list(SEEN))["input_ids"])) for tokenizer in (old, new)]
+    if kind != "marian":  # which counts target text too
+        assert [fewer.check.running_before, fewer.check.running_after] == rows
+    if kind not in ("word_level", "unigram"):
+        assert [new.decode(new(line)["input_ids"]) for line in SEEN] == [
+            old.decode(old(line)["input_ids"]) for line in SEEN
+        ]
+
+
+def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> None:
+    source = sources["byte_bpe"]
+    with open_checkpoint(source) as opened:
+        made = trim(opened, text_of(SEEN), Options())
+        config = trimmed_config(
+            opened, {**opened.config, "pad_token_id": 5, "eos_token_id": -1}, made.decision
+        )
+    assert config["vocab_size"] == len(made.decision.kept)
+    assert made.decision.kept[config["pad_token_id"]] == 5
+    assert config["eos_token_id"] == -1
+    assert made.decision.kept[-1] == load_tokenizer(source).convert_tokens_to_ids(END)
+
+
+def test_ids_left_to_the_class_are_written_out_where_they_move(
+    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as GPT-2's eos_token_id, 50256, which comes last."""
+    source = sources["byte_bpe"]
+    end = load_tokenizer(source).convert_tokens_to_ids(END)
+    monkeypatch.setattr(trim_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
+    with open_checkpoint(source) as opened:
+        made = trim(opened, text_of(SEEN), Options())
+        config = trimmed_config(opened, opened.config, made.decision)
+    assert config["sep_token_id"] == len(made.decision.kept) - 1
+    assert "unk_token_id" not in config
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "bart", "bart")) as opened:
+        defaults = default_ids(opened)
+    assert {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}.items() <= defaults.items()
+    with open_checkpoint(tiny_family(tmp_path / "gpt2", "gpt2")) as opened:
+        assert default_ids(opened) == {}  # 50256 is beyond the tiny vocabulary
+
+
+def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers.models import Unigram
+
+    from prunecli.methods.vocabulary.sentencepiece_model import read_model
+
+    data = sentencepiece_model(TEXT, "unigram", 90)
+    pieces = [(piece.text, piece.score) for piece in read_model(data).pieces]
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=0))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    source = tiny_family(tmp_path / "in", "llama", vocab_size=len(pieces))
+    tokenizer.save(str(source / "tokenizer.json"))
+    write_json(source / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
+    (source / "tokenizer.model").write_bytes(data)
+    made = trimmed(source)
+    new = made.files["tokenizer.model"]
+    assert new is not None
+    kept = json.loads(made.files["tokenizer.json"] or b"")["model"]["vocab"]
+    assert [piece.text for piece in read_model(new).pieces] == [text for text, _ in kept]
+    assert len(kept) == len(made.decision.kept) < len(pieces)
+
+
+def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
+    """A model of other words under the name of this one's."""
+    source = KINDS["unigram"](tmp_path / "in")
+    (source / "spiece.model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
+    (source / "vocab.bpe").write_text("x")
+    made = trimmed(source)
+    assert made.left_out == ("spiece.model", "vocab.bpe")
+
+
+def test_models_that_do_not_load_differ() -> None:
+    assert models_that_differ({"a.spm": b"x"}, {"a.spm": b"y", "b.json": b"z"}, text_of(SEEN)) == ("a.spm",)
+
+
+def breaking(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]:
+    def apply(source: Path) -> None:
+        value = json.loads((source / name).read_text())
+        change(value)
+        (source / name).write_text(json.dumps(value))
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (
+            lambda source: (source / "tokenizer.json").unlink(),
+            CheckpointError,
+            "holds no tokenizer",
+        ),
+        (lambda source: (source / "generation_config.json").write_text("{"), CheckpointError, "not JSON"),
+        (
+            lambda source: (source / "generation_config.json").write_text("[]"),
+            CheckpointError,
+            "no JSON object",
+        ),
+        (
+            breaking("tokenizer.json", lambda value: value["model"].update(end_of_word_suffix="</w>")),
+            UnsupportedModelError,
+            "end_of_word_suffix",
+        ),
+        (
+            breaking("config.json", lambda value: value.update(model_type="x")),
+            UnsupportedModelError,
+            "family",
+        ),
+    ],
+)
+def test_what_cannot_be_trimmed_is_refused(
+    damage: Callable[[Path], None], error: type[PruneError], message: str, tmp_path: Path
+) -> None:
+    source = tiny_family(tmp_path / "in", "gpt2")
+    damage(source)
+    with pytest.raises(error, match=message):
+        trimmed(source, ("the hat",))
+
+
+def test_a_tokenizer_without_files_that_can_be_shortened_is_refused(tmp_path: Path) -> None:
+    """ByT5 knows bytes alone."""
+    source = tiny_family(tmp_path / "in", "t5", vocab_size=384)
+    (source / "tokenizer.json").rename(source / "vocab.json")  # which it does not read
+    write_json(source / "tokenizer_config.json", {"tokenizer_class": "ByT5Tokenizer"})
+    with pytest.raises(UnsupportedModelError, match="is a ByT5Tokenizer"):
+        trimmed(source)
+
+
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "in", "gpt2", vocab_size=40)
+    with pytest.raises(CheckpointError, match="embeddings have 40 rows"):
+        trimmed(source, ("the hat",))
+
+
+def test_a_trimmed_tokenizer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="here: the trimmed tokenizer cannot be read: it: no tokenizer"):
+        load_trimmed({"tokenizer.json": b"{}"}, {"model_type": "gpt2"}, "here")
+
+
+def test_tokenizers_that_differ_are_refused(sources: dict[str, Path]) -> None:
+    old = load_tokenizer(sources["byte_bpe"])
+    same = {number: number for number in range(401)}
+    assert check_same((old, old), same, text_of(SEEN), "here").sentences == 3
+    with pytest.raises(CheckpointError, match=r"here: the trimmed tokenizer would give '.*' the id 7, not 8"):
+        check_same((old, old), {**same, 7: 8, 8: 7}, text_of(SEEN), "here")
+    del same[400]
+    with pytest.raises(CheckpointError, match="would give"):
+        check_same((old, old), same, text_of(SEEN), "here")
+
+
+def test_text_cut_otherwise_is_refused(sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what leads to the seen tokens, they are not found again."""
+    from prunecli.methods.vocabulary.segmentation import Segmentation
+
+    monkeypatch.setattr(Segmentation, "closure", lambda self, tokens: set(tokens))
+    with pytest.raises(CheckpointError, match="into other tokens\nNothing was written"):
+        trimmed(sources["byte_bpe"])
+
+
+def test_the_comparison_goes_on_after_the_first_lines(
+    sources: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verify, "BATCH", 2)
+    assert trimmed(sources["marian"], TEXT).check.sentences == 2 * len(TEXT)
+
+
+def test_language_codes_stay(tmp_path: Path) -> None:
+    source = tiny_nllb_moe(tmp_path / "in")
+    tokenizer = new_tokenizer(source, trimmed(source, ("the hat",)))
+    assert {"deu_Latn", "eng_Latn", "fra_Latn", "<mask>"} <= set(tokenizer.get_added_vocab())
+    tokenizer.src_lang = "fra_Latn"
+    assert tokenizer.convert_ids_to_tokens(tokenizer("the")["input_ids"]) == ["fra_Latn", "\u2581the", "</s>"]
+
+
+def test_text_that_is_missing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "val.eng").write_text("a\n")
+    (tmp_path / "val.deu").write_text("b\n")
+    text = read_text(tmp_path, ("val",), None, ())
+    assert (text.lines, text.splits, text.languages) == (("b", "a"), ("val",), ("deu", "eng"))
+    with pytest.raises(DataError, match="no split 'test'"):
+        read_text(tmp_path, ("test",), None, ())
+    with pytest.raises(DataError, match="no text in 'fra'"):
+        read_text(tmp_path, ("val",), ("fra",), ())
+    with pytest.raises(DataError, match="no such file"):
+        read_text(None, (), None, (tmp_path / "none",))
