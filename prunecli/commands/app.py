@@ -25,7 +25,7 @@ COMMANDS = {
     "Shrink embeddings (1911.12385)": ("trim-vocabulary",),
     "Recover": ("finetune",),
     "Measure": ("evaluate", "bench-latency", "compare-models"),
-    "Repeat": ("run",),
+    "Repeat": ("run", "report"),
 }
 """Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
 

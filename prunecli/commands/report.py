@@ -1,0 +1,49 @@
+"""`prunecli report`: one page of everything that a directory holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import ForceOption, QuietOption
+
+
+def report(
+    directory: Annotated[
+        Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        typer.Argument(
+            metavar="[DIR]",
+            help="Directory of results and checkpoints; default: this one.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Make one self-contained page of the results and checkpoints in a directory.
+
+    History, size, quality, speed, experts, heads, languages, similarity, training: whatever is there. No model is
+    loaded, nothing is fetched, and the page opens without a network.
+    """
+    from prunecli import demo
+    from prunecli.checkpoint.documents import refuse_existing
+    from prunecli.errors import OutputError
+    from prunecli.reporting.collect import collect
+    from prunecli.reporting.markup import counted
+    from prunecli.reporting.page import report_page, write_page
+
+    refuse_existing(output, force=force)
+    if not output.parent.is_dir():
+        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+    material = collect(directory or Path(), {"demo": demo.CHECKPOINT}, console.progress(quiet))
+    for one in material.unreadable:
+        console.note(f"Unreadable, left out: {one.name}: {one.reason}")
+    write_page(output, report_page(material))
+    if not quiet:
+        checkpoints = counted(len(material.checkpoints), "checkpoint")
+        results = counted(len(material.documents), "result file")
+        console.note(f"{checkpoints}, {results}. Written to {output}.")

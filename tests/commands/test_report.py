@@ -1,0 +1,92 @@
+"""`prunecli report` as it is typed."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli import demo
+from prunecli.commands.app import COMMANDS
+from prunecli.commands.report import report
+from prunecli.errors import DataError, OutputError, PruneError
+from tests.reporting import results
+from tests.reporting.pages import Page
+from tests.tiny import write_json
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(*arguments):
+    app = typer.Typer()
+    app.command()(report)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, PruneError):
+        raise result.exception
+    assert result.exit_code in (0, 2)
+    return result
+
+
+def test_without_arguments_the_working_directory_is_reported(workplace):
+    write_json(workplace / "evaluation.json", results.evaluation())
+    assert "1 result" in run().stderr
+    assert Page((workplace / "report.html").read_text()).sections() == ["Quality, size and speed"]
+
+
+def test_a_directory_and_an_output(workplace):
+    shutil.copytree(demo.CHECKPOINT, workplace / "work" / "model")
+    assert run("work", "-o", "work.html", "--quiet").output == ""
+    found = Page((workplace / "work.html").read_text())
+    assert found.sections() == ["Checkpoints"]
+    assert "2,433,728" in found.text
+
+
+def test_the_same_directory_makes_the_same_bytes_again(workplace):
+    write_json(workplace / "latency.json", results.latency())
+    run("-o", "a.html")
+    run("-o", "b.html")
+    assert (workplace / "a.html").read_bytes() == (workplace / "b.html").read_bytes()
+
+
+def test_damaged_results_are_said_and_do_not_stop_it(workplace):
+    write_json(workplace / "latency.json", results.latency())
+    (workplace / "evaluation.json").write_text('{"format": "prunecli.evaluation/1", "results": [')
+    assert "Unreadable, left out: evaluation.json: cut short" in run().stderr
+    assert "cut short" in (workplace / "report.html").read_text()
+
+
+def test_an_empty_directory_is_an_error_with_a_remedy(workplace):
+    with pytest.raises(DataError, match="nothing to report") as error:
+        run()
+    assert "prunecli evaluate" in error.value.remedy
+    assert list(workplace.iterdir()) == []
+
+
+def test_a_missing_directory_is_an_error():
+    with pytest.raises(DataError, match="nowhere: no such directory"):
+        run("nowhere")
+
+
+def test_an_existing_page_is_kept_without_force(workplace):
+    write_json(workplace / "latency.json", results.latency())
+    (workplace / "report.html").write_text("mine")
+    with pytest.raises(OutputError, match="exists already"):
+        run()
+    assert (workplace / "report.html").read_text() == "mine"
+    run("--force")
+    assert Page((workplace / "report.html").read_text())
+
+
+def test_an_output_in_no_directory_is_refused_before_the_work():
+    with pytest.raises(OutputError, match="no such directory"):
+        run("-o", "missing/report.html")
+
+
+def test_it_is_a_command():
+    assert "report" in [name for names in COMMANDS.values() for name in names]
