@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Attention, HeadAxis, Stack
-from prunecli.checkpoint.declared import count, holds
+from prunecli.checkpoint.declared import count, depth, holds
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError
@@ -63,7 +63,7 @@ def attention_layers(checkpoint: Checkpoint) -> tuple[AttentionLayer, ...]:
 def attentions(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[Stack, Attention, int]]:
     """Stack, attention and number of the layer of every attention that a model of this config has."""
     for stack in family.stacks:
-        for number in range(count(family, config, stack.depth)):
+        for number in range(depth(family, config, stack.depth)):
             for attention in stack.attentions:
                 yield stack, attention, number
 

@@ -10,6 +10,8 @@ from prunecli.architectures import Architecture
 from prunecli.errors import CheckpointError
 
 TIE_KEY = "tie_word_embeddings"
+MOST_LAYERS = 100_000
+"""A config.json that names more is damaged; every walk over its layers would seem to hang."""
 
 
 def config_value(family: Architecture, config: Mapping[str, Any], key: str) -> Any:
@@ -51,6 +53,18 @@ def count(family: Architecture, config: Mapping[str, Any], axis: str) -> int:
         else:
             value //= other
     return value
+
+
+def depth(family: Architecture, config: Mapping[str, Any], key: str) -> int:
+    """The number of layers of a stack, under its config key.
+
+    Raises:
+        CheckpointError: a key that is absent, no count, or of more layers than any model has.
+    """
+    layers = count(family, config, key)
+    if layers > MOST_LAYERS:
+        raise CheckpointError(f'config.json: "{key}" is {layers}; no model has so many layers')
+    return layers
 
 
 def holds(family: Architecture, config: Mapping[str, Any], condition: str | None) -> bool:

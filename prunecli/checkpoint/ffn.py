@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import FeedForward, Side, Stack
-from prunecli.checkpoint.declared import count, holds
+from prunecli.checkpoint.declared import count, depth, holds
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import FfnChange, Structure
 from prunecli.errors import CheckpointError
@@ -172,7 +172,7 @@ def ffn_norms(stack: Stack) -> tuple[str, ...]:
 
 def _places(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Stack, int]]:
     for stack in family.stacks:
-        for number in range(count(family, config, stack.depth)):
+        for number in range(depth(family, config, stack.depth)):
             yield within(stack.layers.format(layer=number), stack.ffn), stack, number
 
 

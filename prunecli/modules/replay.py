@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from prunecli.checkpoint.attention import AttentionLayer, attention_layers
-from prunecli.checkpoint.declared import count
+from prunecli.checkpoint.declared import depth
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.modules.attention import module_name
 
@@ -29,7 +29,7 @@ def unchanged_below(
     blocks: dict[str, list[str]] = {
         stack.side: [
             module_name(model, stack.layers.format(layer=number))
-            for number in range(count(family, checkpoint.config, stack.depth))
+            for number in range(depth(family, checkpoint.config, stack.depth))
         ]
         for stack in family.stacks
     }

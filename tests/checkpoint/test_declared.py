@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prunecli.architectures import Architecture
-from prunecli.checkpoint.declared import config_value, count, holds, ties
+from prunecli.checkpoint.declared import config_value, count, depth, holds, ties
 from prunecli.errors import CheckpointError
 
 FAMILY = Architecture(
@@ -91,3 +91,9 @@ def test_a_null_that_has_no_default_in_words_stays() -> None:
 def test_loose_ties_follow_the_config() -> None:
     assert ties(FAMILY, {}) == FAMILY.tied
     assert ties(FAMILY, {"tie_word_embeddings": False}) == {"encoder.embed.weight": "shared.weight"}
+
+
+def test_more_layers_than_any_model_has() -> None:
+    assert depth(FAMILY, {"layers": 96}, "layers") == 96
+    with pytest.raises(CheckpointError, match="no model has so many layers"):
+        depth(FAMILY, {"layers": 10**400}, "layers")

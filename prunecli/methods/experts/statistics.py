@@ -195,6 +195,8 @@ def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: boo
     whole = np.asarray(value)
     if whole.dtype.kind not in "iu" and (array != np.floor(array)).any():
         raise StatisticsError(f"{where} holds fractions; counts are whole.", "Collect the statistics again.")
+    if (whole >= 2.0**63).any():
+        raise StatisticsError(f"{where} holds counts that no run gives.", "Collect the statistics again.")
     return whole.astype(np.int64)
 
 

@@ -169,6 +169,10 @@ def too_large(payload: dict[str, Any]) -> None:
     payload["entries"]["a-b"]["gate_sum"][1][2] = 10**400
 
 
+def no_count(payload: dict[str, Any]) -> None:
+    payload["entries"]["a-b"]["top1"][0][0] = 1e308
+
+
 def negative(payload: dict[str, Any]) -> None:
     payload["entries"]["a-b"]["top1"][0][0] = -1
 
@@ -210,7 +214,7 @@ def text_model(payload: dict[str, Any]) -> None:
 
 
 FAULTS = (nan, too_large, negative, fraction, short, ragged, no_field, no_entries, other_format)
-FAULTS += (odd_pair, odd_mode, text_model)
+FAULTS += (odd_pair, odd_mode, text_model, no_count)
 
 
 @pytest.mark.parametrize("spoil", FAULTS)
