@@ -1,0 +1,50 @@
+"""Correlation maps of embedding dimensions (1911.12385, appendix B, Figures 4 and 7).
+
+M = E^T E, normalised between 0 and 1: the identity where all dimensions are independent. The paper does not say how it
+normalises; here |M_ij| is divided by sqrt(M_ii M_jj), the absolute cosine of the two columns. Columns are not centred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.errors import CheckpointError
+
+
+def correlation_map(chunks: Iterable[NDArray[np.generic]]) -> NDArray[np.float64]:
+    """The map [m, m] of a table that comes in slices of rows [rows, m]; one pass, summed in float64.
+
+    A dimension that is 0 in every row is independent of all others: 0 beside the diagonal, 1 on it.
+
+    Raises:
+        CheckpointError: no row, slices of different widths, or a value that is not finite.
+    """
+    products: NDArray[np.float64] | None = None
+    for chunk in chunks:
+        rows = np.asarray(chunk).astype(np.float64)
+        if rows.ndim != 2 or (products is not None and rows.shape[1] != len(products)):
+            width = "m" if products is None else str(len(products))
+            raise CheckpointError(
+                f"Rows of an embedding table have the shape {list(rows.shape)}, not [rows, {width}]"
+            )
+        products = rows.T @ rows if products is None else products + rows.T @ rows
+    if products is None:
+        raise CheckpointError("An embedding table without rows has no correlation map")
+    if not np.isfinite(products).all():
+        raise CheckpointError(
+            "The embedding table holds a value that is not finite", "Copy the checkpoint again."
+        )
+    lengths = np.sqrt(products.diagonal())
+    lengths[lengths == 0] = 1
+    found: NDArray[np.float64] = np.minimum(np.abs(products / np.outer(lengths, lengths)), 1)
+    np.fill_diagonal(found, 1)
+    return found
+
+
+def mean_correlation(found: NDArray[np.float64]) -> float:
+    """Mean of a map beside its diagonal: 0 where all dimensions are independent, 1 where all are the same."""
+    size = len(found)
+    return float((found.sum() - found.trace()) / (size * (size - 1))) if size > 1 else 0.0

@@ -1,0 +1,210 @@
+"""The dimensions of a DeFINE unit (1911.12385, 3.1 to 3.3 and A.2): widths, groups, tensors, parameters; no torch.
+
+The paper fixes the first and the last width and the groups; the rest is chosen here:
+
+- The output of layer l has the width n + l (k - n) / N, rounded to the nearest multiple of every number of groups
+  that the unit uses (the paper assumes that it divides); the last is k itself. Residual connections need equal
+  widths: k / 2 everywhere, as in 4.4.
+- Every layer and the reduction have a bias, which the paper's parameter counts leave out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import lcm
+from typing import Literal, get_args
+
+from prunecli.errors import UsageError
+
+UnitKind = Literal[
+    "define",
+    "hgt-no-mixing",
+    "hgt-residual",
+    "hgt-no-skip",
+    "group-linear-shuffle",
+    "group-linear",
+    "linear",
+    "projective",
+]
+UNIT_KINDS: tuple[UnitKind, ...] = get_args(UnitKind)
+"""DeFINE and the ablations of Tables 6 to 8: without split and mix, residual connections instead of the skip
+connection, neither, a fixed number of groups with and without a shuffle between the layers, one group, and no
+expansion at all (n to m, the projective embedding of Dai et al.)."""
+SKIPPING: frozenset[UnitKind] = frozenset({"define", "hgt-no-mixing"})
+"""The kinds whose layers l > 1 also read the map vector e."""
+
+
+@dataclass(frozen=True)
+class GroupLayer:
+    """One group transformation: `inputs` values in `groups` equal parts, each multiplied by its own block."""
+
+    inputs: int
+    outputs: int
+    groups: int
+
+    @property
+    def weight_shape(self) -> tuple[int, int, int]:
+        """[groups, inputs / groups, outputs / groups]."""
+        return self.groups, self.inputs // self.groups, self.outputs // self.groups
+
+    @property
+    def weights(self) -> int:
+        """n_l k_l / g_l (Figure 2d)."""
+        return self.inputs * self.outputs // self.groups
+
+    @property
+    def parameters(self) -> int:
+        """The weights and the bias."""
+        return self.weights + self.outputs
+
+
+@dataclass(frozen=True)
+class UnitShape:
+    """Every dimension of a unit. `projective` has neither `expand_dim` nor `depth` nor groups: they are not read.
+
+    Attributes:
+        vocabulary: rows V of the table.
+        map_dim: width n of the map table.
+        model_dim: width m of the model, to which the unit reduces.
+        expand_dim: width k of the last expansion layer (twice it, with residual connections).
+        depth: expansion layers N.
+        max_groups: g_max, the groups of the first layer; layer l has max(floor(g_max / 2^(l-1)), 1).
+        kind: of the transformation.
+
+    Raises:
+        UsageError: dimensions that no unit can have, or that its groups do not divide.
+    """
+
+    vocabulary: int
+    map_dim: int
+    model_dim: int
+    expand_dim: int = 0
+    depth: int = 3
+    max_groups: int = 4
+    kind: UnitKind = "define"
+
+    def __post_init__(self) -> None:
+        if self.kind not in UNIT_KINDS:
+            raise UsageError(f"{self.kind!r} is no kind of unit", f"Give one of {', '.join(UNIT_KINDS)}.")
+        for name, value in (("vocabulary", self.vocabulary), ("map dimension", self.map_dim)):
+            if value < 1:
+                raise UsageError(f"The {name} is {value}", "Give a number above 0.")
+        if self.map_dim >= self.model_dim:
+            raise UsageError(
+                f"The map dimension {self.map_dim} is not below the model's width {self.model_dim}: "
+                "the table would not shrink",
+                f"Give a map dimension below {self.model_dim}.",
+            )
+        if self.kind != "projective":
+            self._check_expansion()
+
+    def _check_expansion(self) -> None:
+        if self.depth < 1:
+            raise UsageError(f"The depth is {self.depth}", "Give at least 1 expansion layer.")
+        if self.max_groups < 1:
+            raise UsageError(f"The number of groups is {self.max_groups}", "Give at least 1 group.")
+        halves = 2 if self.kind == "hgt-residual" else 1
+        if self.expand_dim < halves * self.map_dim:
+            twice = "twice " if halves == 2 else ""
+            raise UsageError(
+                f"The expansion dimension {self.expand_dim} is below {twice}the map dimension {self.map_dim}",
+                f"Give an expansion dimension of at least {halves * self.map_dim}.",
+            )
+        self._check_divides("map", self.map_dim, self.group_multiple)
+        divisor = 2 * self.group_multiple if halves == 2 else self.groups[-1]
+        self._check_divides("expansion", self.expand_dim, divisor)
+
+    def _check_divides(self, name: str, value: int, divisor: int) -> None:
+        if value % divisor:
+            below, above = value // divisor * divisor, -(-value // divisor) * divisor
+            nearest = f"{below} or {above}" if below else f"{above}"
+            raise UsageError(
+                f"The {name} dimension {value} cannot be split: with {self.max_groups} groups and {self.depth} "
+                f"layers it must be a multiple of {divisor}",
+                f"Give {nearest}, or fewer groups.",
+            )
+
+    @cached_property
+    def groups(self) -> tuple[int, ...]:
+        """g_l of every expansion layer (3.2)."""
+        if self.kind == "projective":
+            return ()
+        if self.kind == "linear":
+            return (1,) * self.depth
+        if self.kind in ("group-linear", "group-linear-shuffle"):
+            return (self.max_groups,) * self.depth
+        return tuple(max(self.max_groups >> layer, 1) for layer in range(self.depth))
+
+    @property
+    def group_multiple(self) -> int:
+        """What the map dimension and every inner width are multiples of."""
+        return lcm(*self.groups)
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Output width of every expansion layer; never falls, and ends with `expand_dim` (residual: half of it)."""
+        if self.kind == "projective":
+            return ()
+        if self.kind == "hgt-residual":
+            return (self.expand_dim // 2,) * self.depth
+        unit, most = self.group_multiple, self.expand_dim // self.group_multiple
+        span = self.expand_dim - self.map_dim
+        steps = range(1, self.depth)
+        # The nearest multiple of `unit` to n + l (k - n) / N, halves upwards, in whole numbers.
+        rounded = (
+            (2 * (self.map_dim * self.depth + step * span) + unit * self.depth) // (2 * unit * self.depth)
+            for step in steps
+        )
+        return (*(min(multiple, most) * unit for multiple in rounded), self.expand_dim)
+
+    @cached_property
+    def layers(self) -> tuple[GroupLayer, ...]:
+        """The expansion layers. Where the kind has the skip connection, those after the first also read e."""
+        found = []
+        width = self.map_dim
+        for number, (outputs, groups) in enumerate(zip(self.widths, self.groups, strict=True)):
+            inputs = width + self.map_dim if number and self.kind in SKIPPING else width
+            found.append(GroupLayer(inputs, outputs, groups))
+            width = outputs
+        return tuple(found)
+
+    @property
+    def features(self) -> int:
+        """Width of what is reduced to m: the last width, or n where nothing is expanded."""
+        return self.widths[-1] if self.widths else self.map_dim
+
+    @property
+    def map_parameters(self) -> int:
+        """V n."""
+        return self.vocabulary * self.map_dim
+
+    @property
+    def unit_parameters(self) -> int:
+        """All but the map table: sum of n_l k_l / g_l + k_l over the layers, and (k + 1) m."""
+        return sum(layer.parameters for layer in self.layers) + (self.features + 1) * self.model_dim
+
+    @property
+    def parameters(self) -> int:
+        """The map table, the layers, the reduction."""
+        return self.map_parameters + self.unit_parameters
+
+    @property
+    def table_parameters(self) -> int:
+        """V m: the table that the unit replaces."""
+        return self.vocabulary * self.model_dim
+
+    @property
+    def output_parameters(self) -> int:
+        """n m: the projection of hidden states where the output layer is tied to the map table."""
+        return self.map_dim * self.model_dim
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Name relative to the unit -> shape of every tensor that a checkpoint of it holds."""
+        found: dict[str, tuple[int, ...]] = {"map.weight": (self.vocabulary, self.map_dim)}
+        for number, layer in enumerate(self.layers):
+            found[f"layers.{number}.weight"] = layer.weight_shape
+            found[f"layers.{number}.bias"] = (layer.outputs,)
+        found["reduce.weight"] = (self.model_dim, self.features)
+        found["reduce.bias"] = (self.model_dim,)
+        return found

@@ -1,0 +1,175 @@
+"""The DeFINE unit (1911.12385, section 3 and A.1 to A.2) in place of an embedding table, and its output side.
+
+Map: token -> e in R^n. Expand: N group transformations to R^k, the number of groups halved from layer to layer. Skip:
+layers l > 1 read both the previous output and e, each split in g_l parts; part i of e and part i of the output lie
+together as the input of group i (3.3, Figure 3). Reduce: a linear layer to R^m.
+
+Where the paper is silent:
+
+- After every expansion layer comes the exact GELU, after the reduction nothing. F_G itself is linear (A.1); without a
+  nonlinearity the whole unit would be a linear map of e, so no better than the projective embedding of the same n.
+  As gelu(x) - gelu(-x) = x, two of its units can carry a value unchanged, which the initial weights make use of.
+- No normalisation: the rows of a pretrained table differ in length, and the unit has to reproduce that.
+- Every expansion layer and the reduction have a bias.
+- In a group's input, its part of e comes first; without mixing, e comes before the whole previous output.
+- Residual connections (Table 8a) add the input of each layer after the first to what comes out of its GELU.
+- The shuffle (Table 6a) is a fixed one: the first values of all groups, then the second ones, and so on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from prunecli.checkpoint.define import SKIPPING, GroupLayer, UnitShape
+
+CHUNK_ROWS = 4096
+"""Rows of the table that are expanded at a time."""
+
+
+class GroupLinear(nn.Module):
+    """F_G of A.1: the input split in g parts, each multiplied by its own block, the results one after another.
+
+    The blocks are one tensor `weight` [g, inputs / g, outputs / g], multiplied in one batched product.
+    `bias` is [outputs].
+    """
+
+    def __init__(
+        self,
+        layer: GroupLayer,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.layer = layer
+        self.weight = nn.Parameter(torch.empty(layer.weight_shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(layer.outputs, device=device, dtype=dtype))
+        nn.init.normal_(self.weight, std=layer.weight_shape[1] ** -0.5)
+
+    def forward(self, values: Tensor) -> Tensor:
+        """[rows, inputs] -> [rows, outputs]."""
+        groups, _, width = self.weight.shape
+        if groups == 1:
+            return torch.addmm(self.bias, values, self.weight[0])
+        parts = values.view(len(values), groups, -1).transpose(0, 1)
+        product = torch.baddbmm(self.bias.view(groups, 1, width), parts, self.weight)
+        return product.transpose(0, 1).reshape(len(values), -1)
+
+
+class DefineEmbedding(nn.Module):
+    """Token ids -> rows of width m, as `nn.Embedding` gives them, computed from a table of width n.
+
+    Attributes:
+        map: the table [V, n].
+        layers: the expansion layers; none where the kind is `projective`.
+        reduce: from k to m.
+        padding_idx: the token whose row is all zeros, or None.
+        scale: what `forward` multiplies the rows by (sqrt(d_model) in NLLB); `rows` does not.
+    """
+
+    def __init__(
+        self,
+        shape: UnitShape,
+        *,
+        padding_idx: int | None = None,
+        scale: float = 1.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.num_embeddings, self.embedding_dim = shape.vocabulary, shape.model_dim
+        self.padding_idx, self.scale = padding_idx, scale
+        self.map = nn.Embedding(shape.vocabulary, shape.map_dim, device=device, dtype=dtype)
+        self.layers = nn.ModuleList(GroupLinear(layer, device=device, dtype=dtype) for layer in shape.layers)
+        self.reduce = nn.Linear(shape.features, shape.model_dim, device=device, dtype=dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Ids [...] -> scaled rows [..., m]."""
+        rows = self.transform(self.map(ids))
+        if self.padding_idx is not None:
+            rows = rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
+        return rows * self.scale if self.scale != 1.0 else rows
+
+    def transform(self, mapped: Tensor) -> Tensor:
+        """Map vectors e [..., n] -> e_o [..., m]."""
+        reduced: Tensor = self.reduce(self.expand(mapped))
+        return reduced
+
+    def expand(self, mapped: Tensor) -> Tensor:
+        """Map vectors e [..., n] -> the expansion [..., k] (eq. 1 with the skip connection of 3.3)."""
+        first = values = mapped.reshape(-1, self.shape.map_dim)
+        for number, layer in enumerate(self.layers):
+            if number and self.shape.kind in SKIPPING:
+                values = self._with_input(first, values, self.shape.groups[number])
+            elif number and self.shape.kind == "group-linear-shuffle":
+                values = values.view(len(values), self.shape.groups[number], -1).transpose(1, 2).flatten(1)
+            output = functional.gelu(layer(values))
+            values = output + values if number and self.shape.kind == "hgt-residual" else output
+        return values.view(*mapped.shape[:-1], self.shape.features)
+
+    def group_layer(self, number: int) -> tuple[nn.Parameter, nn.Parameter]:
+        """Weight [g, inputs / g, outputs / g] and bias [outputs] of an expansion layer, counted from 0."""
+        layer = self.layers[number]
+        assert isinstance(layer, GroupLinear)
+        return layer.weight, layer.bias
+
+    def _with_input(self, first: Tensor, previous: Tensor, groups: int) -> Tensor:
+        """Split and mix; without mixing, e and then the previous output as they are."""
+        if self.shape.kind != "define" or groups == 1:
+            return torch.cat([first, previous], dim=-1)
+        parts = [values.view(len(values), groups, -1) for values in (first, previous)]
+        return torch.cat(parts, dim=-1).flatten(1)
+
+    @torch.no_grad()
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows `start` to `stop` [stop - start, m] of the table that the unit stands for, unscaled (3.4)."""
+        rows = self.transform(self.map.weight[start:stop])
+        if self.padding_idx is not None and start <= self.padding_idx < stop:
+            rows[self.padding_idx - start] = 0.0
+        return rows
+
+    def expanded(self, chunk_rows: int = CHUNK_ROWS) -> Iterator[Tensor]:
+        """The whole table, `chunk_rows` rows at a time: what a cached checkpoint stores."""
+        for start in range(0, self.num_embeddings, chunk_rows):
+            yield self.rows(start, min(start + chunk_rows, self.num_embeddings))
+
+    def extra_repr(self) -> str:
+        """The dimensions."""
+        return str(self.shape)
+
+
+class DefineOutput(nn.Module):
+    """Hidden states -> logits through the map table: (h P) U^T + b, where U [V, n] is the unit's `map.weight`.
+
+    Attributes:
+        project: P^T, the projection from m to n, without a bias.
+        weight: U; assign the unit's `map.weight` to tie both.
+        bias: [V], or None.
+    """
+
+    def __init__(
+        self,
+        shape: UnitShape,
+        *,
+        bias: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = shape.model_dim, shape.vocabulary
+        self.project = nn.Linear(shape.model_dim, shape.map_dim, bias=False, device=device, dtype=dtype)
+        self.weight = nn.Parameter(
+            torch.empty(shape.vocabulary, shape.map_dim, device=device, dtype=dtype).normal_(
+                std=shape.map_dim**-0.5
+            )
+        )
+        self.bias = nn.Parameter(torch.zeros(shape.vocabulary, device=device, dtype=dtype)) if bias else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., m] -> [..., V]."""
+        return functional.linear(self.project(hidden), self.weight, self.bias)

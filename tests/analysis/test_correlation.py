@@ -1,0 +1,80 @@
+"""Correlation maps by hand, in slices, and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.analysis.correlation import correlation_map, mean_correlation
+from prunecli.analysis.correlation_plots import plot_correlations
+from prunecli.errors import CheckpointError, PruneError
+
+
+def test_by_hand() -> None:
+    # Columns (3, 4), (6, 8), (-4, 3), (0, 1): cosines 1, 0, 4/5, 3/5.
+    table = np.array([[3, 6, -4, 0], [4, 8, 3, 1]], np.float16)
+    expected = [[1, 1, 0, 0.8], [1, 1, 0, 0.8], [0, 0, 1, 0.6], [0.8, 0.8, 0.6, 1]]
+    found = correlation_map([table])
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    assert mean_correlation(found) == pytest.approx(2 * (1 + 0.8 + 0.8 + 0.6) / 12)
+
+
+def test_independent_dimensions_give_the_identity() -> None:
+    orthogonal, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((9, 5)))
+    found = correlation_map([orthogonal * [1, 2, 3, 4, 5]])
+    np.testing.assert_allclose(found, np.eye(5), atol=1e-12)
+    assert mean_correlation(found) == pytest.approx(0, abs=1e-12)
+
+
+@given(st.integers(1, 30), st.integers(1, 6), st.integers(1, 12))
+def test_slices_make_no_difference(rows: int, width: int, step: int) -> None:
+    table = np.random.default_rng(rows).standard_normal((rows, width))
+    whole = correlation_map([table])
+    assert ((whole >= 0) & (whole <= 1)).all()
+    np.testing.assert_array_equal(whole, whole.T)
+    parts = correlation_map(table[start : start + step] for start in range(0, rows, step))
+    np.testing.assert_allclose(parts, whole, atol=1e-12)
+
+
+def test_dimensions_without_values_are_independent() -> None:
+    found = correlation_map([np.array([[1.0, 0.0, 2.0]])])
+    np.testing.assert_array_equal(found, [[1, 0, 1], [0, 1, 0], [1, 0, 1]])
+    assert mean_correlation(np.ones((1, 1))) == 0
+
+
+def test_the_picture_is_whole_and_repeatable(tmp_path: Path) -> None:
+    maps = {
+        name: correlation_map([np.random.default_rng(3).random((9, 4))]) for name in ("original", "DeFINE")
+    }
+    for name in ("a.png", "b.png"):
+        plot_correlations(maps, tmp_path / name, "Correlation of the dimensions")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "message"),
+    [
+        ([], "without rows"),
+        ([np.ones(3)], r"shape \[3\]"),
+        ([np.ones((2, 3)), np.ones((2, 4))], r"shape \[2, 4\], not \[rows, 3\]"),
+        ([np.array([[1.0, np.nan]])], "not finite"),
+        ([np.array([[1.0, np.inf]])], "not finite"),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(chunks: list, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        correlation_map(chunks)
+
+
+def test_pictures_of_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PruneError, match="nothing to draw"):
+        plot_correlations({}, tmp_path / "a.png", "")
+    with pytest.raises(PruneError, match=r"of DeFINE has the shape \[2, 3\]"):
+        plot_correlations({"DeFINE": np.ones((2, 3))}, tmp_path / "a.png", "")
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,36 @@
+"""Small tables for the tests of the DeFINE fit."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.methods.embeddings.projective import moments, projective
+from prunecli.methods.embeddings.table import Table, row_weights
+
+
+def bent_table(rows: int = 300, width: int = 24, hidden: int = 6, seed: int = 0) -> NDArray[np.float32]:
+    """Rows on a bent surface of `hidden` dimensions, with some noise and an offset."""
+    rng = np.random.default_rng(seed)
+    inner = rng.standard_normal((rows, hidden)) @ rng.standard_normal((hidden, width))
+    noise = 0.05 * rng.standard_normal((rows, width))
+    return (np.tanh(inner) @ rng.standard_normal((width, width)) + noise + 0.5).astype(np.float32)
+
+
+def truncated_svd(
+    array: NDArray[np.float32], map_dim: int, weights: NDArray[np.float32] | None = None
+) -> NDArray[np.float64]:
+    """The best reconstruction of rank n and an offset, by numpy's dense SVD of the weighted, centred rows."""
+    own = np.ones(len(array)) if weights is None else weights.astype(np.float64)
+    mean = np.average(array, axis=0, weights=own)
+    root = np.sqrt(own)[:, None]
+    _, _, right = np.linalg.svd((array - mean) * root, full_matrices=False)
+    directions = right[:map_dim]
+    found: NDArray[np.float64] = (array - mean) @ directions.T @ directions + mean
+    return found
+
+
+def start_of(array: NDArray[np.float32], map_dim: int, parts: int = 1):
+    """The projective embedding of a table, every row weighing the same."""
+    table = Table.of(array)
+    return projective(moments(table, row_weights(table.vocabulary)), map_dim, parts)

@@ -1,0 +1,241 @@
+"""The whole fit on small tables: never below the projective embedding, better with training, the same every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define
+from prunecli.methods.embeddings.quality import Quality
+from prunecli.methods.embeddings.refine import refine_reduction
+from prunecli.methods.embeddings.table import Table, row_weights
+from prunecli.methods.embeddings.train import MOST_EPOCHS, batches
+from tests.methods.embeddings.tables import bent_table, truncated_svd
+
+SHAPE = UnitShape(300, 8, 24, 48, 3, 4)
+FAST = FitOptions(epochs=4, batch_rows=64)
+
+
+def quality_of(array: np.ndarray, other: np.ndarray, weights: np.ndarray, cosine_weight: float) -> Quality:
+    """Explained variance and mean cosine, row by row."""
+    mean = np.average(array, axis=0, weights=weights)
+    squared = sum(w * ((e - o) ** 2).sum() for w, e, o in zip(weights, array, other, strict=True))
+    variance = sum(w * ((e - mean) ** 2).sum() for w, e in zip(weights, array, strict=True))
+    cosines = [
+        e @ o / max(float(np.linalg.norm(e) * np.linalg.norm(o)), 1e-8)
+        for e, o in zip(array, other, strict=True)
+    ]
+    cosine = float(np.average(cosines, weights=weights))
+    return Quality(1 - squared / variance, cosine, squared / variance + cosine_weight * (1 - cosine))
+
+
+def fit(array: np.ndarray, options: FitOptions = FAST, shape: UnitShape = SHAPE, **more) -> DefineFit:
+    return fit_define(Table.of(array), shape, options, **more)
+
+
+def same(found: Quality, expected: Quality) -> None:
+    assert found.explained_variance == pytest.approx(expected.explained_variance, abs=1e-4)
+    assert found.mean_cosine == pytest.approx(expected.mean_cosine, abs=1e-4)
+    assert found.error == pytest.approx(expected.error, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", UNIT_KINDS)
+def test_starts_no_worse_than_projective_and_improves(kind: UnitKind) -> None:
+    array = bent_table()
+    found = fit(array, replace(FAST, epochs=15), replace(SHAPE, kind=kind))
+    assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
+    assert found.quality.error <= found.start.error
+    if kind != "projective":
+        missing = [1 - part.explained_variance for part in (found.baseline, found.start, found.quality)]
+        assert missing[1] < 0.95 * missing[0]
+        assert missing[2] < 0.95 * missing[1]
+    assert not found.unit.map.weight.is_sparse
+
+
+def test_a_projective_unit_is_the_truncated_svd() -> None:
+    array = bent_table()
+    found = fit(array, shape=replace(SHAPE, kind="projective"))
+    assert found.errors == ()
+    np.testing.assert_allclose(found.unit.rows(0, 300), truncated_svd(array, 8), atol=1e-4)
+    same(found.quality, found.baseline)
+
+
+def test_qualities_are_those_of_the_rows() -> None:
+    array, counts = bent_table(), np.arange(300) ** 2
+    found = fit(array, counts=counts)
+    weights = row_weights(300, counts).astype(np.float64)
+    unit_rows = torch.cat(list(found.unit.expanded())).numpy()
+    same(found.quality, quality_of(array, unit_rows, weights, FAST.cosine_weight))
+    same(found.baseline, quality_of(array, truncated_svd(array, 8, weights), weights, FAST.cosine_weight))
+
+
+def test_counts_draw_the_fit_to_frequent_tokens() -> None:
+    array = bent_table()
+    counts = np.where(np.arange(300) < 30, 10_000, 0)
+    rows = [torch.cat(list(fit(array, counts=given).unit.expanded())) for given in (None, counts)]
+    plain, weighted = (float((found[:30] - torch.from_numpy(array[:30])).square().sum()) for found in rows)
+    assert weighted < plain
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    array = bent_table()
+    first, again, other = (fit(array, replace(FAST, seed=seed)) for seed in (3, 3, 4))
+    for name, value in first.unit.state_dict().items():
+        assert torch.equal(value, again.unit.state_dict()[name])
+    assert first.errors == again.errors != other.errors
+
+
+def test_a_fit_that_fails_goes_back_to_its_start() -> None:
+    array = bent_table()
+    wild = fit(array, replace(FAST, learning_rate=50.0, map_learning_rate=50.0))
+    assert wild.quality == wild.start
+    untrained = fit(array, replace(FAST, epochs=0))
+    assert untrained.errors == ()
+    for name, value in untrained.unit.state_dict().items():
+        assert torch.equal(value, wild.unit.state_dict()[name])
+
+
+def test_the_padding_row_stays_zero_and_counts_for_nothing() -> None:
+    array = bent_table()
+    array[1] = 0
+    found = fit(array, padding_idx=1)
+    assert not found.unit.rows(0, 2)[1].any()
+    without = np.delete(array, 1, axis=0)
+    rows = np.delete(torch.cat(list(found.unit.expanded())).numpy(), 1, axis=0)
+    same(found.quality, quality_of(without, rows, np.ones(299), FAST.cosine_weight))
+
+
+def test_parameters_before_and_after() -> None:
+    found = fit(bent_table(), replace(FAST, epochs=0))
+    assert found.parameters_before == 300 * 24
+    assert found.parameters_after == sum(value.numel() for value in found.unit.parameters())
+    assert found.baseline_parameters == 300 * 8 + 8 * 24 + 24
+    tied = fit(bent_table(), replace(FAST, epochs=0), tied_output=True)
+    assert tied.parameters_after == found.parameters_after + 8 * 24
+    assert tied.baseline_parameters == found.baseline_parameters + 8 * 24
+
+
+def test_a_tied_output_keeps_its_share_of_the_table() -> None:
+    array = bent_table()
+    tied = fit(array, tied_output=True)
+    loose = fit(array, replace(FAST, output_weight=0.0), tied_output=True)
+    assert tied.output is not None
+    assert loose.output is not None
+    assert tied.baseline.explained_variance + 1e-6 >= tied.output.explained_variance
+    assert tied.output.explained_variance > loose.output.explained_variance
+    assert fit(array, replace(FAST, epochs=0)).output is None
+
+
+def test_the_reduction_is_the_best_for_its_features() -> None:
+    array = bent_table()
+    unit = fit(array).unit
+    refine_reduction(unit, Table.of(array), row_weights(300))
+    with torch.no_grad():
+        features = np.concatenate([unit.expand(unit.map.weight).numpy(), np.ones((300, 1))], axis=1)
+    solution, *_ = np.linalg.lstsq(features, array, rcond=None)
+    least = ((array - features @ solution) ** 2).sum()
+    assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)
+
+
+def test_batches_cover_the_table_once_in_another_order_each_time() -> None:
+    array = np.arange(600, dtype=np.float32).reshape(300, 2)
+    orders = []
+    for epoch in range(2):
+        found = list(batches(Table.of(array), replace(FAST, batch_rows=70), epoch))
+        assert max(len(numbers) for numbers, _ in found) <= 70
+        numbers = torch.cat([numbers for numbers, _ in found])
+        assert sorted(numbers.tolist()) == list(range(300))
+        np.testing.assert_array_equal(torch.cat([rows for _, rows in found]), array[numbers])
+        orders.append(numbers.tolist())
+    assert orders[0] != orders[1]
+
+
+def test_passes_follow_the_size_of_the_table() -> None:
+    assert [FitOptions().passes(rows) for rows in (10, 50_000, 256_000, 10**7)] == [MOST_EPOCHS, 20, 4, 4]
+    assert FitOptions(epochs=0).passes(10) == 0
+
+
+def test_progress_tells_rows_and_the_error() -> None:
+    lines: dict[str, float] = {}
+
+    @contextmanager
+    def record(
+        description: str, total: float | None = None, unit: str = "steps"
+    ) -> Iterator[Callable[[float], None]]:
+        assert (total, unit) == (300, "rows")
+        lines[description] = 0
+
+        def advance(amount: float) -> None:
+            lines[description] += amount
+
+        yield advance
+
+    found = fit(bent_table(), progress=record, tied_output=True)
+    assert set(lines.values()) == {300}
+    assert f"fitting, pass 2 of 4 (error {found.errors[0]:.4f})" in lines
+
+
+def test_it_never_reads_more_than_slices() -> None:
+    array, longest = bent_table(9000, 6), 0
+
+    def read(start: int, stop: int) -> np.ndarray:
+        nonlocal longest
+        longest = max(longest, stop - start)
+        return array[start:stop]
+
+    fit_define(Table(9000, 6, read), UnitShape(9000, 2, 6, 8, 2, 2), replace(FAST, epochs=1))
+    assert longest <= 4096
+
+
+def test_a_damaged_table_is_refused() -> None:
+    array = bent_table()
+    array[7, 3] = np.nan
+    with pytest.raises(CheckpointError, match="row 7"):
+        fit(array)
+
+
+def test_a_table_of_equal_rows_is_fitted() -> None:
+    found = fit(np.full((300, 24), 2.0, np.float32), replace(FAST, epochs=1))
+    np.testing.assert_allclose(found.unit.rows(0, 300), 2, atol=1e-3)
+
+
+def test_shapes_of_other_tables_are_refused() -> None:
+    for other in (replace(SHAPE, vocabulary=301), replace(SHAPE, model_dim=25)):
+        with pytest.raises(UsageError, match="is 300 x 24, the unit's is"):
+            fit(bent_table(), shape=other)
+
+
+def test_padding_rows_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="row 1, for padding, is not zero"):
+        fit(bent_table(), padding_idx=1)
+    with pytest.raises(UsageError, match="no row 300"):
+        fit(bent_table(), padding_idx=300)
+
+
+def test_counts_of_another_tokenizer_are_refused() -> None:
+    with pytest.raises(DataError, match="do not fit"):
+        fit(bent_table(), counts=np.ones(299, np.int64))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"epochs": -1},
+        {"batch_rows": 0},
+        {"learning_rate": float("nan")},
+        {"map_learning_rate": -1.0},
+        {"cosine_weight": float("inf")},
+        {"output_weight": -0.1},
+        {"seed": -1},
+    ],
+)
+def test_options_that_no_fit_can_take_are_refused(options: dict) -> None:
+    with pytest.raises(UsageError, match="Give a number of at least"):
+        FitOptions(**options)

@@ -1,0 +1,75 @@
+"""The initial weights make the unit the best projective embedding of the same n."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.methods.embeddings.initialise import initialise, input_places
+from prunecli.modules.define import DefineEmbedding
+from tests.checkpoint.test_define import shapes
+from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
+
+
+def start(shape: UnitShape, seed: int = 0) -> tuple[DefineEmbedding, np.ndarray, int]:
+    array = bent_table(shape.vocabulary, shape.model_dim)
+    found = start_of(array, shape.map_dim, shape.groups[0] if shape.groups else 1)
+    unit = DefineEmbedding(shape)
+    mapped = found.mapped(array)
+    with torch.no_grad():
+        unit.map.weight.copy_(torch.from_numpy(mapped))
+    return unit, array, initialise(unit, found, mapped.min(axis=0), seed)
+
+
+@pytest.mark.parametrize("kind", UNIT_KINDS)
+@pytest.mark.parametrize("expand_dim", [16, 24, 40])
+def test_starts_as_the_truncated_svd(kind: UnitKind, expand_dim: int) -> None:
+    shape = UnitShape(200, 8, 24, expand_dim, 3, 4, kind)
+    unit, array, carried = start(shape)
+    assert carried == 8
+    np.testing.assert_allclose(unit.rows(0, 200), truncated_svd(array, 8), atol=2e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shapes())
+def test_starts_as_the_truncated_svd_whatever_the_shape(shape: UnitShape) -> None:
+    unit, array, carried = start(shape)
+    if shape.kind != "hgt-no-mixing" or shape.groups[-1] == 1:
+        assert carried == shape.map_dim
+    if carried == shape.map_dim:
+        expected = truncated_svd(array, shape.map_dim)
+        np.testing.assert_allclose(unit.rows(0, shape.vocabulary), expected, atol=1e-3)
+
+
+def test_without_mixing_the_first_group_may_lack_room() -> None:
+    # 2 groups: the first reads e and has room for 4 of its 8 values, the second for no value of e.
+    _, _, carried = start(UnitShape(50, 8, 24, 8, 2, 4, "hgt-no-mixing"))
+    assert carried == 4
+
+
+def test_pairs_need_no_offset_where_there_is_room() -> None:
+    unit, array, _ = start(UnitShape(200, 8, 24, 40, 3, 4))
+    with torch.no_grad():
+        far = unit.map.weight.detach() * 100
+        expected = (array - array.mean(axis=0)) * 0 + unit.reduce.bias.numpy()
+        changed = unit.transform(far).numpy() - expected
+    near = unit.rows(0, 200).numpy() - expected
+    np.testing.assert_allclose(changed, near * 100, rtol=1e-3, atol=2e-2)
+
+
+def test_places_of_a_mixed_input_by_hand() -> None:
+    shape = UnitShape(9, 4, 9, 8, 2, 4)
+    # Widths 4 -> 8 -> 8 with 4 and 2 groups: e0 e1 o0 o1 o2 o3 | e2 e3 o4 o5 o6 o7.
+    assert input_places(shape, 1) == ([0, 1, 6, 7], [2, 3, 4, 5, 8, 9, 10, 11])
+
+
+def test_the_seed_decides_the_random_units_only() -> None:
+    shape = UnitShape(200, 8, 24, 40, 3, 4)
+    first, again, other = (start(shape, seed)[0] for seed in (1, 1, 2))
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name])
+    assert not torch.equal(first.group_layer(2)[0], other.group_layer(2)[0])
+    torch.testing.assert_close(first.rows(0, 200), other.rows(0, 200), atol=1e-4, rtol=1e-4)

@@ -1,0 +1,56 @@
+"""The streaming truncated SVD against numpy's dense one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prunecli.errors import UsageError
+from prunecli.methods.embeddings.projective import moments, projective
+from prunecli.methods.embeddings.table import Table, row_weights
+from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
+
+
+def test_moments_are_those_of_numpy() -> None:
+    array = bent_table(5000, 6)  # more rows than a chunk holds
+    weights = row_weights(5000, np.arange(5000))
+    found = moments(Table.of(array), weights)
+    np.testing.assert_allclose(found.mean, np.average(array, axis=0, weights=weights), rtol=1e-5)
+    np.testing.assert_allclose(
+        found.covariance, np.cov(array.T, aweights=weights, ddof=0), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_reconstructs_as_the_dense_svd(parts: int) -> None:
+    array = bent_table()
+    weights = row_weights(len(array), np.arange(len(array)))
+    found = projective(moments(Table.of(array), weights), 8, parts)
+    reconstruction = found.mapped(array) @ found.expansion + found.mean
+    np.testing.assert_allclose(reconstruction, truncated_svd(array, 8, weights), atol=1e-4)
+
+
+def test_columns_have_mean_0_and_variance_1() -> None:
+    array = bent_table()
+    mapped = start_of(array, 8).mapped(array)
+    np.testing.assert_allclose(mapped.mean(axis=0), 0, atol=1e-5)
+    np.testing.assert_allclose(mapped.std(axis=0), 1, rtol=1e-4)
+
+
+def test_directions_are_dealt_out_in_turn() -> None:
+    array = bent_table()
+    plain, dealt = start_of(array, 8), start_of(array, 8, parts=4)
+    np.testing.assert_allclose(dealt.scales, plain.scales[[0, 4, 1, 5, 2, 6, 3, 7]])
+
+
+def test_tables_of_low_rank_stay_finite() -> None:
+    array = bent_table(50, 10) * 0 + 3
+    found = start_of(array.astype(np.float32), 4)
+    assert np.isfinite(found.expansion).all()
+    np.testing.assert_allclose(found.mapped(array) @ found.expansion + found.mean, array)
+
+
+@pytest.mark.parametrize(("map_dim", "parts"), [(24, 1), (0, 1), (8, 3)])
+def test_dimensions_that_do_not_fit_are_refused(map_dim: int, parts: int) -> None:
+    with pytest.raises(UsageError, match="does not fit a table of width 24"):
+        start_of(bent_table(), map_dim, parts)

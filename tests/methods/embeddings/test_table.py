@@ -1,0 +1,65 @@
+"""Tables read in slices, and what their rows weigh."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from prunecli.errors import CheckpointError, DataError, UsageError
+from prunecli.methods.embeddings.table import Table, row_weights
+
+
+def test_chunks_cover_the_table_in_float32() -> None:
+    array = np.arange(14).reshape(7, 2).astype(ml_dtypes.bfloat16)
+    found = list(Table.of(array).chunks(3))
+    assert [(start, stop) for start, stop, _ in found] == [(0, 3), (3, 6), (6, 7)]
+    rows = np.concatenate([rows for _, _, rows in found])
+    assert rows.dtype == np.float32
+    np.testing.assert_array_equal(rows, np.arange(14).reshape(7, 2))
+
+
+def test_memory_maps_are_left_unchanged(tmp_path: Path) -> None:
+    np.save(tmp_path / "table.npy", np.ones((5, 3), np.float32))
+    table = Table.of(np.load(tmp_path / "table.npy", mmap_mode="r"))
+    rows = table.rows(1, 3)
+    rows += 1
+    np.testing.assert_array_equal(table.rows(0, 5), np.ones((5, 3)))
+
+
+def test_weights_follow_the_counts() -> None:
+    # (8 + 1)^0.5, (0 + 1)^0.5, (3 + 1)^0.5 = 3, 1, 2: their mean is 2.
+    np.testing.assert_allclose(row_weights(3, np.array([8, 0, 3])), [1.5, 0.5, 1])
+    np.testing.assert_allclose(row_weights(3, np.array([8, 0, 3]), power=1), np.array([9, 1, 4]) / 14 * 3)
+    np.testing.assert_array_equal(row_weights(3, np.array([8, 0, 3]), power=0), [1, 1, 1])
+    np.testing.assert_array_equal(row_weights(3), [1, 1, 1])
+
+
+def test_ignored_rows_weigh_nothing() -> None:
+    np.testing.assert_array_equal(row_weights(4, ignored=(1,)), [1, 0, 1, 1])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    array = np.zeros((6, 2), np.float16)
+    array[4, 1] = value
+    with pytest.raises(CheckpointError, match=r"shared\.weight: row 4") as caught:
+        list(Table.of(array, "shared.weight").chunks(3))
+    assert "copy it again" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize("counts", [[1, 2], [1, 2, -1], [[1, 2, 3]]])
+def test_counts_of_another_vocabulary_are_refused(counts: list) -> None:
+    with pytest.raises(DataError, match="do not fit a table of 3 rows"):
+        row_weights(3, np.array(counts))
+
+
+def test_powers_and_rows_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UsageError, match="power"):
+        row_weights(3, power=1.5)
+    with pytest.raises(UsageError, match="not among the 3 rows"):
+        row_weights(3, ignored=(3,))
+    with pytest.raises(UsageError, match="left out"):
+        row_weights(1, ignored=(0,))

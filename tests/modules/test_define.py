@@ -1,0 +1,126 @@
+"""The DeFINE unit against its slow restatement; what it stores and counts; the output side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.modules.define import DefineEmbedding, DefineOutput, GroupLinear
+from tests.checkpoint.test_define import shapes
+from tests.reference import define as reference
+
+
+def random_unit(shape: UnitShape, seed: int = 0, **options: object) -> DefineEmbedding:
+    torch.manual_seed(seed)
+    unit = DefineEmbedding(shape, dtype=torch.float64, **options)
+    with torch.no_grad():
+        for value in unit.parameters():
+            value.copy_(torch.randn(value.shape) * 0.7)
+    return unit
+
+
+def slow_row(unit: DefineEmbedding, token: int) -> list[float]:
+    layers = [
+        (weight.tolist(), bias.tolist())
+        for weight, bias in (unit.group_layer(number) for number in range(len(unit.layers)))
+    ]
+    token_vector = unit.map.weight[token].tolist()
+    return reference.unit(
+        unit.shape.kind, token_vector, layers, unit.reduce.weight.tolist(), unit.reduce.bias.tolist()
+    )
+
+
+def shape_of(kind: UnitKind) -> UnitShape:
+    return UnitShape(11, 8, 9, 24, 3, 4, kind)
+
+
+@pytest.mark.parametrize("kind", UNIT_KINDS)
+def test_rows_are_those_of_the_restatement(kind: UnitKind) -> None:
+    unit = random_unit(shape_of(kind))
+    expected = [slow_row(unit, token) for token in range(11)]
+    np.testing.assert_allclose(unit(torch.arange(11)).detach(), expected, rtol=1e-10)
+
+
+@settings(max_examples=25, deadline=None)
+@given(shapes())
+def test_any_shape_agrees_with_the_restatement_and_the_formula(shape: UnitShape) -> None:
+    unit = random_unit(shape)
+    token = shape.vocabulary - 1
+    np.testing.assert_allclose(
+        unit(torch.tensor([token])).detach()[0], slow_row(unit, token), rtol=1e-8, atol=1e-8
+    )
+    assert sum(value.numel() for value in unit.parameters()) == shape.parameters
+    assert {name: tuple(value.shape) for name, value in unit.state_dict().items()} == shape.tensors()
+
+
+def test_mixing_changes_what_groups_read() -> None:
+    # One value of e for each of the 2 groups: group i of layer 2 reads e_i and its own part of layer 1.
+    shape = UnitShape(1, 4, 5, 8, 2, 4)
+    assert shape.groups == (4, 2)
+    unit = random_unit(shape)
+    mapped = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
+    unit.expand(mapped)[0, : shape.expand_dim // 2].sum().backward()
+    assert mapped.grad is not None
+    assert mapped.grad[0, :2].all()
+    assert not mapped.grad[0, 2:].any()
+
+
+def test_ids_of_any_shape() -> None:
+    unit = random_unit(shape_of("define"))
+    ids = torch.tensor([[3, 1, 4], [1, 5, 9]])
+    assert unit(ids).shape == (2, 3, 9)
+    torch.testing.assert_close(unit(ids)[1, 2], unit(torch.tensor(9)))
+
+
+def test_rows_come_in_chunks_unscaled() -> None:
+    unit = random_unit(shape_of("define"), padding_idx=1, scale=3.0)
+    chunks = list(unit.expanded(chunk_rows=4))
+    assert [len(chunk) for chunk in chunks] == [4, 4, 3]
+    table = torch.cat(chunks)
+    torch.testing.assert_close(table * 3.0, unit(torch.arange(11)))
+    assert not table.requires_grad
+
+
+def test_the_padding_row_is_zero_and_learns_nothing() -> None:
+    unit = random_unit(shape_of("define"), padding_idx=1)
+    rows = unit(torch.tensor([0, 1]))
+    assert rows[0].any()
+    assert not rows[1].any()
+    rows.sum().backward()
+    assert unit.map.weight.grad is not None
+    assert unit.map.weight.grad[0].any()
+    assert not unit.map.weight.grad[1].any()
+
+
+def test_half_precision_runs() -> None:
+    unit = DefineEmbedding(shape_of("define"), dtype=torch.bfloat16)
+    assert unit(torch.tensor([2])).dtype == torch.bfloat16
+
+
+def test_the_output_reads_the_map_table() -> None:
+    shape = shape_of("define")
+    unit, output = random_unit(shape), DefineOutput(shape, bias=True, dtype=torch.float64)
+    output.weight = unit.map.weight
+    hidden = torch.randn(2, 3, 9, dtype=torch.float64)
+    with torch.no_grad():
+        output.bias.copy_(torch.arange(11))
+    expected = hidden @ output.project.weight.T @ unit.map.weight.T + torch.arange(11)
+    torch.testing.assert_close(output(hidden), expected)
+    assert output.project.weight.numel() == shape.output_parameters
+    assert DefineOutput(shape).bias is None
+
+
+def test_inputs_of_another_width_are_refused() -> None:
+    unit = random_unit(shape_of("define"))
+    with pytest.raises(RuntimeError):
+        unit.transform(torch.zeros(2, 7, dtype=torch.float64))
+    with pytest.raises(RuntimeError):
+        GroupLinear(unit.shape.layers[0])(torch.zeros(2, 7))
+
+
+def test_ids_beyond_the_vocabulary_are_refused() -> None:
+    with pytest.raises(IndexError):
+        random_unit(shape_of("define"))(torch.tensor([11]))
