@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import enum
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
+from prunecli import processes
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
@@ -34,6 +34,7 @@ class TaskChoice(str, enum.Enum):
 
     translation = "translation"
     lm = "lm"
+    mlm = "mlm"
     classification = "classification"
 
 
@@ -320,7 +321,7 @@ def finetune(
         teacher=teacher,
         seed=seed,
     )
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = processes.rank() == 0
     quiet = quiet or not is_first
     how = How(resume is ResumeChoice.auto, quiet, json)
     subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)

@@ -13,10 +13,12 @@ from prunecli.errors import DataError, UsageError
 if TYPE_CHECKING:
     from prunecli.data.parallel import ParallelText
     from prunecli.evaluation.losses import TaskName
-    from prunecli.training.finetune import Material
+    from prunecli.training.material import Material
 
-TASKS = ("translation", "lm", "classification")
+TRAIN_SPLIT = "train"
 VALID_SPLIT = "val"
+
+_ENDINGS: dict[str, TaskName] = {"ForSequenceClassification": "classification", "ForMaskedLM": "mlm"}
 
 
 @dataclass(frozen=True)
@@ -36,34 +38,35 @@ class TextOptions:
     max_valid: int | None
 
 
-def choose_task(asked: str | None, class_name: str, is_pair: bool, options: TextOptions) -> TaskName:
+def choose_task(asked: TaskName | None, class_name: str, is_pair: bool, options: TextOptions) -> TaskName:
     """`asked`, or what a model of this class is for.
 
     Raises:
         UsageError: options that belong to another task, or text that is missing.
     """
     task: TaskName = "translation" if is_pair else "lm"
-    if asked is None and class_name.endswith("ForSequenceClassification"):
-        task = "classification"
-    for known in ("translation", "lm", "classification"):
-        if asked == known:
-            task = known
-    given = {
-        "--data": (options.data is not None, "translation"),
-        "--pairs": (options.pairs is not None, "translation"),
-        "--langs": (options.langs is not None, "translation"),
-        "--valid-split": (options.valid_split is not None, "translation"),
-        "--text": (bool(options.text), "lm"),
-        "--valid-text": (bool(options.valid_text), "lm"),
-        "--labelled": (options.labelled is not None, "classification"),
-        "--valid-labelled": (options.valid_labelled is not None, "classification"),
+    for ending, own in _ENDINGS.items():
+        if class_name.endswith(ending):
+            task = own
+    task = asked or task
+    plain: tuple[TaskName, ...] = ("lm", "mlm")
+    given: dict[str, tuple[bool, tuple[TaskName, ...]]] = {
+        "--data": (options.data is not None, ("translation",)),
+        "--pairs": (options.pairs is not None, ("translation",)),
+        "--langs": (options.langs is not None, ("translation",)),
+        "--valid-split": (options.valid_split is not None, ("translation",)),
+        "--text": (bool(options.text), plain),
+        "--valid-text": (bool(options.valid_text), plain),
+        "--labelled": (options.labelled is not None, ("classification",)),
+        "--valid-labelled": (options.valid_labelled is not None, ("classification",)),
     }
-    for name, (is_given, own) in given.items():
-        if is_given and own != task:
+    for name, (is_given, tasks) in given.items():
+        if is_given and task not in tasks:
             raise UsageError(
-                f"{name} goes with --task {own}, this is {task}", "Leave it out, or give --task."
+                f"{name} goes with --task {' or '.join(tasks)}, this is {task}",
+                "Leave it out, or give --task.",
             )
-    if task == "lm" and not options.text:
+    if task in plain and not options.text:
         raise UsageError("a language model needs text", "Give --text FILE, one text a line.")
     if task == "classification" and options.labelled is None:
         raise UsageError(
@@ -80,7 +83,7 @@ def material_of(task: TaskName, options: TextOptions, quiet: bool) -> Material:
     """
     from prunecli.data.labelled import read_labelled
     from prunecli.data.plain import read_plain
-    from prunecli.training.finetune import Material
+    from prunecli.training.material import Material
 
     if task == "translation":
         train, valid, pairs = _parallel(options, quiet)
@@ -101,20 +104,22 @@ def material_of(task: TaskName, options: TextOptions, quiet: bool) -> Material:
 def _parallel(
     options: TextOptions, quiet: bool
 ) -> tuple[ParallelText, ParallelText | None, tuple[tuple[str, str], ...]]:
+    from prunecli import demo
     from prunecli.data.parallel import languages_of, parse_pairs, read_parallel
 
-    if options.data is None:
+    data = options.data or demo.DATA
+    if options.split == TRAIN_SPLIT and data.resolve() == demo.DATA.resolve():
         train, valid = _demo_text()
-        if not quiet:
+        if options.data is None and not quiet:
             note("No --data given: using the demo's text.")
         pairs = parse_pairs(options.pairs, options.langs, train.languages)
     else:
-        pairs = parse_pairs(options.pairs, options.langs, languages_of(options.data, options.split))
+        pairs = parse_pairs(options.pairs, options.langs, languages_of(data, options.split))
         needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))
-        train = read_parallel(options.data, options.split, needed)
+        train = read_parallel(data, options.split, needed)
         valid = None
-        if options.valid_split is not None or _has_split(options.data):
-            valid = read_parallel(options.data, options.valid_split or VALID_SPLIT, needed)
+        if options.valid_split is not None or _has_split(data):
+            valid = read_parallel(data, options.valid_split or VALID_SPLIT, needed)
         elif not quiet:
             note(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
     return (
@@ -139,4 +144,6 @@ def _demo_text() -> tuple[ParallelText, ParallelText]:
     from prunecli.data.parallel import ParallelText, read_parallel
     from prunecli.demo.corpus import parallel_text
 
-    return ParallelText("train", dict(parallel_text()["train"])), read_parallel(demo.DATA, VALID_SPLIT)
+    return ParallelText(TRAIN_SPLIT, dict(parallel_text()[TRAIN_SPLIT])), read_parallel(
+        demo.DATA, VALID_SPLIT
+    )

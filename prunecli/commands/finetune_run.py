@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +15,9 @@ from prunecli.errors import UsageError
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.commands.finetune_material import TextOptions
-    from prunecli.training.finetune import Material, Trained
+    from prunecli.evaluation.losses import TaskName
+    from prunecli.training.finetune import Trained
+    from prunecli.training.material import Material
     from prunecli.training.options import TrainingOptions
 
 
@@ -47,7 +51,12 @@ class Subject:
             return describe(self.config, self.tokenizer)
         with self.open(Path()) as checkpoint:
             checkpoint.require_architecture()
-            return {"source": checkpoint.fingerprint, "bytes": checkpoint.total_bytes}
+            config = json.dumps(checkpoint.config, sort_keys=True).encode()
+            return {
+                "source": checkpoint.fingerprint,
+                "bytes": checkpoint.total_bytes,
+                "config": hashlib.sha256(config).hexdigest(),
+            }
 
     def open(self, state: Path) -> Checkpoint:
         """The checkpoint that training begins with."""
@@ -97,7 +106,7 @@ class Writing:
 def run(
     subject: Subject,
     given: TextOptions,
-    task: str | None,
+    task: TaskName | None,
     options: TrainingOptions,
     writing: Writing,
     how: How,
@@ -160,7 +169,7 @@ def _publish(
         )
         rewrite_checkpoint(weights, made, writing.output, force=writing.force)
         payload = {
-            **header(FORMAT, [source], options.seed),
+            **header(FORMAT, [] if subject.config is not None else [source], options.seed),
             "output": str(writing.output),
             "arguments": step["arguments"],
             **trained.log,

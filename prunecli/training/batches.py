@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ class BucketSampler(Sampler[list[int]]):
         seed: of the order.
         rank: number of this process.
         processes: how many there are.
+        on_epoch: told of each epoch before its first batch.
     """
 
     def __init__(
@@ -36,10 +37,11 @@ class BucketSampler(Sampler[list[int]]):
         seed: int,
         rank: int = 0,
         processes: int = 1,
+        on_epoch: Callable[[int], None] = lambda _epoch: None,
     ) -> None:
         self.lengths, self.batch_tokens, self.seed = lengths, batch_tokens, seed
         self.rank, self.processes = rank, processes
-        self.epoch = 0
+        self.epoch, self.on_epoch = 0, on_epoch
         # The cut depends on the sorted lengths, so that every epoch has as many batches.
         self.count = len(length_bucketed(lengths, batch_tokens)) // processes
 
@@ -49,6 +51,7 @@ class BucketSampler(Sampler[list[int]]):
     def set_epoch(self, epoch: int) -> None:
         """Which order the next iteration has; the Trainer calls it."""
         self.epoch = epoch
+        self.on_epoch(epoch)
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng((self.seed, self.epoch))

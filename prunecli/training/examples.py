@@ -15,10 +15,10 @@ from torch import Tensor
 from prunecli.data.labelled import LabelledText, label_ids
 from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode
-from prunecli.errors import DataError
+from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
-from prunecli.evaluation.losses import IGNORED, context_length, padding_id, require_task
-from prunecli.evaluation.objective import decoder_inputs
+from prunecli.evaluation.losses import IGNORED, context_length, encoded, padding_id, require_task
+from prunecli.evaluation.objective import MASK_PROBABILITY, MASKED_SHARE, RANDOM_SHARE, decoder_inputs
 from prunecli.evaluation.windows import lm_windows
 
 
@@ -139,6 +139,62 @@ class Labelled:
         return made
 
 
+@dataclass
+class Masked:
+    """Texts with some of their tokens hidden, others in each epoch (BERT, 1810.04805, 3.1; RoBERTa, 1907.11692, 4.1).
+
+    Attributes:
+        ids: of each text.
+        special: `[vocabulary]` bool: tokens that are never hidden.
+        words: the others.
+        mask_id: the mask token.
+        seed, epoch: with the number of a text they determine what is hidden in it.
+    """
+
+    ids: Sequences
+    special: NDArray[np.bool_]
+    words: NDArray[np.int64]
+    mask_id: int
+    pad_id: int
+    seed: int
+    epoch: int = 0
+
+    @property
+    def lengths(self) -> Sequence[tuple[int, int]]:
+        """See `Examples`."""
+        return [(length, length) for length in self.ids.lengths]
+
+    def set_epoch(self, epoch: int) -> None:
+        """What is hidden from now on."""
+        self.epoch = epoch
+
+    def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
+        """See `Examples`."""
+        ids = self.ids.rectangle(rows, -1)
+        mask = ids != -1
+        shown, labels = ids.masked_fill(~mask, self.pad_id), torch.full_like(ids, IGNORED)
+        for line, row in enumerate(rows):
+            places, values = self._hidden(row)
+            labels[line, places] = ids[line, places]
+            shown[line, places] = values
+        return {"input_ids": shown, "attention_mask": mask.long(), "labels": labels}
+
+    def _hidden(self, row: int) -> tuple[Tensor, Tensor]:
+        """Where a text's hidden tokens are, at least one, and what stands there: the mask, a random token, or they."""
+        random = np.random.default_rng((self.seed, self.epoch, row))
+        ids = self.ids.ids[self.ids.offsets[row] : self.ids.offsets[row + 1]].astype(np.int64)
+        words = np.flatnonzero(~self.special[ids])
+        chosen = words[random.random(len(words)) < MASK_PROBABILITY]
+        if not len(chosen):
+            chosen = random.choice(words, 1)
+        draws = random.random(len(chosen))
+        values = np.where(
+            draws < MASKED_SHARE + RANDOM_SHARE, random.choice(self.words, len(chosen)), ids[chosen]
+        )
+        values[draws < MASKED_SHARE] = self.mask_id
+        return torch.from_numpy(chosen), torch.from_numpy(values)
+
+
 def translations(
     tokenizer: Any, model: Any, text: ParallelText, pairs: Sequence[tuple[str, str]]
 ) -> Translations:
@@ -199,4 +255,26 @@ def labelled(tokenizer: Any, model: Any, text: LabelledText) -> Labelled:
     names = [name for name in ("input_ids", "token_type_ids") if name in made]
     return Labelled(
         {name: Sequences(made[name]) for name in names}, torch.tensor(labels), padding_id(model, tokenizer)
+    )
+
+
+def masked(tokenizer: Any, model: Any, lines: Sequence[str], seed: int) -> Masked:
+    """Texts for a masked language model; those without a token to hide are left out, what is too long is cut.
+
+    Raises:
+        UnsupportedModelError: not a masked language model, or its tokenizer has no mask token.
+        DataError: no text has a token to hide.
+    """
+    require_task(model, "mlm")
+    if tokenizer.mask_token_id is None:
+        raise UnsupportedModelError("mlm: the tokenizer has no mask token")
+    special = np.zeros(max(tokenizer.get_vocab().values()) + 1, np.bool_)
+    special[sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})] = True
+    cut = {"truncation": True, "max_length": context_length(model, tokenizer)}
+    rows = [ids for ids in encoded(tokenizer, lines, **cut) if not all(special[token] for token in ids)]
+    if not rows:
+        raise DataError("no text has a token that could be hidden")
+    words = np.flatnonzero(~special)
+    return Masked(
+        Sequences(rows), special, words, tokenizer.mask_token_id, padding_id(model, tokenizer), seed
     )

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.data.labelled import LabelledText
-from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.plain import PlainText
 from prunecli.data.tokens import Tokenizer, language_id, languages, load_tokenizer
-from prunecli.errors import UsageError
-from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.losses import TaskName
+from prunecli.errors import PruneError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import Place
 from prunecli.progress import Progress, silent
 from prunecli.training.batches import BucketSampler, require_batch
-from prunecli.training.examples import Examples, labelled, texts, translations
+from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
+from prunecli.training.material import Material, encode_examples, make_validation
 from prunecli.training.options import TrainingOptions
 from prunecli.training.result import stage
 from prunecli.training.state import (
@@ -36,49 +31,11 @@ from prunecli.training.state import (
     trainer_state,
 )
 from prunecli.training.teacher import load_teacher
-from prunecli.training.trainer import FinetuneTrainer, training_arguments
-from prunecli.training.validation import Translating, Validation
+from prunecli.training.trainer import FinetuneTrainer, choose_attention, training_arguments
 from prunecli.training.watch import Report, Watch
 
 NO_END = 1 << 40
 """Updates of a run that time alone ends."""
-
-Text = ParallelText | PlainText | LabelledText
-
-
-@dataclass(frozen=True)
-class Material:
-    """What is trained on.
-
-    Attributes:
-        train, valid: parallel text for translation, labelled for classification, plain for lm; no `valid`, no
-            validation.
-        pairs: the directions of translation.
-    """
-
-    task: TaskName
-    train: Text
-    valid: Text | None = None
-    pairs: tuple[tuple[str, str], ...] = ()
-
-    def describe(self) -> dict[str, Any]:
-        """What the result depends on, as JSON."""
-        return {
-            "task": self.task,
-            "train": _digest(self.train),
-            "valid": None if self.valid is None else _digest(self.valid),
-            "pairs": [pair_name(*pair) for pair in self.pairs],
-        }
-
-
-def _digest(text: Text) -> str:
-    if isinstance(text, ParallelText):
-        lines = {
-            name: hashlib.sha256("\n".join(text.sentences[name]).encode()).hexdigest()
-            for name in text.languages
-        }
-        return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
-    return text.sha256
 
 
 @dataclass(frozen=True)
@@ -124,72 +81,76 @@ def finetune(
     """
     arguments = training_arguments(options, state, validates=material.valid is not None)
     place = Place(arguments.process_index, arguments.world_size)
-    is_first = place.rank == 0
-    silently: Report = lambda _line: None  # noqa: E731
-    report = report if is_first else silently
-    if is_first:
+    if not place.is_first:
+        report = _silent
+    if place.is_first:
         identity = {**origin, **material.describe(), **_identity(options), "processes": place.processes}
         prepare_state(state, identity, resume=resume)
     try:
-        if is_first:
+        if place.is_first:
             source().close()
         place.gathered(None)  # the first has made what the others open
-        return _trained(source, material, options, arguments, place, state, progress, report)
+        run = _Run(material, options, arguments, place, state, progress, report)
+        return _trained(run, source)
+    except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
+        last = last_checkpoint(state)
+        if place.processes > 1 and last is not None:
+            report(f"Stopped: {last} is kept; the same command goes on from it.")
+        raise
     finally:
-        if is_first and last_checkpoint(state) is None:  # nothing that a later run could go on from
+        if place.is_first and last_checkpoint(state) is None:  # nothing that a later run could go on from
             shutil.rmtree(state, ignore_errors=True)
 
 
-def _trained(
-    source: Callable[[], Checkpoint],
-    material: Material,
-    options: TrainingOptions,
-    arguments: Any,
-    place: Place,
-    state: Path,
-    progress: Progress,
-    report: Report,
-) -> Trained:
+def _silent(_line: str) -> None:
+    """What the other processes have to say."""
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What every part of a run needs."""
+
+    material: Material
+    options: TrainingOptions
+    arguments: Any
+    place: Place
+    state: Path
+    progress: Progress
+    report: Report
+
+
+def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
+    options, material, state = run.options, run.material, run.state
     with source() as checkpoint:
         checkpoint.require_architecture()
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in material.pairs for name in pair} if languages(tokenizer) else ():
             language_id(tokenizer, language)
         model = load_model(checkpoint.path, device="cpu", dtype="float32")
-        if arguments.device.type == "cpu" and options.dtype == "bfloat16":
-            # torch's fused attention is slow there: of an update of a 6 + 6 layer model it takes a quarter.
-            model.set_attn_implementation("eager")
+        choose_attention(model, run.arguments.device, options.dtype)
         _require_tokens(tokenizer, model, checkpoint)
         done = finished(state)
         if done is not None and done["target"] != _target(options):
             done = None
         if done is None or not Path(done["weights"]).is_dir():
-            done = _train(model, tokenizer, material, options, arguments, place, state, progress, report)
+            done = _train(run, model, tokenizer)
         else:
-            report("The training had ended before; writing its result.")
+            run.report("The training had ended before; writing its result.")
             load_weights(model, Path(done["weights"]))
+        run.place.gathered(None)  # the first removes what the others have read by now
         staged = state / "result"
-        if place.rank == 0:
+        if run.place.is_first:
             stage(model, checkpoint, staged)
     log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
-    return Trained(staged, log, place.rank == 0)
+    return Trained(staged, log, run.place.is_first)
 
 
-def _train(
-    model: Any,
-    tokenizer: Tokenizer,
-    material: Material,
-    options: TrainingOptions,
-    arguments: Any,
-    place: Place,
-    state: Path,
-    progress: Progress,
-    report: Report,
-) -> dict[str, Any]:
+def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
-    examples = encode_examples(tokenizer, model, material, material.train)
+    options, material, arguments, place = run.options, run.material, run.arguments, run.place
+    examples = encode_examples(tokenizer, model, material, material.train, options.seed)
     require_batch(examples, options.batch_tokens, options.accumulate * place.processes)
-    validation = _validation(tokenizer, model, material, options)
+    validation = make_validation(tokenizer, model, material, options)
     teacher = None
     if options.teacher is not None:
         dtype = "bfloat16" if options.dtype == "bfloat16" else "float32"
@@ -199,59 +160,45 @@ def _train(
     steps = arguments.max_steps = _steps(examples, options, place)
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
-    with (progress if place.rank == 0 else silent)("training", total, "steps") as advance:
-        watch = Watch(place, limit=limit, advance=advance, report=report)
+    with (run.progress if place.is_first else silent)("training", total, "steps") as advance:
+        watch = Watch(place, limit=limit, advance=advance, report=run.report)
         trainer = FinetuneTrainer(
             model, arguments, examples, Objective(options.loss, teacher), validation, options, watch
         )
-        last = last_checkpoint(state)
+        last = last_checkpoint(run.state)
         if last is not None:
-            report(f"Going on from step {trainer_state(last)['global_step']:,} in {state}.")
+            run.report(f"Going on from step {trainer_state(last)['global_step']:,} in {run.state}.")
             trainer.restore(trainer_state(last))
         if last is not None and trainer_state(last)["global_step"] >= steps:
             trainer.adopt(last)
         else:
-            with watch.signals():
+            with watch.signals(), _alone_noticed(place):
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if watch.interrupted:
-        report(
-            f"Stopped after step {trainer.state.global_step:,}: {state} is kept; the same command goes on from it."
-        )
+        step = f"{trainer.state.global_step:,}"
+        run.report(f"Stopped after step {step}: {run.state} is kept; the same command goes on from it.")
         raise KeyboardInterrupt
     best = trainer.state.best_model_checkpoint
-    weights = Path(best) if validation is not None and best else last_checkpoint(state)
+    weights = Path(best) if validation is not None and best else last_checkpoint(run.state)
     assert weights is not None
     done = {**_log(trainer, options), "weights": str(weights), "target": _target(options)}
-    if place.rank == 0:
-        mark_finished(state, done)
+    if place.is_first:
+        mark_finished(run.state, done)
     return done
 
 
-def encode_examples(tokenizer: Tokenizer, model: Any, material: Material, text: Text) -> Examples:
-    """The examples of the material's task in `text`.
-
-    Raises:
-        PruneError: the model is for another task, or the text cannot be used.
-    """
-    if isinstance(text, ParallelText):
-        return translations(tokenizer, model, text, material.pairs)
-    if isinstance(text, LabelledText):
-        return labelled(tokenizer, model, text)
-    return texts(tokenizer, model, text.texts)
-
-
-def _validation(
-    tokenizer: Tokenizer, model: Any, material: Material, options: TrainingOptions
-) -> Validation | None:
-    if material.valid is None:
-        return None
-    translating = None
-    if options.metric == "chrf++":
-        assert isinstance(material.valid, ParallelText)
-        decoding = DecodingOptions(options.beam, options.batch_tokens)
-        translating = Translating(material.valid, material.pairs, tokenizer, decoding)
-    examples = encode_examples(tokenizer, model, material, material.valid)
-    return Validation(examples, options.batch_tokens, translating)
+@contextmanager
+def _alone_noticed(place: Place) -> Iterator[None]:
+    """Says plainly that another process has ended, which torch notices when gradients are summed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if place.processes > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
+            raise PruneError(
+                f"process {place.rank} of {place.processes} stops: another one has ended",
+                "Mend what that one says; the same command goes on from the last validation.",
+            ) from error
+        raise
 
 
 def _steps(examples: Examples, options: TrainingOptions, place: Place) -> int:
@@ -275,13 +222,13 @@ def _require_tokens(tokenizer: Tokenizer, model: Any, checkpoint: Checkpoint) ->
 
 def _identity(options: TrainingOptions) -> dict[str, Any]:
     """The options that the weights after a given number of updates depend on."""
-    free = ("steps", "epochs", "minutes", "patience", "device", "teacher")
-    values = {key: value for key, value in asdict(options).items() if key not in free}
+    apart = ("loss", "steps", "epochs", "minutes", "patience", "device", "teacher")
+    values = {key: value for key, value in asdict(options).items() if key not in apart}
     teacher = None
     if options.teacher is not None:
         with open_checkpoint(options.teacher) as opened:
             teacher = opened.fingerprint
-    return {**values, **values.pop("loss"), "teacher": teacher}
+    return {**values, **asdict(options.loss), "teacher": teacher}
 
 
 def _target(options: TrainingOptions) -> list[Any]:

@@ -22,7 +22,7 @@ from prunecli.modules.saving import stock_names
 from prunecli.training.options import TrainingOptions
 
 if TYPE_CHECKING:
-    from prunecli.training.finetune import Material
+    from prunecli.training.material import Material
 
 
 FORMAT = "prunecli.finetune/1"

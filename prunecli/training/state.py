@@ -32,15 +32,12 @@ def state_directory(output: Path) -> Path:
     return output.absolute().with_name(f"{output.name}.training")
 
 
-def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> bool:
+def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
     """Make the directory, or check that what it holds is of this very run.
 
     Args:
         identity: everything that the weights depend on; JSON values.
         resume: go on from what is there; else it is removed.
-
-    Returns:
-        Whether there is something to go on from.
 
     Raises:
         UsageError: it is of another run; with the first difference.
@@ -51,19 +48,17 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
         shutil.rmtree(state)
     if run.is_file():
         found = read_json(run, FORMAT)["run"]
-        wanted = json.loads(json.dumps(identity))
-        for key in {**wanted, **found}:
-            if found.get(key) != wanted.get(key):
+        for key, value in json.loads(json.dumps(identity)).items():
+            if found.get(key) != value:
                 raise UsageError(
-                    f"{state}: the state of another run: {key} was {found.get(key)}, now it is {wanted.get(key)}",
+                    f"{state}: the state of another run: {key} was {found.get(key)}, now it is {value}",
                     "Repeat the first command to go on; or start over with --resume never; or choose another --output.",
                 )
-        return True
+        return
     if state.exists() and (not state.is_dir() or any(state.iterdir())):
         raise OutputError(f"{state}: exists, but holds no run of prunecli", "Choose another --output.")
     state.mkdir(exist_ok=True)
     write_json(run, {"format": FORMAT, "run": dict(identity)})
-    return False
 
 
 def last_checkpoint(state: Path) -> Path | None:

@@ -13,6 +13,7 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.losses import TaskName, require_task
 from prunecli.modules.loading import load_model
 from prunecli.training.options import LossOptions
+from prunecli.training.trainer import choose_attention
 
 COMPARED = ("decoder_start_token_id", "pad_token_id")
 """Keys of both configs that shape what the models are given."""
@@ -44,6 +45,7 @@ def load_teacher(
     teacher = load_model(path, device=device, dtype=dtype).requires_grad_(False)
     require_task(teacher, task)
     teacher.config.use_cache = False
+    choose_attention(teacher, device, dtype)
     for key in COMPARED:
         own, other = getattr(student.config, key, None), getattr(teacher.config, key, None)
         if own != other:

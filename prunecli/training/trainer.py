@@ -19,7 +19,7 @@ from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import TRAINER_STATE, load_weights, save_weights
 from prunecli.training.validation import Validation
-from prunecli.training.watch import TrainingError, Watch, require_number
+from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
 
 LOG_EVERY = 50
 """Updates between two looks at the loss, each of which waits for the device."""
@@ -87,6 +87,15 @@ def _on_cpu(device: str) -> bool:
     return device == "cpu" or not torch.cuda.is_available()
 
 
+def choose_attention(model: Any, device: torch.device, dtype: str) -> None:
+    """Have `model` run the attention that is fastest here.
+
+    On a CPU in bfloat16 torch's fused one is slow: of an update of a 6 + 6 layer model it takes a quarter.
+    """
+    if device.type == "cpu" and dtype == "bfloat16":
+        model.set_attn_implementation("eager")
+
+
 class FinetuneTrainer(Trainer):  # type: ignore[misc]
     """One run.
 
@@ -145,6 +154,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             self.options.seed,
             self.place.rank,
             self.place.processes,
+            getattr(self.examples, "set_epoch", lambda _epoch: None),
         )
         return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
 
@@ -209,7 +219,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         if not all(bool(held.isfinite().all()) for held in self.model.parameters()):
             raise TrainingError(
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
-                "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never.",
+                REMEDY,
             )
         total = sum(self.place.gathered(float(self._tr_loss))) / self.place.processes
         self.watch.unlogged = total, self._globalstep_last_logged

@@ -18,6 +18,8 @@ from prunecli.errors import PruneError
 from prunecli.processes import Place
 
 Report = Callable[[str], None]
+REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."
+"""Against numbers that grow without end."""
 
 
 class TrainingError(PruneError):
@@ -33,7 +35,7 @@ def require_number(value: float, step: int, what: str) -> None:
     if not math.isfinite(value):
         raise TrainingError(
             f"step {step:,}: the {what} is {value}, not a finite number; the checkpoints before it are kept",
-            "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never.",
+            REMEDY,
         )
 
 

@@ -157,6 +157,15 @@ def test_a_classifier(folder):
     assert len(figures["validation"]) == 2
 
 
+def test_a_masked_language_model(folder):
+    tiny_family("bert", "bert")
+    text = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
+    _run("bert", *text, *SMALL, "-o", "out")
+    figures = json.loads((folder / "out.finetune.json").read_text())
+    assert figures["arguments"]["task"] == "mlm"
+    assert prunecli.load_model("out", device="cpu").config.model_type == "bert"
+
+
 def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
     import os
     import signal
@@ -212,7 +221,7 @@ def test_no_validation_is_said(folder):
         (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--tokenizer", "model"), UsageError, "--from-scratch"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
-        (("model", "--text", "data/train.eng_Latn"), UsageError, "--text goes with --task lm"),
+        (("model", "--text", "data/train.eng_Latn"), UsageError, "--text goes with --task lm or mlm"),
         (("model", *PAIR, "--task", "lm"), UsageError, "--data goes with --task translation"),
         (("gpt2",), UsageError, "needs text"),
         (("gpt2", "--text", "data/train.eng_Latn", "--metric", "chrf++"), UsageError, "--metric chrf++"),

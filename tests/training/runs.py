@@ -10,7 +10,8 @@ import torch
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.parallel import ParallelText
 from prunecli.data.plain import PlainText
-from prunecli.training.finetune import Material, finetune
+from prunecli.training.finetune import finetune
+from prunecli.training.material import Material
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.state import WEIGHTS
 

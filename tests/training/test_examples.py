@@ -11,7 +11,7 @@ from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.objective import lm_batches, token_losses, translation_batches
-from prunecli.training.examples import Sequences, labelled, texts, translations
+from prunecli.training.examples import Sequences, labelled, masked, texts, translations
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
 from tests.training.runs import PAIRS, parallel
@@ -126,3 +126,48 @@ def test_a_model_without_the_head_is_refused(tmp_path):
         texts(tokenizer, model, ["no"])
     with pytest.raises(UnsupportedModelError, match="classification"):
         labelled(tokenizer, model, LabelledText(tmp_path, ("1",), ("the",), None, (1,)))
+
+
+def test_hidden_tokens(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    examples = masked(tokenizer, model, ["the hen no ten on then " * 3, "", "no"], seed=3)
+    assert len(examples.lengths) == 2  # the blank one has nothing to hide
+    plain = [tokenizer(text)["input_ids"] for text in ("the hen no ten on then " * 3, "no")]
+    seen = []
+    for epoch in (0, 1, 0):
+        examples.set_epoch(epoch)
+        batch = whole(examples)
+        seen.append(batch)
+        hidden = batch["labels"] != -100
+        assert bool(hidden.any(dim=1).all())
+        for row, ids in enumerate(plain):
+            kept = torch.where(hidden[row], batch["labels"][row], batch["input_ids"][row])[: len(ids)]
+            assert kept.tolist() == ids
+            assert not any(hidden[row, place] for place, token in enumerate(ids) if token in (0, 1, 2))
+    assert torch.equal(seen[0]["input_ids"], seen[2]["input_ids"])
+    assert not torch.equal(seen[0]["input_ids"], seen[1]["input_ids"])
+    # What is hidden in a text does not depend on its batch.
+    assert torch.equal(examples.batch([1])["labels"][0], seen[2]["labels"][1, : len(plain[1])])
+
+
+def test_how_tokens_are_hidden(tmp_path):
+    """15 % of the tokens; of these 80 % by the mask, 10 % by another token, 10 % not (1810.04805, 3.1)."""
+    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    examples = masked(tokenizer, model, ["the hen no ten on then he " * 4] * 400, seed=0)
+    batch = whole(examples)
+    hidden = batch["labels"] != -100
+    words = batch["attention_mask"].sum() - 2 * len(examples.lengths)
+    assert float(hidden.sum() / words) == pytest.approx(0.15, abs=0.01)
+    by_mask = batch["input_ids"][hidden] == tokenizer.mask_token_id
+    same = batch["input_ids"][hidden] == batch["labels"][hidden]
+    assert float(by_mask.float().mean()) == pytest.approx(0.8, abs=0.03)
+    assert float(same.float().mean()) == pytest.approx(0.1, abs=0.03)
+
+
+def test_a_text_with_nothing_to_hide_is_refused(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    with pytest.raises(DataError, match="could be hidden"):
+        masked(tokenizer, model, [""], seed=0)
+    tokenizer.mask_token = None
+    with pytest.raises(UnsupportedModelError, match="no mask token"):
+        masked(tokenizer, model, ["no"], seed=0)

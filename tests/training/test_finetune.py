@@ -20,7 +20,7 @@ from prunecli.errors import DataError, OutputError, UnsupportedModelError, Usage
 from prunecli.evaluation.language_model import lm_losses
 from prunecli.training import loss as loss_module
 from prunecli.training.examples import translations
-from prunecli.training.finetune import Material
+from prunecli.training.material import Material
 from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
 from tests.families import tiny_family
@@ -373,10 +373,34 @@ def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
     assert trained.log["validation"][0]["loss"] == pytest.approx(found.loss, rel=1e-4)
 
 
-@pytest.mark.parametrize("family", ["m2m_100", "marian", "bart", "mbart", "t5"])
-def test_families_that_translate(tmp_path, family):
+def test_an_interrupted_masked_language_model(tmp_path):
+    """What is hidden changes from epoch to epoch, and a resumed run knows in which one it is."""
+    model = tiny_family(tmp_path / "model", "roberta", hidden_dropout_prob=0.2)
+    material = replace(language_model(30), task="mlm")
+    made = options(steps=12, eval_every=4)
+    whole = train(model, tmp_path / "whole", made, material)
+    assert whole.log["epochs"] > 2
+
+    def die(line):
+        if line.startswith("step 12"):
+            raise RuntimeError("power failure")
+
+    with pytest.raises(RuntimeError):
+        train(model, tmp_path / "parts", made, material, report=die)
+    assert kept_steps(tmp_path / "parts") == [4, 8]
+    again = train(model, tmp_path / "parts", made, material)
+    assert staged(again) == staged(whole)
+    assert again.log["training"] == whole.log["training"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["m2m_100", "marian", "bart", "mbart", "t5", "bert", "roberta"])
+def test_families(tmp_path, family, dtype):
     model = tiny_family(tmp_path / "model", family)
-    trained = train(model, tmp_path / "state", options(steps=2))
+    material = (
+        replace(language_model(), task="mlm") if family.endswith("bert") or family == "roberta" else None
+    )
+    trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype), material)
     with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
         assert dict(made.tensors) == dict(source.tensors)
     assert torch.isfinite(torch.tensor(trained.log["validation"][0]["loss"]))

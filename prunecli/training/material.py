@@ -1,0 +1,87 @@
+"""The text of a run, and what becomes of it: examples to train on, and the validation."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from prunecli.data.labelled import LabelledText
+from prunecli.data.parallel import ParallelText, pair_name
+from prunecli.data.plain import PlainText
+from prunecli.data.tokens import Tokenizer
+from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.losses import TaskName
+from prunecli.training.examples import Examples, labelled, masked, texts, translations
+from prunecli.training.options import TrainingOptions
+from prunecli.training.validation import Translating, Validation
+
+Text = ParallelText | PlainText | LabelledText
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is trained on.
+
+    Attributes:
+        train, valid: parallel text for translation, labelled for classification, plain for lm and mlm; no `valid`, no
+            validation.
+        pairs: the directions of translation.
+    """
+
+    task: TaskName
+    train: Text
+    valid: Text | None = None
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    def describe(self) -> dict[str, Any]:
+        """What the result depends on, as JSON."""
+        return {
+            "task": self.task,
+            "train": _digest(self.train),
+            "valid": None if self.valid is None else _digest(self.valid),
+            "pairs": [pair_name(*pair) for pair in self.pairs],
+        }
+
+
+def _digest(text: Text) -> str:
+    if isinstance(text, ParallelText):
+        lines = {
+            name: hashlib.sha256("\n".join(text.sentences[name]).encode()).hexdigest()
+            for name in text.languages
+        }
+        return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
+    return text.sha256
+
+
+def encode_examples(
+    tokenizer: Tokenizer, model: Any, material: Material, text: Text, seed: int = 0
+) -> Examples:
+    """The examples of the material's task in `text`; `seed` is that of the tokens that `mlm` hides.
+
+    Raises:
+        PruneError: the model is for another task, or the text cannot be used.
+    """
+    if isinstance(text, ParallelText):
+        return translations(tokenizer, model, text, material.pairs)
+    if isinstance(text, LabelledText):
+        return labelled(tokenizer, model, text)
+    if material.task == "mlm":
+        return masked(tokenizer, model, text.texts, seed)
+    return texts(tokenizer, model, text.texts)
+
+
+def make_validation(
+    tokenizer: Tokenizer, model: Any, material: Material, options: TrainingOptions
+) -> Validation | None:
+    """What the material's held-out text is measured by, or None where it has none."""
+    if material.valid is None:
+        return None
+    translating = None
+    if options.metric == "chrf++":
+        assert isinstance(material.valid, ParallelText)
+        decoding = DecodingOptions(options.beam, options.batch_tokens)
+        translating = Translating(material.valid, material.pairs, tokenizer, decoding)
+    examples = encode_examples(tokenizer, model, material, material.valid)
+    return Validation(examples, options.batch_tokens, translating)
