@@ -11,7 +11,7 @@ from typing import Any
 from prunecli.architectures import REDUCED_PREFIX, Architecture
 from prunecli.checkpoint.attention import attention_layers
 from prunecli.checkpoint.card import front_matter, model_card
-from prunecli.checkpoint.declared import class_names, count
+from prunecli.checkpoint.declared import TIE_KEY, class_names, count
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
 from prunecli.checkpoint.ffn import declared_ffns
@@ -73,8 +73,12 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     check_tensors(source)
     check_outputs(source, rewrite.outputs)
     family = source.require_architecture()
-    made = {output.name: output.shape for output in rewrite.outputs if not is_extra(family, output.name)}
     wanted = expected_tensors(family, rewrite.config, rewrite.structure)
+    made = {
+        output.name: output.shape
+        for output in rewrite.outputs
+        if output.name in wanted or not is_extra(family, output.name)
+    }
     if made != wanted:
         odd = sorted(name for name in {*made, *wanted} if made.get(name) != wanted.get(name))
         raise CheckpointError(
@@ -93,15 +97,17 @@ def stock_config(source: Checkpoint, structure: Structure) -> dict[str, Any]:
     """config.json of the result: the source's, patched as JSON.
 
     The same number of experts, of heads where the config also holds their width, and of hidden units in every layer is
-    a stock model of that many; anything else gets a model type of its own, which the stock class refuses. Either opens
-    with `trust_remote_code=True` through `auto_map`.
+    a stock model of that many, and a cached embedding a stock table; anything else gets a model type of its own, which
+    the stock class refuses. Either opens with `trust_remote_code=True` through `auto_map`.
     """
     family = source.require_architecture()
     config = {key: value for key, value in source.config.items() if key not in (KEY, "auto_map")}
     auto_map = {_auto_class(source, family): "modeling_prunecli.PrunecliModel"}
     experts, heads = _even_experts(source, structure), _even_heads(source, structure)
-    widths = _even_ffns(source, structure)
-    if experts is not None and heads is not None and widths is not None:
+    widths, is_plain = _even_ffns(source, structure), _has_plain_embeddings(family, structure)
+    if _has_own_output_table(family, structure):
+        config[TIE_KEY] = False
+    if experts is not None and heads is not None and widths is not None and is_plain:
         config["model_type"] = family.model_type
         config.update(experts | heads | widths)
     else:
@@ -154,6 +160,24 @@ def _even_ffns(source: Checkpoint, structure: Structure) -> dict[str, int] | Non
     if any(len(found) > 1 for found in widths.values()):
         return None
     return {key: found.pop() for key, found in widths.items() if structure.ffn}
+
+
+def _has_plain_embeddings(family: Architecture, structure: Structure) -> bool:
+    """Whether a stock config can express them."""
+    return structure.embedding.is_stock or (
+        structure.embedding.unit is None and _has_own_output_table(family, structure)
+    )
+
+
+def _has_own_output_table(family: Architecture, structure: Structure) -> bool:
+    """Whether the output layer no longer has the input's table, and config.json can say that and nothing else."""
+    output = structure.embedding.output
+    return (
+        output is not None
+        and output.map_dim is None
+        and family.embedding is not None
+        and family.embedding.apart
+    )
 
 
 def _auto_class(source: Checkpoint, family: Architecture) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
-from prunecli.architectures.records import Architecture, norm
+from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
 BART = Architecture(
     model_type="bart",
@@ -21,4 +21,5 @@ BART = Architecture(
     extras=("final_logits_bias", "classification_head.", "qa_outputs."),
     buffers=("encoder.version", "decoder.version"),
     attributes={**BART_SIZES, "vocab_size": 50265, "max_position_embeddings": 1024},
+    embedding=TokenEmbedding("model.shared", "lm_head", ("BartForConditionalGeneration",)),
 )

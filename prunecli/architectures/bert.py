@@ -9,7 +9,7 @@ from prunecli.architectures.common import (
     bert_embeddings,
     bert_stack,
 )
-from prunecli.architectures.records import Architecture
+from prunecli.architectures.records import Architecture, TokenEmbedding
 
 BERT = Architecture(
     model_type="bert",
@@ -26,4 +26,10 @@ BERT = Architecture(
     renamed=BERT_RENAMED,
     buffers=BERT_BUFFERS,
     attributes={**BERT_SIZES, "vocab_size": 30522},
+    embedding=TokenEmbedding(
+        "bert.embeddings.word_embeddings",
+        "cls.predictions.decoder",
+        ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"),
+        apart=True,
+    ),
 )

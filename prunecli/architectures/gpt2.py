@@ -13,6 +13,7 @@ from prunecli.architectures.records import (
     Part,
     Stack,
     TensorSpec,
+    TokenEmbedding,
     norm,
 )
 
@@ -87,4 +88,7 @@ GPT2 = Architecture(
         "n_inner": "4*n_embd",
         "tie_word_embeddings": True,
     },
+    embedding=TokenEmbedding(
+        "transformer.wte", "lm_head", ("GPT2LMHeadModel", "GPT2DoubleHeadsModel"), apart=True
+    ),
 )

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 from prunecli.architectures.common import embeddings, rms_norm
-from prunecli.architectures.records import Architecture, Attention, FeedForward, HeadAxis, Stack, TensorSpec
+from prunecli.architectures.records import (
+    Architecture,
+    Attention,
+    FeedForward,
+    HeadAxis,
+    Stack,
+    TensorSpec,
+    TokenEmbedding,
+)
 
 QUERIES = "num_attention_heads*head_dim"
 KEYS = "num_key_value_heads*head_dim"
@@ -90,4 +98,5 @@ LLAMA = Architecture(
         "mlp_bias": False,
         "tie_word_embeddings": False,
     },
+    embedding=TokenEmbedding("model.embed_tokens", "lm_head", ("LlamaForCausalLM",), apart=True),
 )

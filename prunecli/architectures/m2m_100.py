@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
-from prunecli.architectures.records import Architecture, norm
+from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
 M2M_100 = Architecture(
     model_type="m2m_100",
@@ -18,4 +18,5 @@ M2M_100 = Architecture(
     tied=BART_TIED,
     buffers=("embed_positions.weights",),
     attributes={**BART_SIZES, "vocab_size": 128112},
+    embedding=TokenEmbedding("model.shared", "lm_head", ("M2M100ForConditionalGeneration",)),
 )

@@ -7,7 +7,7 @@ are not declared.
 from __future__ import annotations
 
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
-from prunecli.architectures.records import Architecture
+from prunecli.architectures.records import Architecture, TokenEmbedding
 
 MARIAN = Architecture(
     model_type="marian",
@@ -20,4 +20,5 @@ MARIAN = Architecture(
     # Parameters to transformers, which computes them all the same and does not save them.
     buffers=("encoder.embed_positions.weight", "decoder.embed_positions.weight"),
     attributes={**BART_SIZES, "vocab_size": 58101},
+    embedding=TokenEmbedding("model.shared", "lm_head", ("MarianMTModel",)),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prunecli.architectures.bart import BART
 from prunecli.architectures.common import BART_STACKS, BART_TIED
-from prunecli.architectures.records import Architecture, norm
+from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
 MBART = Architecture(
     model_type="mbart",
@@ -19,4 +19,5 @@ MBART = Architecture(
     tied=BART_TIED,
     extras=BART.extras,
     attributes=BART.attributes,
+    embedding=TokenEmbedding("model.shared", "lm_head", ("MBartForConditionalGeneration",)),
 )

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from prunecli.architectures.common import BART_TIED, bart_attention
-from prunecli.architectures.records import Architecture, FeedForward, Stack, TensorSpec, linear, norm
+from prunecli.architectures.records import (
+    Architecture,
+    FeedForward,
+    Stack,
+    TensorSpec,
+    TokenEmbedding,
+    linear,
+    norm,
+)
 
 
 def _ffn(width: str, sparse_step: str) -> FeedForward:
@@ -80,4 +88,5 @@ NLLB_MOE = Architecture(
         "activation_function": "relu",
         "max_position_embeddings": 1024,
     },
+    embedding=TokenEmbedding("model.shared", "lm_head", ("NllbMoeForConditionalGeneration",)),
 )

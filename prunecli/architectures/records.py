@@ -156,6 +156,25 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class TokenEmbedding:
+    """Where tokens come into the model and where their logits come out.
+
+    Attributes:
+        input: the module of the table, whose `weight` is one of `Architecture.tensors`; modules that share it are
+            aliases in `Architecture.tied`. A factor of the rows (`scale_embedding`) is the stock module's affair.
+        output: the linear layer that makes logits of hidden states.
+        classes: those of transformers that have the output layer.
+        apart: whether `tie_word_embeddings` false says that the output layer has a table of its own, and nothing else:
+            in BART's kin it would also part the encoder's table from the decoder's, in T5 it changes a factor.
+    """
+
+    input: str
+    output: str
+    classes: tuple[str, ...]
+    apart: bool = False
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A model family in its stock Hugging Face layout.
 
@@ -180,6 +199,7 @@ class Architecture:
         token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
+        embedding: where tokens come in and go out; None: their tables cannot be factorised.
     """
 
     model_type: str
@@ -198,3 +218,4 @@ class Architecture:
     head_width: str | None = None
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
+    embedding: TokenEmbedding | None = None

@@ -9,7 +9,7 @@ from prunecli.architectures.common import (
     bert_embeddings,
     bert_stack,
 )
-from prunecli.architectures.records import Architecture
+from prunecli.architectures.records import Architecture, TokenEmbedding
 
 ROBERTA = Architecture(
     model_type="roberta",
@@ -26,4 +26,10 @@ ROBERTA = Architecture(
     renamed=BERT_RENAMED,
     buffers=BERT_BUFFERS,
     attributes={**BERT_SIZES, "vocab_size": 50265},
+    embedding=TokenEmbedding(
+        "roberta.embeddings.word_embeddings",
+        "lm_head.decoder",
+        ("RobertaForMaskedLM", "RobertaForCausalLM"),
+        apart=True,
+    ),
 )

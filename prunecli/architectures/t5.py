@@ -8,7 +8,15 @@ from __future__ import annotations
 from typing import Literal
 
 from prunecli.architectures.common import embeddings, matrix, rms_norm
-from prunecli.architectures.records import Architecture, Attention, FeedForward, Side, Stack, TensorSpec
+from prunecli.architectures.records import (
+    Architecture,
+    Attention,
+    FeedForward,
+    Side,
+    Stack,
+    TensorSpec,
+    TokenEmbedding,
+)
 
 HEADS = "num_heads*d_kv"
 GATED = "feed_forward_proj:gated-"
@@ -96,4 +104,5 @@ T5 = Architecture(
         "feed_forward_proj": "relu",
         "tie_word_embeddings": True,
     },
+    embedding=TokenEmbedding("shared", "lm_head", ("T5ForConditionalGeneration",)),
 )

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.checkpoint.embedding import declared_tables, describe_embeddings
+from prunecli.checkpoint.embedding_change import EmbeddingChange
 from prunecli.checkpoint.ffn import declared_ffns, describe_ffns
 from prunecli.checkpoint.structure import Structure
 
@@ -34,16 +36,20 @@ def model_card(
         nbytes: of their tensors.
     """
     origin = structure.history[0].get("source", {}).get("path") if structure.history else None
-    title = f"{origin}, pruned" if origin else "Pruned checkpoint"
+    is_trained = structure.is_stock and any(step.get("command") == "finetune" for step in structure.history)
+    what = "trained" if is_trained else "pruned"
     paragraphs = [
-        _front_matter(front),
-        f"# {title}",
-        "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
-        _sizes(parameters, nbytes),
+        _front_matter(front, what),
+        f"# {origin}, {what}" if origin else f"# {what.capitalize()} checkpoint",
+        "Trained with prunecli."
+        if is_trained
+        else "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
+        *([_sizes(parameters, nbytes)] if not is_trained else []),
         *_loading(config),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
         *_ffns(structure, config),
+        *_embeddings(structure, config),
         *_history(structure),
     ]
     return "\n\n".join(paragraphs) + "\n"
@@ -66,11 +72,11 @@ def front_matter(card: str) -> dict[str, Any]:
     return dict(value) if isinstance(value, dict) else {}
 
 
-def _front_matter(front: Mapping[str, Any]) -> str:
+def _front_matter(front: Mapping[str, Any], what: str) -> str:
     matter = {key: front[key] for key in CARRIED if key in front}
     tags = front.get("tags")
     own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    matter |= {"library_name": "transformers", "tags": list(dict.fromkeys([*own, "prunecli", "pruned"]))}
+    matter |= {"library_name": "transformers", "tags": list(dict.fromkeys([*own, "prunecli", what]))}
     # JSON is YAML; what YAML alone knows (dates) is written as text.
     lines = (f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in matter.items())
     return "\n".join(["---", *lines, "---"])
@@ -147,6 +153,19 @@ def _ffns(structure: Structure, config: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _embeddings(structure: Structure, config: Mapping[str, Any]) -> list[str]:
+    if structure.embedding == EmbeddingChange():
+        return []
+    family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
+    described = describe_embeddings(declared_tables(family, config, structure))
+    return [
+        "## Token embeddings",
+        f"{described[0].upper()}{described[1:]}.",
+        "A unit makes the rows of an embedding table from those of a narrower one (DeFINE, arXiv 1911.12385). They "
+        "depend on the token alone, so `prunecli factorize-embeddings --cache` can write them down as a table again.",
+    ]
+
+
 def _ids(ids: Sequence[int]) -> str:
     if len(ids) <= 3 * SHOWN_IDS:
         return " ".join(map(str, ids))
@@ -160,7 +179,8 @@ def _history(structure: Structure) -> list[str]:
     for number, step in enumerate(structure.history, 1):
         source = step.get("source") or {}
         steps.append(f"{number}. `{step.get('command')}` of prunecli {step.get('prunecli')}")
-        steps.append(f"   - from `{source.get('path')}`, {source.get('fingerprint')}")
+        if source:
+            steps.append(f"   - from `{source.get('path')}`, {source.get('fingerprint')}")
         options = ", ".join(
             f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
             for name, value in (step.get("arguments") or {}).items()

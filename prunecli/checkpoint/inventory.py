@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.embedding import TokenTables, token_tables
 from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
 from prunecli.checkpoint.layout import SparseLayer, parts, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
@@ -39,6 +40,7 @@ class Inventory:
         layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
         attentions: every attention; none where the family is not declared.
         ffns: every FFN; none where the family is not declared.
+        tables: the token embeddings; None where the family does not declare them.
         total: of all tensors.
     """
 
@@ -47,6 +49,7 @@ class Inventory:
     layers: tuple[SparseLayer, ...]
     attentions: tuple[AttentionLayer, ...]
     ffns: tuple[FfnLayer, ...]
+    tables: TokenTables | None
     total: Amount
 
 
@@ -74,8 +77,15 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         layers=layers,
         attentions=() if checkpoint.architecture is None else attention_layers(checkpoint),
         ffns=() if checkpoint.architecture is None else ffn_layers(checkpoint),
+        tables=_tables(checkpoint),
         total=sum(by_part.values(), Amount()),
     )
+
+
+def _tables(checkpoint: Checkpoint) -> TokenTables | None:
+    if checkpoint.architecture is None or checkpoint.architecture.embedding is None:
+        return None
+    return token_tables(checkpoint)
 
 
 def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, Any]:
@@ -113,6 +123,7 @@ def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str,
             }
             for layer in inventory.ffns
         ],
+        "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
         "files": [
             {"name": str(path.relative_to(checkpoint.path)), "bytes": path.stat().st_size}
             for path in checkpoint.files

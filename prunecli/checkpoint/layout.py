@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Attention, Part, Side, Stack, TensorSpec
-from prunecli.checkpoint.declared import count, holds
+from prunecli.checkpoint.declared import count, depth, holds
+from prunecli.checkpoint.embedding import declared_tables
 from prunecli.checkpoint.ffn import FfnLayer, declared_ffns, ffn_norms
 from prunecli.checkpoint.ffn import within as within
 from prunecli.checkpoint.reader import Checkpoint
@@ -218,10 +219,15 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
             prefix = f"{ffn.prefix}{str(stack.ffn.expert).format(expert=expert)}."
             add(prefix, stack.ffn.tensors, part="experts")
 
+    tables = declared_tables(family, config, structure)
     add("", family.tensors)
+    if tables is not None:
+        for name in tables.stock:
+            del found[name]
+        found |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
     ffns = {ffn.name: ffn for ffn in declared_ffns(family, config, structure)}
     for stack in family.stacks:
-        for number in range(count(family, config, stack.depth)):
+        for number in range(depth(family, config, stack.depth)):
             layer = stack.layers.format(layer=number)
             for attention in stack.attentions:
                 share = _head_share(family, config, structure, attention, f"{layer}.{attention.name}")
@@ -261,6 +267,9 @@ def _part_patterns(family: Architecture) -> Patterns:
         for spec in family.tensors
         if spec.name == name
     ]
+    if (embedding := family.embedding) is not None:
+        owned = {f"{embedding.input}.": True, f"{embedding.output}.project.weight": False}
+        found += [(_pattern(name, {}, whole=not begins), "embeddings") for name, begins in owned.items()]
     for stack in family.stacks:
         ffn = stack.ffn
         groups: list[tuple[str, tuple[TensorSpec, ...], Part | None]] = [

@@ -78,5 +78,6 @@ def _with_prefix(family: Architecture, name: str) -> str:
         *(spec.name for spec in family.tensors),
         *family.tied,
         *family.extras,
+        *((f"{family.embedding.input}.",) if family.embedding else ()),
     )
     return prefix + name if f"{prefix}{name}".startswith(known) and not name.startswith(known) else name

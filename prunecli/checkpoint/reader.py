@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
-from prunecli.checkpoint.declared import ties
 from prunecli.checkpoint.directory import find_weights, read_config, side_files
 from prunecli.checkpoint.dtypes import numpy_dtype
+from prunecli.checkpoint.embedding import ties
 from prunecli.checkpoint.names import same_values, stored_names
 from prunecli.checkpoint.structure import KEY, Structure
 from prunecli.checkpoint.tensors import Stored, TensorInfo, WeightFile
@@ -192,7 +192,10 @@ class Checkpoint:
             places = (self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b)
             return same_values(*places)
 
-        tied = ties(self.architecture, self.config)
+        try:
+            tied = ties(self.architecture, self.config, self.structure)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error.message}", error.remedy) from error
         named = stored_names(self.architecture, tied, list(found), equal)
         return {new: found[old] for old, new in named.items()}
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from prunecli.checkpoint.embedding_change import EmbeddingChange
 from prunecli.errors import CheckpointError
 
 VERSION = 1
@@ -75,6 +76,7 @@ class Structure:
         heads: attention's name -> ids of the heads it keeps, in the order in which they are stored.
         original_heads: attention's name -> how many heads the original attention had.
         ffn: FFN's name -> how it differs from the stock one; those that are as config.json says are left out.
+        embedding: how the token embeddings differ from the stock ones.
         history: what was done, oldest first: {"command", "arguments", "prunecli", "source", "statistics"}.
     """
 
@@ -83,12 +85,13 @@ class Structure:
     heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     original_heads: Mapping[str, int] = field(default_factory=dict)
     ffn: Mapping[str, FfnChange] = field(default_factory=dict)
+    embedding: EmbeddingChange = field(default_factory=EmbeddingChange)
     history: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_stock(self) -> bool:
-        """Whether nothing was removed, shared or made of another size."""
-        return not (self.experts or self.heads or self.ffn)
+        """Whether nothing was removed, shared, factorised or made of another size."""
+        return not (self.experts or self.heads or self.ffn) and self.embedding.is_stock
 
     def kept_experts(self, layer: str, num_experts: int) -> tuple[int, ...]:
         """Original ids of the experts that `layer` holds; all of `num_experts` where none was removed."""
@@ -133,6 +136,7 @@ class Structure:
             "heads": {name: list(ids) for name, ids in self.heads.items()},
             "original_heads": dict(self.original_heads),
             "ffn": {name: change.to_json() for name, change in self.ffn.items()},
+            "embedding": self.embedding.to_json(),
             "history": [dict(step) for step in self.history],
         }
 
@@ -155,6 +159,7 @@ class Structure:
                 heads=_ids(value, "heads"),
                 original_heads=_counts(value, "original_heads"),
                 ffn=_changes(value.get("ffn", {})),
+                embedding=EmbeddingChange.from_json(value.get("embedding", {})),
                 history=tuple(dict(step) for step in value.get("history", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -40,7 +40,7 @@ def inspect(
     fit_length: Annotated[int, typer.Option("--fit-length", min=1, help="Tokens of a sentence.")] = 128,
     json: JsonOption = False,
 ) -> None:
-    """Count a checkpoint's parameters and bytes by part, its experts and heads by layer, what was done to FFNs.
+    """Count a checkpoint's parameters and bytes by part, experts and heads by layer, changed FFNs and embeddings.
 
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints).
     """
@@ -94,6 +94,7 @@ def _show_fit(fit: Fit, command: list[str]) -> None:
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
+    from prunecli.checkpoint.embedding import describe_embeddings
     from prunecli.checkpoint.ffn import describe_ffns
 
     total = inventory.total
@@ -118,6 +119,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.show(console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory)))
     if changed := describe_ffns(inventory.ffns, opened.structure.ffn):
         console.out(f"FFN: {changed}")
+    if changed := describe_embeddings(inventory.tables):
+        console.out(f"Embeddings: {changed}")
     if opened.architecture is None:
         console.note(f'The family "{opened.model_type}" is not declared: its tensors are not sorted by part.')
     if opened.structure.history:

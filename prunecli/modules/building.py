@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from prunecli.architectures.records import Architecture
 from prunecli.checkpoint.attention import attention_layers, attentions
-from prunecli.checkpoint.declared import class_names, config_value, count, ties
+from prunecli.checkpoint.declared import class_names, config_value, count
+from prunecli.checkpoint.embedding import declared_tables, ties
 from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
 from prunecli.checkpoint.layout import (
     SparseLayer,
@@ -22,6 +23,7 @@ from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
 from prunecli.errors import CheckpointError
 from prunecli.modules.attention import fit_heads, module_name
+from prunecli.modules.embeddings import fit_embeddings, has_module, tied_names
 from prunecli.modules.ffn import fit_ffn, shared_names
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -63,8 +65,11 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     _tie(model, checkpoint, family)
     _fill_buffers(model, family, device)
     _require_complete(model, checkpoint)
+    tied = None
+    if not checkpoint.structure.embedding.is_stock:
+        tied = tied_names(model, ties(family, checkpoint.config, checkpoint.structure))
     shared = shared_names(model, ffns)
-    return saving_as_stored(model, checkpoint.config, layers, family.expert_count, shared).eval()
+    return saving_as_stored(model, checkpoint.config, layers, family.expert_count, shared, tied).eval()
 
 
 def model_class(checkpoint: Checkpoint) -> Any:
@@ -92,7 +97,10 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
 
 
 def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype) -> Any:
-    """The stock class on the meta device; its sparse layers are about to be replaced, so they get few experts."""
+    """The stock class on the meta device, with the checkpoint's own embeddings.
+
+    Its sparse layers are about to be replaced, so they get few experts.
+    """
     # Nor does the stored type matter, which transformers would look up.
     changes = {**dict.fromkeys(family.expert_count, family.top_k), "dtype": None, "torch_dtype": None}
     previous = torch.get_default_dtype()
@@ -110,6 +118,9 @@ def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtyp
         torch.set_default_dtype(previous)
     for key in family.expert_count:
         setattr(model.config, key, count(family, checkpoint.config, key))
+    tables = declared_tables(family, checkpoint.config, checkpoint.structure)
+    if tables is not None:
+        fit_embeddings(model, tables, dtype)
     return model
 
 
@@ -240,21 +251,16 @@ def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -
 
 def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
     """Give every alias that the checkpoint leaves out the parameter that it stands for."""
-    aliases = ties(family, checkpoint.config)
-    if not any(alias in checkpoint.tensors for alias in family.tied):  # T5 would tie what is apart
+    aliases = ties(family, checkpoint.config, checkpoint.structure)
+    # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
+    if checkpoint.structure.embedding.is_stock and not any(
+        alias in checkpoint.tensors for alias in family.tied
+    ):
         model.tie_weights()  # the aliases of task heads too
     for alias, name in aliases.items():
         owner, _, attribute = module_name(model, alias).rpartition(".")
-        if alias not in checkpoint.tensors and _has_module(model, owner):
+        if alias not in checkpoint.tensors and has_module(model, owner):
             setattr(model.get_submodule(owner), attribute, model.get_parameter(module_name(model, name)))
-
-
-def _has_module(model: Any, name: str) -> bool:
-    try:
-        model.get_submodule(name)
-    except AttributeError:
-        return False
-    return True
 
 
 def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> None:

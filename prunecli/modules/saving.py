@@ -35,6 +35,29 @@ class SavesAsStored:
     _stored_config: Mapping[str, Any]
     _stored_layers: Sequence[SparseLayer]
     _shared_names: Mapping[str, str]
+    _own_ties: Mapping[str, str] | None = None
+
+    def tie_weights(self, *arguments: Any, **options: Any) -> None:
+        """Tie what is one in this model: not the output layer to an input table that it no longer has."""
+        if self._own_ties is None:
+            super().tie_weights(*arguments, **options)  # type: ignore[misc]
+            return
+        model: Any = self
+        for alias, name in self._own_ties.items():
+            owner, _, attribute = alias.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(name))
+
+    def resize_token_embeddings(self, *arguments: Any, **options: Any) -> Any:
+        """As in transformers, where both embeddings are ordinary tables.
+
+        Raises:
+            ValueError: they are not.
+        """
+        if self._own_ties is None:
+            return super().resize_token_embeddings(*arguments, **options)  # type: ignore[misc]
+        raise ValueError(
+            "factorised embeddings cannot be resized: resize the model's first, then factorise them."
+        )
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
         """Write the model as a checkpoint that `prunecli.load_model` opens; options as in transformers.
@@ -73,6 +96,7 @@ def saving_as_stored(
     layers: Sequence[SparseLayer],
     counts: Sequence[str],
     shared: Mapping[str, str],
+    tied: Mapping[str, str] | None = None,
 ) -> Any:
     """`model`, which from now on saves itself as it was stored; still an instance of its stock class.
 
@@ -81,6 +105,7 @@ def saving_as_stored(
         layers: its sparse layers.
         counts: keys of `config` that hold the number of experts.
         shared: name in the state dict of a tensor that the layer shares -> that under which it is stored.
+        tied: likewise, of tied embeddings; None: as the stock class ties them.
     """
     stock: Any = type(model)
     model.__class__ = _saving_class(stock)
@@ -88,7 +113,9 @@ def saving_as_stored(
     keys = ("model_type", KEY, "auto_map", TIE_KEY, *counts)
     model._stored_config = {key: config[key] for key in keys if key in config}
     model._stored_layers = tuple(layers)
-    model._shared_names = dict(shared)
+    model._shared_names = {**shared, **(tied or {})}
+    if tied is not None:
+        model._own_ties = model.all_tied_weights_keys = dict(tied)
     return model
 
 

@@ -1,0 +1,65 @@
+"""Correlation maps of an embedding table, its projective embedding and its unit side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.methods.embeddings.decide import Decision
+    from prunecli.methods.embeddings.factorize import Factors
+    from prunecli.methods.embeddings.table import Table
+    from prunecli.progress import Progress
+
+
+def check_plot(decision: Decision, path: Path) -> None:
+    """Refuse a picture that cannot be drawn, before any work is done.
+
+    Raises:
+        UsageError: no unit is fitted, or the file is no PNG.
+        PruneError: matplotlib is not installed.
+    """
+    from prunecli.analysis.plots import require_matplotlib
+
+    if decision.shape is None:
+        raise UsageError(
+            "--plot draws the unit of the input side", "Choose --side input or both, without a unit."
+        )
+    if path.suffix.lower() != ".png":
+        raise UsageError(f"--plot {path}: not a PNG file", "Give it a name that ends in .png.")
+    require_matplotlib()
+
+
+def draw(
+    checkpoint: Checkpoint, decision: Decision, factors: Factors, path: Path, progress: Progress
+) -> None:
+    """Write the PNG: the original table, the best projective embedding of the same n, the unit."""
+    from prunecli.analysis.correlation import correlation_map
+    from prunecli.analysis.correlation_plots import plot_correlations
+    from prunecli.methods.embeddings.source import checkpoint_table
+
+    assert factors.unit is not None
+    unit = factors.unit
+    table = checkpoint_table(checkpoint, f"{decision.tables.input}.weight")
+    kind = unit.shape.kind
+    maps = {"original": correlation_map(rows for _, _, rows in table.chunks())}
+    if kind != "projective":
+        maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim, progress))
+    maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
+    plot_correlations(maps, path, f"{checkpoint.path.resolve().name}, n = {unit.shape.map_dim}")
+
+
+def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:
+    from prunecli.methods.embeddings.projective import moments, projective
+    from prunecli.methods.embeddings.table import row_weights
+
+    first = projective(moments(table, row_weights(table.vocabulary), progress), map_dim)
+    for _, _, rows in table.chunks():
+        yield first.mapped(rows) @ first.expansion + first.mean

@@ -1,0 +1,128 @@
+"""What `factorize-embeddings` prints: parameters, how near the rows come, beside the projective embedding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.methods.embeddings.decide import Decision
+    from prunecli.methods.embeddings.factorize import Factors
+    from prunecli.methods.embeddings.quality import Quality
+    from prunecli.pipeline import Rewrite, Summary
+
+FORMAT = "prunecli.embedding/1"
+
+
+def embedding_parameters(checkpoint: Checkpoint, decision: Decision) -> tuple[int, int]:
+    """Of everything that is the token embeddings', before and after."""
+    from math import prod
+
+    from prunecli.methods.embeddings.rewrite import embedding_shapes
+
+    before, after = (
+        sum(map(prod, embedding_shapes(checkpoint, change).values()))
+        for change in (checkpoint.structure.embedding, decision.change)
+    )
+    return before, after
+
+
+def payload(
+    checkpoint: Checkpoint,
+    decision: Decision,
+    factors: Factors | None,
+    summary: Summary,
+    seed: int,
+    output: Path | None,
+) -> dict[str, Any]:
+    """The result as JSON."""
+    from prunecli.checkpoint.documents import header
+
+    before, after = embedding_parameters(checkpoint, decision)
+    made: dict[str, Any] = {
+        **header(FORMAT, [checkpoint], seed),
+        "output": None if output is None else str(output),
+        "arguments": dict(decision.step["arguments"]),
+        "embedding": decision.change.to_json(),
+        "embedding_parameters_before": before,
+        "embedding_parameters_after": after,
+        "parameters_before": summary.parameters_before,
+        "parameters_after": summary.parameters_after,
+        "bytes_before": summary.bytes_before,
+        "bytes_after": summary.bytes_after,
+    }
+    if factors is not None and factors.fit is not None:
+        fit = factors.fit
+        made["input"] = {
+            **_quality(fit.quality),
+            "unit_parameters": fit.unit.shape.parameters,
+            "table_parameters": fit.parameters_before,
+            "projective": _quality(fit.baseline),
+            "errors": list(fit.errors),
+        }
+    if factors is not None and factors.output is not None:
+        made["output_layer"] = {"explained_variance": factors.output.explained_variance}
+        if factors.output.quality is not None:
+            made["output_layer"]["mean_cosine"] = factors.output.quality.mean_cosine
+    return made
+
+
+def show(
+    checkpoint: Checkpoint,
+    decision: Decision,
+    factors: Factors | None,
+    summary: Summary,
+    made: Rewrite,
+    output: Path | None,
+) -> None:
+    """The same as tables."""
+    sizes = [
+        ("embedding parameters", embedding_parameters(checkpoint, decision), "{:,}".format),
+        ("parameters", (summary.parameters_before, summary.parameters_after), "{:,}".format),
+        ("bytes", (summary.bytes_before, summary.bytes_after), console.bytes_text),
+    ]
+    rows = [
+        [name, text(before), text(after), f"{after / before:.1%}" if before else "-"]
+        for name, (before, after), text in sizes
+    ]
+    console.show(console.table("Embeddings", ("", "Before", "After", "Left"), rows))
+    if factors is not None and (lines := _lines(factors)):
+        columns = ("", "Explained variance", "Mean cosine", "Parameters")
+        console.show(console.table("How near the rows come", columns, lines))
+    console.out(
+        "Dry run: nothing is fitted or written." if output is None else f"Written: {output} ({_opens(made)})"
+    )
+
+
+def _lines(factors: Factors) -> list[list[str]]:
+    found = []
+    if (fit := factors.fit) is not None:
+        shape = fit.unit.shape
+        found.append([f"input, {shape.kind}", *_figures(fit.quality), f"{fit.parameters_after:,}"])
+        if shape.kind != "projective":
+            plain = f"input, projective with the same n = {shape.map_dim}"
+            found.append([plain, *_figures(fit.baseline), f"{fit.baseline_parameters:,}"])
+    if (output := factors.output) is not None:
+        cosine = "-" if output.quality is None else f"{output.quality.mean_cosine:.4f}"
+        of = "the input's map table" if output.table is None else "its own map table"
+        found.append([f"output, through {of}", f"{output.explained_variance:.2%}", cosine, ""])
+    return found
+
+
+def _figures(quality: Quality) -> tuple[str, str]:
+    return f"{quality.explained_variance:.2%}", f"{quality.mean_cosine:.4f}"
+
+
+def _quality(quality: Quality) -> dict[str, float]:
+    return {"explained_variance": quality.explained_variance, "mean_cosine": quality.mean_cosine}
+
+
+def _opens(made: Rewrite) -> str:
+    from prunecli.architectures import REDUCED_PREFIX
+
+    if str(made.config.get("model_type")).startswith(REDUCED_PREFIX):
+        return "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
+    return "stock layout"

@@ -1,0 +1,223 @@
+"""`prunecli factorize-embeddings`: a narrow table and a DeFINE unit in the place of an embedding table."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional, cast
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    CheckpointArgument,
+    DataOption,
+    DryRunOption,
+    ForceOption,
+    JsonOption,
+    QuietOption,
+    SeedOption,
+    TextFilesOption,
+)
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.define import UnitKind
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.methods.embeddings.decide import Options
+    from prunecli.methods.embeddings.source import Text
+
+
+class SideName(str, Enum):
+    """Values of --side."""
+
+    input = "input"
+    output = "output"
+    both = "both"
+
+
+class DtypeName(str, Enum):
+    """Values of --dtype."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
+
+def factorize_embeddings(
+    checkpoint: CheckpointArgument = None,
+    map_dim: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--map-dim",
+            metavar="N",
+            help="Width n of the table that is left. Default: about an eighth of the model's width.",
+            show_default=False,
+        ),
+    ] = None,
+    expand_dim: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--expand-dim",
+            metavar="K",
+            help="Width k that its rows are expanded to. Default: about twice the model's width.",
+            show_default=False,
+        ),
+    ] = None,
+    depth: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option("--depth", metavar="L", help="Expansion layers. Default: 3.", show_default=False),
+    ] = None,
+    max_groups: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--max-groups",
+            metavar="G",
+            help="Groups of the first layer; each further one has half as many. Default: 4.",
+            show_default=False,
+        ),
+    ] = None,
+    kind: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="define, or one of the paper's ablations: hgt-no-mixing, hgt-no-skip, group-linear, linear, …; "
+            "projective: no expansion at all. Default: define.",
+            show_default=False,
+        ),
+    ] = None,
+    side: Annotated[
+        Optional[SideName],  # noqa: UP045
+        typer.Option(
+            "--side",
+            help="Which tables. Default: both where input and output share one, else the input's.",
+            show_default=False,
+        ),
+    ] = None,
+    cache: Annotated[
+        bool,
+        typer.Option(
+            "--cache",
+            help="Write the rows that the unit makes as an ordinary table, so that inference skips it; of a checkpoint "
+            "that is factorised already nothing is fitted.",
+        ),
+    ] = False,
+    data: DataOption = None,
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--split",
+            metavar="A,B",
+            help="Splits of --data whose tokens are counted. Default: train, val and dev, those that there are.",
+            show_default=False,
+        ),
+    ] = None,
+    langs: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--langs", metavar="A,B", help="Languages of --data; default: all.", show_default=False),
+    ] = None,
+    text: TextFilesOption = None,
+    epochs: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            "--epochs",
+            min=0,
+            metavar="N",
+            help="Passes over the table at most; 0: the projective embedding as a unit. Default: as many as make a "
+            "million rows, 4 to 60.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        Optional[DtypeName],  # noqa: UP045
+        typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
+    ] = None,
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Draw the correlations of the embedding's dimensions (Figures 4 and 7).",
+            show_default=False,
+        ),
+    ] = None,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The factorised checkpoint.")
+    ] = Path("factorised-embeddings"),
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Replace embedding tables by narrower ones and a unit that is fitted to make the original rows of theirs.
+
+    A token's row of width n is expanded by group transformations to k and reduced to the model's width. Where input
+    and output share a table they go on sharing one: hidden states are projected to n in the output layer. Afterwards,
+    finetune --teacher recovers the quality.
+    """
+    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.checkpoint.transaction import refuse_target
+    from prunecli.commands.embedding_text import read_text
+    from prunecli.methods.embeddings.decide import Options
+
+    options = Options(
+        side=None if side is None else side.value,
+        map_dim=map_dim,
+        expand_dim=expand_dim,
+        depth=depth,
+        max_groups=max_groups,
+        kind=cast("UnitKind | None", kind),  # its own check names those that there are
+        cache=cache,
+        epochs=epochs,
+        dtype=None if dtype is None else dtype.value,
+        seed=seed,
+    )
+    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
+        opened.require_architecture()  # refused before anything heavy, as is an output that cannot be written
+        if not dry_run:
+            refuse_target(output, force=force, source=opened.path)
+        chosen = read_text(data, split, langs, tuple(text or ()))
+        target = None if dry_run else output
+        _run(opened, options, chosen, target, plot, force=force, quiet=quiet, json=json)
+
+
+def _run(
+    checkpoint: Checkpoint,
+    options: Options,
+    text: Text | None,
+    output: Path | None,
+    plot: Path | None,
+    *,
+    force: bool,
+    quiet: bool,
+    json: bool,
+) -> None:
+    from prunecli.commands.embedding_plot import check_plot, draw
+    from prunecli.commands.embedding_table import payload, show
+    from prunecli.methods.embeddings.decide import decide
+    from prunecli.methods.embeddings.factorize import factorize
+    from prunecli.methods.embeddings.rewrite import rewrite
+    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config, summarize
+
+    decision = decide(checkpoint, options, text)
+    if plot is not None:
+        check_plot(decision, plot)
+    if not quiet:
+        for reason in decision.reasons:
+            console.note(reason)
+    progress = console.progress(quiet or json)
+    factors = None if output is None else factorize(checkpoint, decision, options, text, progress)
+    structure, outputs = rewrite(checkpoint, decision, factors, options.dtype)
+    structure = structure.after(decision.step)
+    made = Rewrite(structure, outputs, stock_config(checkpoint, structure))
+    if output is None:
+        summary = summarize(checkpoint, made)
+    else:
+        summary = rewrite_checkpoint(checkpoint, made, output, force=force, progress=progress)
+    if plot is not None and factors is not None:
+        draw(checkpoint, decision, factors, plot, progress)
+    if json:
+        console.print_json(payload(checkpoint, decision, factors, summary, options.seed, output))
+    elif not quiet:
+        show(checkpoint, decision, factors, summary, made, output)

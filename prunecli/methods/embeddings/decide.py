@@ -1,0 +1,305 @@
+"""From a checkpoint and options to a decision: what stands for which table. No weight is fitted, nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import lcm
+from typing import Any, Literal, get_args
+
+from prunecli import __version__
+from prunecli.checkpoint.define import UnitKind, UnitShape
+from prunecli.checkpoint.embedding import TokenTables, ties, token_tables
+from prunecli.checkpoint.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.errors import UsageError
+from prunecli.methods.embeddings.source import Text, checkpoint_table, zero_padding_id
+from prunecli.modules.building import model_class
+
+COMMAND = "factorize-embeddings"
+Sides = Literal["input", "output", "both"]
+SIDES: tuple[Sides, ...] = get_args(Sides)
+
+NARROWER, WIDER = 8, 2
+"""Where no dimensions are given: n is m / 8, k is 2 m, as in the paper's translation models (4.3: 1024 for 512)."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `factorize-embeddings` is asked.
+
+    Attributes:
+        side: which tables to factorise; None: both where they are one, else the input's.
+        map_dim: n; None: about m / 8.
+        expand_dim: k; None: about 2 m.
+        depth: expansion layers N; None: 3.
+        max_groups: g_max; None: 4.
+        kind: of the input's unit; None: define.
+        cache: write the rows of the input's unit instead of the unit.
+        epochs: passes over the table at most; None: a few.
+        dtype: type of the result; None: as stored.
+        seed: of everything random.
+    """
+
+    side: Sides | None = None
+    map_dim: int | None = None
+    expand_dim: int | None = None
+    depth: int | None = None
+    max_groups: int | None = None
+    kind: UnitKind | None = None
+    cache: bool = False
+    epochs: int | None = None
+    dtype: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be made.
+
+    Attributes:
+        tables: the token embeddings as they are.
+        change: how they will differ from the stock ones.
+        shape: of the unit that is to be fitted to the input table; None: the input is not touched, or only cached.
+        output_dim: n of the map that is to stand for the output table; None: that is not touched.
+        is_tied: whether the output layer has the input's table, or map table, now.
+        padding_id: a token whose row is zero and stays so.
+        step: the entry for `Structure.history`.
+        reasons: plain lines that say what was chosen, and why.
+    """
+
+    tables: TokenTables
+    change: EmbeddingChange
+    shape: UnitShape | None
+    output_dim: int | None
+    is_tied: bool
+    padding_id: int | None
+    step: Mapping[str, Any]
+    reasons: tuple[str, ...]
+
+    @property
+    def fits_both(self) -> bool:
+        """Whether one map table is fitted to serve both sides."""
+        return self.shape is not None and self.output_dim is not None and self.is_tied
+
+    @property
+    def output_table(self) -> str:
+        """Name of the tensor that the output layer has as its table now."""
+        return f"{self.tables.input if self.is_tied else self.tables.output}.weight"
+
+
+def decide(checkpoint: Checkpoint, options: Options, text: Text | None = None) -> Decision:
+    """Choose sides and dimensions.
+
+    Raises:
+        UnsupportedModelError: the family, or where it keeps its embeddings, is not declared.
+        UsageError: a table that is factorised already, a side that the model lacks, dimensions that cannot be.
+    """
+    tables = token_tables(checkpoint)
+    is_tied = _is_tied(checkpoint, tables)
+    if options.cache and tables.unit is not None:
+        return _cached(checkpoint, tables, options, text, is_tied)
+    sides = _sides(checkpoint, tables, options, is_tied)
+    shape = _shape(tables, options, "input" in sides)
+    zero_row = None
+    if "input" in sides:
+        zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
+    change = _change(tables.change, options, shape, sides, is_tied, zero_row is not None)
+    return Decision(
+        tables=tables,
+        change=change,
+        shape=shape if "input" in sides else None,
+        output_dim=shape.map_dim if "output" in sides else None,
+        is_tied=is_tied,
+        padding_id=zero_row,
+        step=_step(checkpoint, _arguments(options, shape, sides, text)),
+        reasons=_reasons(options, shape, sides, is_tied, text),
+    )
+
+
+def _cached(
+    checkpoint: Checkpoint, tables: TokenTables, options: Options, text: Text | None, is_tied: bool
+) -> Decision:
+    """Write down the rows of the unit that the checkpoint holds."""
+    asked = (
+        options.map_dim,
+        options.expand_dim,
+        options.depth,
+        options.max_groups,
+        options.kind,
+        options.epochs,
+        text,
+    )
+    if options.side not in (None, "input") or any(value is not None for value in asked):
+        raise UsageError(
+            f"{checkpoint.path}: its input is factorised already; --cache writes its rows, and fits nothing",
+            "Give --cache alone, or factorise the original model.",
+        )
+    unit, output = tables.change.unit, tables.change.output
+    assert unit is not None
+    cached = InputChange(
+        unit.kind, unit.map_dim, unit.expand_dim, unit.depth, unit.max_groups, unit.zero_padding, cached=True
+    )
+    if output is not None and output.tied:
+        output = OutputChange(output.map_dim)
+    return Decision(
+        tables=tables,
+        change=EmbeddingChange(cached, output),
+        shape=None,
+        output_dim=None,
+        is_tied=is_tied,
+        padding_id=None,
+        step=_step(checkpoint, {"cache": True, "dtype": options.dtype}),
+        reasons=("The rows of its unit become the input table; nothing is fitted.",),
+    )
+
+
+def _is_tied(checkpoint: Checkpoint, tables: TokenTables) -> bool:
+    """Whether the output layer has the input's table, or map table."""
+    output = f"{tables.output}.weight"
+    tied = ties(checkpoint.require_architecture(), checkpoint.config, checkpoint.structure)
+    return _has_output(checkpoint) and output in tied and output not in checkpoint.tensors
+
+
+def _has_output(checkpoint: Checkpoint) -> bool:
+    embedding = checkpoint.require_architecture().embedding
+    return embedding is not None and model_class(checkpoint).__name__ in embedding.classes
+
+
+def _sides(
+    checkpoint: Checkpoint, tables: TokenTables, options: Options, is_tied: bool
+) -> frozenset[Literal["input", "output"]]:
+    """The sides to factorise.
+
+    Raises:
+        UsageError: the model lacks one of them, or has it factorised already.
+    """
+    side = options.side or ("both" if is_tied else "input")
+    if side not in SIDES:
+        raise UsageError(f"No side {side!r}.", f"Choose one of {', '.join(SIDES)}.")
+    found: frozenset[Literal["input", "output"]] = (
+        frozenset({"input", "output"}) if side == "both" else frozenset({side})
+    )
+    where, output = checkpoint.path, tables.change.output
+    if "output" in found and not _has_output(checkpoint):
+        raise UsageError(
+            f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",
+            "Choose --side input.",
+        )
+    if "input" in found and tables.unit is not None:
+        raise UsageError(
+            f"{where}: its input embedding is factorised already (to {tables.unit.map_dim})",
+            "Factorise the original model; --cache writes the rows of this one as a table.",
+        )
+    if "output" in found and output is not None and output.map_dim is not None:
+        raise UsageError(
+            f"{where}: its output layer is factorised already (to {output.map_dim})",
+            "Factorise the original model, or choose --side input.",
+        )
+    if options.cache and "input" not in found:
+        raise UsageError("--cache writes the rows of the input's unit", "Choose --side input or both.")
+    return found
+
+
+def _shape(tables: TokenTables, options: Options, has_unit: bool) -> UnitShape:
+    """The dimensions, those that are not given chosen so that they divide.
+
+    Raises:
+        UsageError: dimensions that cannot be.
+    """
+    kind = options.kind or "define"
+    if not has_unit:  # the output's map is all there is
+        if options.expand_dim is not None or options.depth is not None or options.max_groups is not None:
+            raise UsageError(
+                "--expand-dim, --depth and --max-groups are of the input's unit",
+                "Choose --side input or both.",
+            )
+        if options.kind not in (None, "projective"):
+            raise UsageError(f"--kind {kind} is of the input's unit", "Choose --side input or both.")
+        kind = "projective"
+    depth = 3 if options.depth is None else options.depth
+    groups = 4 if options.max_groups is None else options.max_groups
+    n, k = options.map_dim, options.expand_dim
+    if n is None or k is None:
+        unit = _multiple(groups, depth, kind)
+        if n is None:
+            n = min(max(round(tables.model_dim / NARROWER / unit), 1) * unit, max(tables.model_dim - 1, 1))
+        if k is None:
+            k = max(round(WIDER * tables.model_dim / (2 * unit)), 1) * 2 * unit
+            k = max(k, -(-n // unit) * 2 * unit)
+    return UnitShape(tables.vocabulary, n, tables.model_dim, k, depth, groups, kind)
+
+
+def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
+    """What n and the inner widths are multiples of; 1 where there can be no unit, which its own check says."""
+    if kind == "projective" or groups < 1 or depth < 1:
+        return 1
+    size = 2 * lcm(*range(1, groups + 1))  # that every number of groups divides
+    return UnitShape(1, size, size + 1, 2 * size, depth, groups, kind).group_multiple
+
+
+def _change(
+    before: EmbeddingChange,
+    options: Options,
+    shape: UnitShape,
+    sides: frozenset[Literal["input", "output"]],
+    is_tied: bool,
+    zero_padding: bool,
+) -> EmbeddingChange:
+    """How both sides will differ from the stock ones."""
+    unit, output = before.input, before.output
+    if "input" in sides:
+        expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
+        unit = InputChange(shape.kind, shape.map_dim, *expansion, zero_padding, options.cache)
+        if is_tied:
+            output = OutputChange()
+    if "output" in sides:
+        output = OutputChange(shape.map_dim, is_tied and "input" in sides and not options.cache)
+    return EmbeddingChange(unit, output)
+
+
+def _arguments(
+    options: Options, shape: UnitShape, sides: frozenset[str], text: Text | None
+) -> dict[str, Any]:
+    has_layers = bool(shape.layers)
+    return {
+        "side": "both" if len(sides) == 2 else next(iter(sides)),
+        "kind": shape.kind if "input" in sides else None,
+        "map_dim": shape.map_dim,
+        "expand_dim": shape.expand_dim if has_layers else None,
+        "depth": shape.depth if has_layers else None,
+        "max_groups": shape.max_groups if has_layers else None,
+        "cache": options.cache or None,
+        **({} if text is None else text.described),
+        "epochs": options.epochs,
+        "dtype": options.dtype,
+        "seed": options.seed,
+    }
+
+
+def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
+    return {
+        "command": COMMAND,
+        "arguments": {name: value for name, value in arguments.items() if value is not None},
+        "prunecli": __version__,
+        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
+    }
+
+
+def _reasons(
+    options: Options, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Text | None
+) -> tuple[str, ...]:
+    default = "" if options.side else " (default)"
+    which = "both sides" if len(sides) == 2 else f"the {next(iter(sides))} side"
+    tied = "share a table" if is_tied else "have tables of their own"
+    lines = [f"Factorising {which}{default}; input and output {tied}."]
+    chosen = {"--map-dim": (options.map_dim, shape.map_dim)}
+    if shape.layers:
+        chosen["--expand-dim"] = (options.expand_dim, shape.expand_dim)
+    left_out = [f"{name} {value}" for name, (given, value) in chosen.items() if given is None]
+    if left_out:
+        lines.append(f"Not given, so: {', '.join(left_out)}.")
+    if text is None:
+        lines.append("Every token counts alike; --data or --text weighs them by their frequency.")
+    return tuple(lines)

@@ -1,0 +1,124 @@
+"""Carries out a decision's fits: the unit of the input, the map and projection of the output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.methods.embeddings.decide import Decision, Options
+from prunecli.methods.embeddings.fit import DefineFit, fit_define
+from prunecli.methods.embeddings.projective import Projective, moments, projective
+from prunecli.methods.embeddings.quality import Goal, Quality, measure
+from prunecli.methods.embeddings.source import Text, checkpoint_table, count_tokens, read_unit
+from prunecli.methods.embeddings.table import Array, Table, row_weights
+from prunecli.methods.embeddings.train import FitOptions
+from prunecli.modules.define import DefineEmbedding
+from prunecli.progress import Progress, silent
+
+
+@dataclass(frozen=True)
+class OutputMap:
+    """The output layer: logits (h P) U^T.
+
+    Attributes:
+        projection: P [m, n].
+        table: U [V, n], computed from the output table as it is read; None: it is the map table of the input's unit.
+        explained_variance: of the rows without their mean.
+        quality: of the rows P U^T with their mean; None: not measured.
+    """
+
+    projection: NDArray[np.float32]
+    table: Table | None
+    explained_variance: float
+    quality: Quality | None = None
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What was fitted, or read.
+
+    Attributes:
+        unit: of the input, to be written or cached; None: the input is not touched.
+        fit: what the unit is worth; None: it is not new.
+        output: None: the output layer is not touched.
+    """
+
+    unit: DefineEmbedding | None = None
+    fit: DefineFit | None = None
+    output: OutputMap | None = None
+
+
+def factorize(
+    checkpoint: Checkpoint,
+    decision: Decision,
+    options: Options,
+    text: Text | None = None,
+    progress: Progress = silent,
+) -> Factors:
+    """Fit what `decide` chose.
+
+    Raises:
+        CheckpointError: a value of a table is not finite, or no tokenizer counts the text.
+    """
+    tables = decision.tables
+    counts = None
+    if text is not None and (decision.shape is not None or decision.output_dim is not None):
+        counts = count_tokens(checkpoint, text.lines, tables.vocabulary, progress)
+    unit, fit, output = None, None, None
+    if decision.shape is not None:
+        fit = fit_define(
+            checkpoint_table(checkpoint, f"{tables.input}.weight"),
+            decision.shape,
+            FitOptions(epochs=options.epochs, seed=options.seed),
+            counts=counts,
+            padding_idx=decision.padding_id,
+            tied_output=decision.fits_both,
+            progress=progress,
+        )
+        unit = fit.unit
+        if fit.output is not None:
+            output = OutputMap(fit.output.projection, None, fit.output.explained_variance)
+    elif decision.change.input is not None and decision.change.input.cached and tables.unit is not None:
+        unit = read_unit(checkpoint, tables)
+    if decision.output_dim is not None and output is None:
+        source = checkpoint_table(checkpoint, decision.output_table)
+        output = _output_map(source, decision.output_dim, counts, decision.padding_id, progress)
+    return Factors(unit, fit, output)
+
+
+def _output_map(
+    table: Table,
+    map_dim: int,
+    counts: NDArray[np.int64] | None,
+    padding_id: int | None,
+    progress: Progress,
+) -> OutputMap:
+    """The truncated SVD of the rows without their mean: no map of this n is nearer to them."""
+    ignored: tuple[int, ...] = ()
+    if padding_id is not None and not table.rows(padding_id, padding_id + 1).any():
+        ignored = (padding_id,)
+    weights = row_weights(table.vocabulary, counts, power=FitOptions().power, ignored=ignored)
+    found = moments(table, weights, progress)
+    first = projective(found, map_dim)
+    expansion = torch.from_numpy(first.expansion.astype(np.float32))
+    mean = torch.from_numpy(first.mean.astype(np.float32))
+
+    def reconstruct(_start: int, _stop: int, rows: Array) -> Tensor:
+        return torch.from_numpy(first.mapped(rows)) @ expansion + mean
+
+    variance = found.variance if found.variance > 0 else 1.0
+    goal = Goal(weights, variance, FitOptions().cosine_weight)
+    quality = measure(table, goal, reconstruct, progress)
+    mapped = Table(table.vocabulary, map_dim, partial(_mapped_rows, table, first), table.name)
+    projection = np.ascontiguousarray(first.expansion.T.astype(np.float32))
+    return OutputMap(projection, mapped, quality.explained_variance, quality)
+
+
+def _mapped_rows(table: Table, first: Projective, start: int, stop: int) -> Array:
+    return first.mapped(table.rows(start, stop))

@@ -1,0 +1,151 @@
+"""What each tensor of the factorised checkpoint is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.checkpoint.dtypes import is_float, parse_dtype
+from prunecli.checkpoint.embedding import declared_tables
+from prunecli.checkpoint.embedding_change import EmbeddingChange
+from prunecli.checkpoint.reader import Checkpoint
+from prunecli.checkpoint.stream import Copy, Made, Output, Recipe, Zeros
+from prunecli.checkpoint.structure import Structure
+from prunecli.methods.embeddings.decide import Decision
+from prunecli.methods.embeddings.factorize import Factors
+from prunecli.modules.define import DefineEmbedding
+
+Shape = tuple[int, ...]
+
+
+def rewrite(
+    checkpoint: Checkpoint, decision: Decision, factors: Factors | None, dtype: str | None = None
+) -> tuple[Structure, tuple[Output, ...]]:
+    """The structure and the tensors, in the order of the source, the embeddings' where its first one was.
+
+    Args:
+        checkpoint: the source.
+        decision: of `decide`, for this checkpoint.
+        factors: what was fitted for it; None: zeros in their place, for a dry run.
+        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
+    """
+    target = None if dtype is None else parse_dtype(dtype)
+    structure = replace(checkpoint.structure, embedding=decision.change)
+    shapes, recipes = embedding_shapes(checkpoint, decision.change), _recipes(checkpoint, decision, factors)
+    gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
+    stored = next(info.dtype for name, info in checkpoint.tensors.items() if name in gone)
+    made = []
+    for name, shape in shapes.items():
+        recipe = recipes.get(name, Zeros(shape))
+        kind = checkpoint.info(recipe.source).dtype if isinstance(recipe, Copy) else stored
+        made.append(Output(name, target or kind, shape, recipe))
+    outputs: list[Output] = []
+    for name, info in checkpoint.tensors.items():
+        if name in gone:
+            outputs += made
+            made = []
+            continue
+        kind = target if target is not None and is_float(info.dtype) else info.dtype
+        outputs.append(Output(name, kind, info.shape, Copy(name)))
+    outputs += [
+        Output(alias, target or checkpoint.info(name).dtype, checkpoint.info(name).shape, Copy(name))
+        for alias, name in _untied_beside(checkpoint, decision).items()
+    ]
+    return structure, tuple(outputs)
+
+
+def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[str, Shape]:
+    """Name -> shape of every tensor of the token embeddings, with `change` in the place of what the source says.
+
+    A stock output table counts where it is one of its own.
+    """
+    structure = replace(checkpoint.structure, embedding=change)
+    found = declared_tables(checkpoint.require_architecture(), checkpoint.config, structure)
+    assert found is not None
+    shapes: dict[str, Shape] = {}
+    if found.unit is None:
+        shapes[f"{found.input}.weight"] = (found.vocabulary, found.model_dim)
+    output = f"{found.output}.weight"
+    if change.output is None and output in checkpoint.tensors:
+        shapes[output] = checkpoint.info(output).shape
+    return shapes | found.tensors
+
+
+def _recipes(checkpoint: Checkpoint, decision: Decision, factors: Factors | None) -> dict[str, Recipe]:
+    """Those that are known; without `factors` only what is copied."""
+    source, output = decision.tables.input, decision.tables.output
+    found: dict[str, Recipe] = {
+        name: Copy(name)
+        for name in embedding_shapes(checkpoint, checkpoint.structure.embedding)
+        if name in checkpoint.tensors
+    }
+    table = f"{source}.weight" if decision.tables.unit is None else f"{source}.map.weight"
+    if decision.is_tied:  # where the two part, the output layer takes a copy along
+        found[f"{output}.weight"] = Copy(table)
+    if decision.shape is not None or _is_cached_now(decision):
+        for name in [name for name in found if name.startswith(f"{source}.")]:
+            del found[name]
+    if decision.output_dim is not None:
+        found.pop(f"{output}.weight", None)
+    if factors is None:
+        return found
+    if factors.unit is not None:
+        found |= _unit_recipes(source, factors.unit, is_cached=_is_cached(decision))
+    if factors.output is not None:
+        found[f"{output}.project.weight"] = _given(factors.output.projection.T)
+        if (mapped := factors.output.table) is not None:
+            found[f"{output}.weight"] = Made((mapped.vocabulary, mapped.model_dim), mapped.rows)
+        elif factors.unit is not None:
+            found[f"{output}.weight"] = _given(factors.unit.map.weight.detach().numpy())
+    return found
+
+
+def _is_cached(decision: Decision) -> bool:
+    return decision.change.input is not None and decision.change.input.cached
+
+
+def _is_cached_now(decision: Decision) -> bool:
+    return _is_cached(decision) and decision.tables.unit is not None
+
+
+def _unit_recipes(name: str, unit: DefineEmbedding, *, is_cached: bool) -> Mapping[str, Recipe]:
+    if not is_cached:
+        return {f"{name}.{part}": _given(held.detach().numpy()) for part, held in unit.named_parameters()}
+    shape = (unit.num_embeddings, unit.embedding_dim)
+    return {f"{name}.weight": Made(shape, partial(_unit_rows, unit))}
+
+
+def _unit_rows(unit: DefineEmbedding, start: int, stop: int) -> NDArray[np.float32]:
+    return np.asarray(unit.rows(start, stop))
+
+
+def _given(values: NDArray[np.float32]) -> Made:
+    return Made(values.shape, partial(_array_rows, values))
+
+
+def _array_rows(values: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:
+    return values[start:stop]
+
+
+def _untied_beside(checkpoint: Checkpoint, decision: Decision) -> dict[str, str]:
+    """Aliases that become tensors of their own together with the output table: a bias -> what it was tied to.
+
+    `tie_word_embeddings` false, which says that the tables are apart, parts these too.
+    """
+    family, output = checkpoint.require_architecture(), decision.change.output
+    if not decision.is_tied or output is None or output.map_dim is not None:
+        return {}
+    if family.embedding is None or not family.embedding.apart:
+        return {}
+    return {
+        alias: name
+        for alias, name in family.tied.items()
+        if alias in family.loose
+        and alias != f"{decision.tables.output}.weight"
+        and alias not in checkpoint.tensors
+        and name in checkpoint.tensors
+    }

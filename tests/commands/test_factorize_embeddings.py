@@ -1,0 +1,241 @@
+"""`prunecli factorize-embeddings` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.app import describe
+from prunecli.commands.factorize_embeddings import factorize_embeddings
+from prunecli.commands.inspect import inspect
+from tests.contracts.method_contract import digests, logits
+from tests.families import tiny_family
+from tests.ffn_layouts import weights
+from tests.tiny import tiny_nllb_moe
+
+SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+
+
+def run(*arguments: object, command: Any = factorize_embeddings) -> Result:
+    """One call of the command; failures are described as the command line does."""
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        return Result(result.exit_code, result.stdout, result.stderr)
+    text, status = describe(result.exception)
+    return Result(status, result.stdout, result.stderr + text)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with text."""
+    (tmp_path / "lines").write_text("the hat\nthe hen\n")
+    (tmp_path / "data").mkdir()
+    for name, text in {"train.eng": "the hat\n", "train.deu": "ein hut\n", "test.eng": "no\n"}.items():
+        (tmp_path / "data" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_demo_model_without_any_option(folder: Path) -> None:
+    result = run("--epochs", "0")
+    assert result.status == 0, result.err
+    assert "No checkpoint given: using the bundled demo model." in result.err
+    assert "Factorising both sides (default); input and output share a table." in result.err
+    assert "Not given, so: --map-dim 8, --expand-dim 128." in result.err
+    assert "Every token counts alike" in result.err
+    assert "Written: factorised-embeddings (opens with prunecli" in result.out
+    assert np.isfinite(logits(folder / "factorised-embeddings").numpy()).all()
+
+
+def test_says_how_near_the_rows_come(model: Path) -> None:
+    result = run(model, *SMALL)
+    assert result.status == 0, result.err
+    for text in (
+        "Explained variance",
+        "Mean cosine",
+        "input, define",
+        "projective with the same n = 4",
+        "map table",
+    ):
+        assert text in result.out
+    assert "Not given" not in result.err
+
+
+def test_json_holds_the_same(model: Path) -> None:
+    result = run(model, *SMALL, "--json", "--quiet", "--seed", "3")
+    found = json.loads(result.out)
+    assert result.err == ""
+    assert (found["format"], found["seed"]) == ("prunecli.embedding/1", 3)
+    assert found["embedding"] == {
+        "input": {
+            "kind": "define",
+            "map_dim": 4,
+            "expand_dim": 12,
+            "depth": 2,
+            "max_groups": 2,
+            "zero_padding": False,
+            "cached": False,
+        },
+        "output": {"map_dim": 4, "tied": True},
+    }
+    rows, width = weights(model)["transformer.wte.weight"].shape
+    # A map table; layers of 4 x 8 / 2 and (4 + 8) x 12 values; the reduction; the output's projection; biases.
+    after = rows * 4 + (4 * 8 // 2 + 8) + ((4 + 8) * 12 + 12) + (12 + 1) * width + 4 * width
+    assert found["embedding_parameters_before"] == rows * width
+    assert found["embedding_parameters_after"] == after
+    assert found["parameters_after"] - found["parameters_before"] == after - rows * width
+    assert (
+        0 < found["input"]["projective"]["explained_variance"] <= found["input"]["explained_variance"] + 0.2
+    )
+    assert 0 < found["output_layer"]["explained_variance"] < 1
+
+
+def test_the_same_seed_gives_the_same_bytes(model: Path, folder: Path) -> None:
+    for name in ("one", "two"):
+        assert run(model, *SMALL, "-o", name, "--quiet").status == 0
+    assert digests(folder / "one") == digests(folder / "two")
+    assert run(model, *SMALL, "-o", "three", "--quiet", "--seed", "1").status == 0
+    assert digests(folder / "one") != digests(folder / "three")
+
+
+@pytest.mark.parametrize(
+    ("options", "described"),
+    [
+        (("--text", "lines"), {"text": ["lines"], "lines": 2}),
+        (("--data", "data"), {"split": ["train"], "lines": 2}),
+        (("--data", "data", "--split", "test,train", "--langs", "eng"), {"langs": ["eng"], "lines": 2}),
+    ],
+)
+def test_text_weighs_tokens(
+    model: Path, folder: Path, options: tuple[str, ...], described: dict[str, Any]
+) -> None:
+    result = run(model, *SMALL, *options, "-o", "weighed")
+    assert result.status == 0, result.err
+    assert "counts alike" not in result.err
+    run(model, *SMALL, "-o", "plain", "--quiet")
+    assert not np.array_equal(
+        weights(folder / "weighed")["transformer.wte.map.weight"],
+        weights(folder / "plain")["transformer.wte.map.weight"],
+    )
+    step = json.loads((folder / "weighed" / "config.json").read_text())["prunecli"]["history"][0]
+    assert described.items() <= step["arguments"].items()
+
+
+def test_a_dry_run_fits_and_writes_nothing(model: Path, folder: Path) -> None:
+    before = sorted(folder.iterdir())
+    result = run(model, *SMALL, "--dry-run")
+    assert result.status == 0, result.err
+    assert "Dry run: nothing is fitted or written." in result.out
+    assert "Explained variance" not in result.out
+    assert sorted(folder.iterdir()) == before
+    written, planned = (json.loads(run(model, *SMALL, *more, "--json").out) for more in ((), ("--dry-run",)))
+    assert written["parameters_after"] == planned["parameters_after"]
+    assert written["bytes_after"] == planned["bytes_after"]
+
+
+def test_cache_needs_no_fit(model: Path, folder: Path) -> None:
+    assert run(model, *SMALL, "-o", "unit").status == 0
+    result = run("unit", "--cache", "-o", "cached")
+    assert result.status == 0, result.err
+    assert "nothing is fitted" in result.err
+    np.testing.assert_allclose(logits(folder / "cached"), logits(folder / "unit"), rtol=1e-4, atol=1e-5)
+    assert run("unit", "--cache", "-o", "never", "--dry-run").status == 0
+
+
+def test_a_cached_input_is_stock(model: Path) -> None:
+    result = run(model, *SMALL, "--side", "input", "--cache")
+    assert "Written: factorised-embeddings (stock layout)" in result.out
+
+
+@pytest.mark.parametrize("kind", ["define", "projective"])
+def test_draws_correlations(model: Path, folder: Path, kind: str) -> None:
+    result = run(model, *SMALL, "--kind", kind, "--plot", "maps.png")
+    assert result.status == 0, result.err
+    assert (folder / "maps.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_names_the_unit(model: Path) -> None:
+    run(model, *SMALL, "-o", "unit")
+    result = run("unit", command=inspect)
+    assert "Embeddings: input: a unit of kind define (4 to 12 to 32" in result.out
+    assert "factorize-embeddings --side both --kind define --map-dim 4" in result.out
+    assert json.loads(run("unit", "--json", command=inspect).out)["embedding"]["output"]["tied"]
+
+
+def test_a_mixture_of_experts(folder: Path) -> None:
+    source = tiny_nllb_moe(folder / "moe", shards=2, dtype="F16")
+    result = run(source, "--map-dim", "4", "--epochs", "1", "-o", "unit")
+    assert result.status == 0, result.err
+    held = weights(folder / "unit")
+    assert {held[name].dtype for name in held if name.startswith("model.shared.")} == {np.dtype(np.float16)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--map-dim", "32"), "The map dimension 32 is not below the model's width 32"),
+        (("--map-dim", "6"), "The map dimension 6 cannot be split"),
+        (("--kind", "deep"), "'deep' is no kind of unit"),
+        (("--split", "train"), "--split and --langs go with --data."),
+        (("--data", "data", "--langs", "eng,,deu"), "an empty name"),
+        (("--data", "data", "--langs", "xyz"), "xyz"),
+        (("--data", "nowhere"), "nowhere"),
+        (("--text", "nowhere"), "nowhere"),
+        (("--plot", "maps.txt"), "--plot maps.txt: not a PNG file"),
+        (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
+        (("--side", "output", "--kind", "define"), "--kind define is of the input's unit"),
+        (("-o", "data"), "data: exists already"),
+        (("--side", "up"), "Invalid value for '--side'"),
+    ],
+)
+def test_refusals(model: Path, folder: Path, options: tuple[str, ...], message: str) -> None:
+    before = sorted(folder.iterdir())
+    result = run(model, *options)
+    assert result.status in (1, 2)
+    assert message in result.err
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_factorised_checkpoint_is_refused(model: Path) -> None:
+    run(model, *SMALL, "-o", "unit")
+    result = run("unit", *SMALL, "-o", "again")
+    assert result.status == 2
+    assert "its input embedding is factorised already (to 4)" in result.err
+    assert "and fits nothing" in run("unit", "--cache", "--map-dim", "4", "-o", "again").err
+
+
+def test_an_unknown_family_is_refused(folder: Path) -> None:
+    source = tiny_family(folder / "odd", "gpt2")
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps({**config, "model_type": "odd"}))
+    result = run(source)
+    assert result.status == 1
+    assert 'the model family "odd" is not supported' in result.err
+
+
+def test_a_tokenizer_of_another_model_is_refused(model: Path, folder: Path) -> None:
+    source = tiny_family(folder / "source", "gpt2", vocab_size=20)
+    result = run(source, *SMALL, "--text", "lines")
+    assert result.status == 1
+    assert "its table has 20 rows" in result.err

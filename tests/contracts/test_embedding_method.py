@@ -1,0 +1,314 @@
+"""Factorised embeddings in every declared family: what they compute, how they are stored, opened, saved and cached."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.embedding import describe_embeddings, token_tables
+from prunecli.checkpoint.layout import check_tensors, part_of
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.experts.rewrite import rewrite as without_experts
+from prunecli.methods.heads.rewrite import rewrite as without_heads
+from prunecli.methods.vocabulary.rewrite import rewrite as with_tokens
+from prunecli.pipeline import Rewrite, stock_config
+from tests.contracts.method_contract import digests, load, logits, logits_of, written
+from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
+from tests.families import tiny_family
+from tests.ffn_layouts import weights, write_copy
+from tests.tiny import tiny_nllb_moe
+
+SIDES = ("input", "output", "both")
+TRANSLATORS = ("nllb-moe", "m2m_100", "marian", "bart", "mbart", "t5", "t5-gated")
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+@pytest.fixture
+def source(case: Case, tmp_path: Path) -> Path:
+    return case.make(tmp_path / "source")
+
+
+@pytest.mark.parametrize("side", SIDES)
+class TestEverySide:
+    def test_computes_with_the_rows_that_it_stands_for(
+        self, case: Case, source: Path, tmp_path: Path, side: str
+    ) -> None:
+        out = factorised(source, tmp_path / "out", side=side)
+        assert not torch.allclose(logits(out), logits(source), atol=1e-3)
+        torch.testing.assert_close(
+            logits(out), logits_of(replaced(load(source), case, out)), rtol=1e-4, atol=1e-5
+        )
+
+    def test_stores_nothing_twice(self, case: Case, source: Path, tmp_path: Path, side: str) -> None:
+        held = weights(factorised(source, tmp_path / "out", side=side))
+        table, output = f"{case.input[0]}.weight", f"{case.output}.weight"
+        assert (table in held) == (side == "output")
+        assert (output in held) == (side != "both" or not case.tied)
+        assert not any(name.startswith(case.input[1:]) for name in held)
+        with open_checkpoint(tmp_path / "out") as made:
+            check_tensors(made)
+            own = [
+                name for name in made.tensors if name.startswith((f"{case.input[0]}.", f"{case.output}.pro"))
+            ]
+            assert {part_of(made, name) for name in own} == {"embeddings"}
+
+    def test_saves_what_it_was_made_of(self, source: Path, tmp_path: Path, side: str) -> None:
+        out = factorised(source, tmp_path / "out", side=side)
+        model = load(out)
+        expected = logits_of(model)
+        model.tie_weights()
+        assert torch.equal(logits_of(model), expected)
+        model.save_pretrained(tmp_path / "saved")
+        one, two = weights(out), weights(tmp_path / "saved")
+        assert one.keys() == two.keys()
+        assert all(np.array_equal(one[name], two[name]) for name in one)
+        assert torch.equal(logits(tmp_path / "saved"), expected)
+
+
+class TestCaching:
+    @pytest.mark.parametrize("side", ["input", "both"])
+    def test_changes_no_logits(self, source: Path, tmp_path: Path, side: str) -> None:
+        out = factorised(source, tmp_path / "out", side=side)
+        later = cached(out, tmp_path / "later")
+        torch.testing.assert_close(logits(later), logits(out), rtol=1e-4, atol=1e-5)
+        at_once = factorised(source, tmp_path / "at-once", side=side, cache=True)
+        one, two = weights(later), weights(at_once)
+        assert one.keys() == two.keys()
+        for name, value in one.items():
+            np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
+
+    def test_of_the_input_alone_is_a_stock_model(self, case: Case, source: Path, tmp_path: Path) -> None:
+        out = factorised(source, tmp_path / "out", side="input", cache=True)
+        found = config(out)
+        assert found["prunecli"]["embedding"]["input"]["cached"]
+        if not case.stock:  # its config cannot say that the output has a table of its own
+            assert found["model_type"].startswith("prunecli-")
+            return
+        import transformers
+
+        assert found["model_type"] == config(source)["model_type"]
+        stock = getattr(transformers, found["architectures"][0]).from_pretrained(out).eval()
+        torch.testing.assert_close(logits_of(stock), logits(out))
+
+    def test_can_be_factorised_again(self, source: Path, tmp_path: Path) -> None:
+        once = factorised(source, tmp_path / "once", side="input", cache=True)
+        again = factorised(once, tmp_path / "again", side="input", map_dim=2)
+        assert config(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
+        assert torch.isfinite(logits(again)).all()
+
+    def test_takes_a_unit(self, source: Path, tmp_path: Path) -> None:
+        factorised(source, tmp_path / "out")
+        with (
+            open_checkpoint(tmp_path / "out") as opened,
+            pytest.raises(UsageError, match="and fits nothing"),
+        ):
+            decided(opened, cache=True)
+
+
+class TestOpening:
+    def test_can_be_copied_and_pickled(self, source: Path, tmp_path: Path) -> None:
+        model = load(factorised(source, tmp_path / "out", side="both"))
+        expected = logits_of(model)
+        for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(logits_of(other), expected)
+            assert len(list(other.parameters())) == len(list(model.parameters()))
+
+    def test_the_modules_are_one(self, case: Case, source: Path, tmp_path: Path) -> None:
+        model = load(factorised(source, tmp_path / "out", side="both"))
+        units = {id(model.get_submodule(name)) for name in case.input}
+        assert len(units) == 1
+        unit = model.get_submodule(case.input[0])
+        assert model.get_input_embeddings() is unit
+        output = model.get_submodule(case.output)
+        assert model.get_output_embeddings() is output
+        assert (output.weight is unit.map.weight) == case.tied
+
+    def test_every_part_is_trained(self, source: Path, tmp_path: Path) -> None:
+        model = load(factorised(source, tmp_path / "out", side="both"))
+        ids = torch.tensor([[5, 6, 7, 8]])
+        targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+        model(input_ids=ids, **targets).logits.square().mean().backward()
+        parts = [
+            name
+            for name, _ in model.named_parameters()
+            if ".map." in name or ".reduce." in name or "project." in name
+        ]
+        assert len(parts) >= 4
+        for name in parts:
+            assert model.get_parameter(name).grad.abs().sum() > 0, name
+
+    def test_with_transformers(self, case: Case, source: Path, tmp_path: Path) -> None:
+        import transformers
+
+        out = factorised(source, tmp_path / "out")
+        auto = next(key for key in config(out)["auto_map"] if key != "AutoConfig")
+        theirs = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
+        assert torch.equal(logits_of(theirs), logits(out))
+        assert config(out)["model_type"].startswith("prunecli-")
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
+
+    def test_a_missing_tensor_is_named(self, case: Case, source: Path, tmp_path: Path) -> None:
+        out = factorised(source, tmp_path / "out")
+        held = weights(out)
+        del held[f"{case.input[0]}.reduce.bias"]
+        write_copy(out, tmp_path / "less", held)
+        with pytest.raises(CheckpointError, match=r"1 missing \(.*reduce\.bias"):
+            load(tmp_path / "less")
+
+    def test_cannot_be_resized(self, source: Path, tmp_path: Path) -> None:
+        model = load(factorised(source, tmp_path / "out"))
+        with pytest.raises(ValueError, match="factorised embeddings cannot be resized"):
+            model.resize_token_embeddings(100)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_generates_as_the_replaced_model_does(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    source = case.make(tmp_path / "source")
+    out = factorised(source, tmp_path / "out", side="both")
+    ids = torch.tensor([[5, 6, 7, 8, 2]])
+    options: dict[str, Any] = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
+    expected = replaced(load(source), case, out).generate(ids, **options)
+    assert torch.equal(load(out).generate(ids, **options), expected)
+
+
+def test_two_runs_give_identical_bytes(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "bart")
+    one = factorised(source, tmp_path / "one")
+    other = factorised(source, tmp_path / "other")
+    assert digests(one) == digests(other)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_writes_the_type_that_is_asked_for(dtype: str, tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "gpt2")
+    out = factorised(source, tmp_path / "out", dtype=dtype)
+    with open_checkpoint(out) as made:
+        assert {info.dtype for info in made.tensors.values()} == {
+            {"float16": "F16", "bfloat16": "BF16"}[dtype]
+        }
+    assert config(out)["dtype"] == dtype
+    torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=0.05, atol=0.05)
+
+
+class TestPadding:
+    def zeroed(self, directory: Path) -> Path:
+        source = tiny_family(directory / "plain", "m2m_100")
+        held = weights(source)
+        held["model.shared.weight"][1] = 0
+        return write_copy(source, directory / "source", held)
+
+    def test_a_row_of_zeros_stays_one(self, tmp_path: Path) -> None:
+        out = factorised(self.zeroed(tmp_path), tmp_path / "out")
+        assert config(out)["prunecli"]["embedding"]["input"]["zero_padding"]
+        unit = load(out).get_input_embeddings()
+        assert not unit(torch.tensor([1])).any()
+        assert unit(torch.tensor([0, 2])).any()
+        assert not weights(cached(out, tmp_path / "cached"))["model.shared.weight"][1].any()
+
+    def test_another_row_is_like_every_other(self, tmp_path: Path) -> None:
+        source = tiny_family(tmp_path / "source", "m2m_100")
+        out = factorised(source, tmp_path / "out")
+        assert not config(out)["prunecli"]["embedding"]["input"]["zero_padding"]
+        assert load(out).get_input_embeddings()(torch.tensor([1])).any()
+
+
+class TestOtherMethods:
+    def test_pruning_heads_keeps_the_unit(self, source: Path, tmp_path: Path) -> None:
+        """In either order."""
+
+        def fewer(opened: Checkpoint) -> Rewrite:
+            kept = {layer.name: layer.heads[1:] for layer in attention_layers(opened)}
+            structure, outputs = without_heads(opened, kept)
+            return Rewrite(structure, outputs, stock_config(opened, structure))
+
+        one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
+        two = factorised(written(source, fewer, tmp_path / "heads"), tmp_path / "two")
+        first, second = weights(one), weights(two)
+        assert first.keys() == second.keys()
+        assert all(np.array_equal(first[name], second[name]) for name in first)
+        assert torch.equal(logits(one), logits(two))
+        assert config(one)["prunecli"]["embedding"] == config(two)["prunecli"]["embedding"]
+
+    def test_pruning_experts_keeps_the_unit(self, tmp_path: Path) -> None:
+        source = tiny_nllb_moe(tmp_path / "source")
+
+        def fewer(opened: Checkpoint) -> Rewrite:
+            layers = [
+                f"model.{side}.layers.{number}.ffn" for side in ("encoder", "decoder") for number in (1, 3)
+            ]
+            structure, outputs = without_experts(opened, dict.fromkeys(layers, (0, 2, 5)))
+            return Rewrite(structure, outputs, stock_config(opened, structure))
+
+        one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
+        two = factorised(written(source, fewer, tmp_path / "fewer"), tmp_path / "two")
+        assert torch.equal(logits(one), logits(two))
+        assert config(one)["model_type"] == config(two)["model_type"] == "prunecli-nllb-moe"
+        assert config(cached(one, tmp_path / "cached"))["prunecli"]["experts"]
+
+    @pytest.mark.parametrize("side", SIDES)
+    def test_tokens_are_cut_from_the_map_table(self, source: Path, tmp_path: Path, side: str) -> None:
+        kept = [*range(5), *range(8, 40)]
+
+        def fewer(opened: Checkpoint) -> Rewrite:
+            outputs = with_tokens(opened, kept)
+            made = stock_config(opened, opened.structure)
+            return Rewrite(opened.structure, outputs, {**made, "vocab_size": len(kept), **decoder_size(made)})
+
+        def decoder_size(made: dict[str, Any]) -> dict[str, int]:
+            return {"decoder_vocab_size": len(kept)} if "decoder_vocab_size" in made else {}
+
+        out = factorised(source, tmp_path / "out", side=side)
+        less = written(out, fewer, tmp_path / "less")
+        whole, part = load(out), load(less)
+        ids = torch.tensor([[0, 5, 6, 20, 2]])
+        old = torch.tensor(kept)[ids]
+        targets = {"decoder_input_ids": old} if whole.config.is_encoder_decoder else {}
+        with torch.no_grad():
+            expected = whole(input_ids=old, **targets).logits[..., kept]
+            targets = dict.fromkeys(targets, ids)
+            torch.testing.assert_close(part(input_ids=ids, **targets).logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "described"),
+    [
+        (
+            {},
+            "input: a unit of kind define (4 to 12 to 32, 2 layers, up to 2 groups); "
+            "output: 32 to 4, then the input's map table",
+        ),
+        (
+            {"side": "input", "kind": "projective"},
+            "input: a unit of kind projective (4 to 32); output: a table of its own",
+        ),
+        (
+            {"cache": True, "kind": "projective"},
+            "input: a table of the rows of a unit of kind projective (4 to 32); "
+            "output: 32 to 4, then a map table of its own",
+        ),
+    ],
+)
+def test_says_what_was_done(options: dict[str, Any], described: str, tmp_path: Path) -> None:
+    out = factorised(tiny_family(tmp_path / "source", "bart"), tmp_path / "out", **options)
+    with open_checkpoint(out) as opened:
+        assert describe_embeddings(token_tables(opened)) == described
+    assert described[1:] in (out / "README.md").read_text()
+
+
+def test_a_stock_model_says_nothing(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "source", "bart")) as opened:
+        assert describe_embeddings(token_tables(opened)) == ""

@@ -1,0 +1,103 @@
+"""What `factorize-embeddings` refuses, and what a damaged or missing part of its result leads to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.errors import CheckpointError, UsageError
+from tests.contracts.method_contract import load, logits
+from tests.factorised import CASES, cached, config, decided, factorised
+from tests.families import tiny_family
+from tests.ffn_layouts import weights, write_copy
+
+SIDES = ("input", "output", "both")
+
+
+@pytest.mark.parametrize("name", ["nllb-moe", "bert", "llama"])
+@pytest.mark.parametrize("side", SIDES)
+def test_a_factorised_table(name: str, side: str, tmp_path: Path) -> None:
+    out = factorised(CASES[name].make(tmp_path / "source"), tmp_path / "out", side=side)
+    with open_checkpoint(out) as opened, pytest.raises(UsageError, match="is factorised already"):
+        decided(opened, side=side, expand_dim=None, depth=None, max_groups=None)
+
+
+@pytest.mark.parametrize("side", ["output", "both"])
+@pytest.mark.parametrize(
+    ("model_type", "name"),
+    [
+        ("bert", "BertForSequenceClassification"),
+        ("roberta", "RobertaForSequenceClassification"),
+        ("gpt2", "GPT2ForSequenceClassification"),
+        ("llama", "LlamaForSequenceClassification"),
+    ],
+)
+def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", model_type, architectures=[name])
+    with (
+        open_checkpoint(source) as opened,
+        pytest.raises(UsageError, match=f"{name} has no output layer"),
+    ):
+        decided(opened, side=side)
+    out = factorised(source, tmp_path / "out")  # the default is the input's side then
+    assert set(config(out)["prunecli"]["embedding"]) == {"input"}
+    torch.testing.assert_close(logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"map_dim": 32}, "is not below the model's width"),
+        ({"map_dim": 5}, "cannot be split"),
+        ({"map_dim": 0}, "The map dimension is 0"),
+        ({"expand_dim": 2}, "below the map dimension"),
+        ({"depth": 0}, "The depth is 0"),
+        ({"max_groups": 0}, "The number of groups is 0"),
+        ({"kind": "deep"}, "is no kind of unit"),
+        ({"side": "output", "cache": True}, "--cache writes the rows of the input's unit"),
+        ({"side": "output"}, "are of the input's unit"),
+        ({"side": "left"}, "No side 'left'"),
+    ],
+)
+def test_what_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "source", "bart")) as opened:
+        with pytest.raises(UsageError, match=message) as caught:
+            decided(opened, **options)
+        assert len(str(caught.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        {"input": {"kind": "deep", "map_dim": 4}},
+        {"input": {"kind": "projective", "map_dim": 64}},
+        {"input": {"kind": "projective"}},
+        {"input": {"kind": "projective", "map_dim": True}},
+        {"output": {"map_dim": 4, "tied": True}},
+        {"middle": {}},
+        {"input": 5},
+        ["input"],
+    ],
+)
+def test_a_damaged_structure(embedding: Any, tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "bart")
+    mark = {"version": 1, "embedding": embedding}
+    write_copy(source, tmp_path / "odd", weights(source), prunecli=mark)
+    with pytest.raises(CheckpointError) as caught:
+        load(tmp_path / "odd")
+    assert str(tmp_path / "odd") in str(caught.value)
+
+
+def test_a_value_that_is_not_finite(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "gpt2")
+    held = weights(source)
+    held["transformer.wte.weight"][7, 3] = np.nan
+    write_copy(source, tmp_path / "odd", held)
+    with pytest.raises(CheckpointError, match="row 7 holds a value that is not finite"):
+        factorised(tmp_path / "odd", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
