@@ -15,7 +15,7 @@ from prunecli.checkpoint.declared import TIE_KEY, class_names, count
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
 from prunecli.checkpoint.ffn import declared_ffns
-from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, sparse_layers
+from prunecli.checkpoint.layout import check_tensors, expected_tensors, held_sparse_layers, is_extra
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Output, check_outputs
 from prunecli.checkpoint.structure import KEY, Structure
@@ -123,8 +123,10 @@ def _even_experts(source: Checkpoint, structure: Structure) -> dict[str, int] | 
         return {}
     counts = {
         len(structure.experts[layer.name]) if layer.name in structure.experts else layer.num_experts
-        for layer in sparse_layers(source)
+        for layer in held_sparse_layers(source)
     }
+    if not counts:
+        return {}
     return dict.fromkeys(family.expert_count, counts.pop()) if len(counts) == 1 else None
 
 

@@ -14,6 +14,7 @@ from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Copy, Output
 from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError, OutputError
+from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, Summary, rewrite_checkpoint, stock_config, summarize
 from tests.families import tiny_family
 from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
@@ -235,3 +236,23 @@ def test_heads_that_transformers_would_refuse_have_a_type_of_their_own(tmp_path:
         assert load_model(output, device="cpu").num_parameters() > 0
         if model_type == "llama":
             assert AutoModelForCausalLM.from_pretrained(output).num_parameters() > 0
+
+
+@pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are
+def test_a_mixture_of_experts_without_sparse_layers(tmp_path: Path, step: int) -> None:
+    steps = {
+        "encoder_sparse_step": step,
+        "decoder_sparse_step": step,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+    }
+    tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
+    with open_checkpoint(tmp_path / "m") as source:
+        outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
+        structure = Structure()
+        rewrite_checkpoint(
+            source, Rewrite(structure, outputs, stock_config(source, structure)), tmp_path / "out"
+        )
+    model = load_model(tmp_path / "out", device="cpu")
+    assert model.config.num_experts == 8
+    assert not sparse_ffns(model)

@@ -58,13 +58,23 @@ def sparse_layers(checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
         UnsupportedModelError: the family is not declared, or the model has no experts.
         CheckpointError: a layer lacks an expert, a tensor or its router, or disagrees with its structure.
     """
-    family = checkpoint.require_architecture()
-    found = [layer for stack in family.stacks for layer in _sparse_layers(checkpoint, stack)]
+    found = held_sparse_layers(checkpoint)
     if not found:
         raise UnsupportedModelError(
             f"{checkpoint.path}: the model has no experts", "Give a mixture-of-experts checkpoint."
         )
-    return tuple(found)
+    return found
+
+
+def held_sparse_layers(checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
+    """As `sparse_layers`, but none where the model has no experts.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: as `sparse_layers`.
+    """
+    family = checkpoint.require_architecture()
+    return tuple(layer for stack in family.stacks for layer in _sparse_layers(checkpoint, stack))
 
 
 def _sparse_layers(checkpoint: Checkpoint, stack: Stack) -> Iterator[SparseLayer]:

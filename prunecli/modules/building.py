@@ -16,8 +16,8 @@ from prunecli.checkpoint.layout import (
     SparseLayer,
     check_tensors,
     expected_tensors,
+    held_sparse_layers,
     is_extra,
-    sparse_layers,
 )
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
@@ -54,7 +54,7 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
     """
     family = checkpoint.require_architecture()
     check_tensors(checkpoint)
-    layers = sparse_layers(checkpoint) if family.top_k is not None else ()
+    layers = held_sparse_layers(checkpoint)
     ffns = ffn_layers(checkpoint)
     model = _stock_model(checkpoint, family, dtype)
     for layer in layers:

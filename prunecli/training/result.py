@@ -13,7 +13,7 @@ from torch import Tensor
 
 from prunecli import __version__
 from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.layout import sparse_layers
+from prunecli.checkpoint.layout import held_sparse_layers
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Copy, Output
 from prunecli.checkpoint.writer import SINGLE_FILE
@@ -45,8 +45,7 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
 
 def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
     """Stock name -> trained value, of what `source` holds and the model has."""
-    family = source.require_architecture()
-    layers = sparse_layers(source) if family.top_k is not None else ()
+    layers = held_sparse_layers(source)
     state = stock_names(model.state_dict(), layers)
     # A tied tensor is held once, under whichever of its names the model has.
     places = {name: name if name in state else module_name(model, name) for name in source.tensors}
