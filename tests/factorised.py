@@ -53,6 +53,7 @@ CASES = {
     "nllb-moe": Case(tiny_nllb_moe, BART, "lm_head"),
     "m2m_100": Case(_family("m2m_100", scale_embedding=True), BART, "lm_head"),
     "marian": Case(_family("marian", scale_embedding=True), BART, "lm_head"),
+    "pegasus": Case(_family("pegasus", scale_embedding=True), BART, "lm_head"),
     "bart": Case(_family("bart"), BART, "lm_head"),
     "mbart": Case(_family("mbart", scale_embedding=True), BART, "lm_head"),
     "t5": Case(_family("t5"), ("shared", "encoder.embed_tokens", "decoder.embed_tokens"), "lm_head"),
@@ -76,8 +77,13 @@ CASES = {
     "roberta": Case(
         _family("roberta"), ("roberta.embeddings.word_embeddings",), "lm_head.decoder", stock=True
     ),
+    "xlm-roberta": Case(
+        _family("xlm-roberta"), ("roberta.embeddings.word_embeddings",), "lm_head.decoder", stock=True
+    ),
     "gpt2": Case(_family("gpt2"), ("transformer.wte",), "lm_head", stock=True),
     "llama": Case(_family("llama"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
+    "mistral": Case(_family("mistral"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
+    "qwen2": Case(_family("qwen2"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "llama-tied": Case(_family("llama", **TIED_LLAMA), ("model.embed_tokens",), "lm_head", stock=True),
 }
 

@@ -20,7 +20,10 @@ from tests.tiny import (
     write_weights,
 )
 
-MODEL_TYPES = ("m2m_100", "marian", "bart", "mbart", "t5", "bert", "roberta", "gpt2", "llama")
+TRANSLATORS = ("m2m_100", "marian", "pegasus", "bart", "mbart", "t5")
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2")
+MODEL_TYPES = (*TRANSLATORS, *ENCODERS, *DECODERS)
 
 GATED_T5: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 """Changes that make the tiny T5 one of version 1.1: gated FFNs, an output matrix of its own."""
@@ -63,6 +66,18 @@ _BERT: dict[str, Any] = {
     **_IDS,
 }
 
+_LLAMA: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 48,
+    "hidden_act": "silu",
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+    **_IDS,
+}
+
 _CONFIGS: dict[str, dict[str, Any]] = {
     "m2m_100": {**_SEQ2SEQ, "architectures": ["M2M100ForConditionalGeneration"]},
     "marian": {
@@ -71,6 +86,13 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 1,
         "forced_eos_token_id": 2,
         "share_encoder_decoder_embeddings": True,
+    },
+    "pegasus": {
+        **_SEQ2SEQ,
+        "architectures": ["PegasusForConditionalGeneration"],
+        "activation_function": "relu",
+        "decoder_start_token_id": 1,
+        "forced_eos_token_id": 2,
     },
     "bart": {**_SEQ2SEQ, "architectures": ["BartForConditionalGeneration"], "forced_eos_token_id": 2},
     "mbart": {**_SEQ2SEQ, "architectures": ["MBartForConditionalGeneration"], "forced_eos_token_id": 2},
@@ -93,6 +115,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     },
     "bert": {**_BERT, "architectures": ["BertForMaskedLM"]},
     "roberta": {**_BERT, "architectures": ["RobertaForMaskedLM"], "type_vocab_size": 1},
+    "xlm-roberta": {**_BERT, "architectures": ["XLMRobertaForMaskedLM"], "type_vocab_size": 1},
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": 32,
@@ -106,23 +129,14 @@ _CONFIGS: dict[str, dict[str, Any]] = {
         **_IDS,
         "bos_token_id": 2,
     },
-    "llama": {
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "intermediate_size": 48,
-        "hidden_act": "silu",
-        "max_position_embeddings": 64,
-        "tie_word_embeddings": False,
-        **_IDS,
-    },
+    "llama": {**_LLAMA, "architectures": ["LlamaForCausalLM"]},
+    "mistral": {**_LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "qwen2": {**_LLAMA, "architectures": ["Qwen2ForCausalLM"]},
 }
 
 
 def tiny_config_of(model_type: str, **changes: Any) -> dict[str, Any]:
-    """The config.json of a tiny model: 2 or 3 layers of 4 heads (Llama: 8 query heads on 4 key/value heads).
+    """The config.json of a tiny model: 2 or 3 layers of 4 heads (Llama's kin: 8 query heads on 4 key/value heads).
 
     `num_labels` among the changes becomes what config.json holds for it.
     """
@@ -157,7 +171,7 @@ def tiny_family(
     changes = {"vocab_size": size, "dtype": CONFIG_DTYPES[dtype], **config_changes}
     config = tiny_config_of(model_type, **changes)
     write_json(directory / "config.json", config)
-    if not model_type.endswith("bert") and model_type != "roberta":
+    if model_type not in ENCODERS:
         keys = (
             "bos_token_id",
             "decoder_start_token_id",
@@ -197,6 +211,8 @@ def stored_shapes(config: str) -> dict[str, tuple[int, ...]]:
     """Name -> shape of what `save_pretrained` stores of a model of this config, given as JSON; asks transformers."""
     model = stock_model(json.loads(config))
     left_out = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
+    # Frozen ones are computed.
+    left_out |= {name for name, held in model.named_parameters() if not held.requires_grad}
     if model.config.model_type == "t5" and not json.loads(config)["tie_word_embeddings"]:
         left_out.remove(
             "lm_head.weight"
@@ -217,10 +233,13 @@ def stock_model(config: dict[str, Any]) -> Any:
 _TEMPLATES = {
     "bert": ("<s> $A </s>", "<s>:0 $A:0 </s>:0 $B:1 </s>:1"),
     "roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
+    "xlm-roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
     "bart": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
     "marian": ("$A </s>", "$A $B </s>"),
+    "pegasus": ("$A </s>", "$A $B </s>"),
     "t5": ("$A </s>", "$A </s> $B </s>"),
     "llama": ("<s> $A", "<s> $A $B"),
+    "mistral": ("<s> $A", "<s> $A $B"),
 }
 
 

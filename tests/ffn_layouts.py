@@ -78,6 +78,12 @@ def _bert(model: str) -> Layout:
     )
 
 
+LLAMA = Layout(
+    {f"model.layers.{n}.mlp": f"model.layers.{n}.post_attention_layernorm" for n in range(3)},
+    {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1},
+    ("intermediate_size",),
+)
+
 LAYOUTS: dict[str, Layout] = {
     "nllb-moe": Layout(
         {
@@ -90,22 +96,22 @@ LAYOUTS: dict[str, Layout] = {
     ),
     "m2m_100": _seq2seq(post_norm=False),
     "mbart": _seq2seq(post_norm=False),
+    "pegasus": _seq2seq(post_norm=False),
     "bart": _seq2seq(post_norm=True),
     "marian": _seq2seq(post_norm=True),
     "t5": _t5({"wi.weight": 0, "wo.weight": 1}),
     "t5-gated": _t5({"wi_0.weight": 0, "wi_1.weight": 0, "wo.weight": 1}),
     "bert": _bert("bert"),
     "roberta": _bert("roberta"),
+    "xlm-roberta": _bert("roberta"),
     "gpt2": Layout(
         {f"transformer.h.{n}.mlp": f"transformer.h.{n}.ln_2" for n in range(3)},
         {"c_fc.weight": 1, "c_fc.bias": 0, "c_proj.weight": 0, "c_proj.bias": None},
         ("n_inner",),
     ),
-    "llama": Layout(
-        {f"model.layers.{n}.mlp": f"model.layers.{n}.post_attention_layernorm" for n in range(3)},
-        {"gate_proj.weight": 0, "up_proj.weight": 0, "down_proj.weight": 1},
-        ("intermediate_size",),
-    ),
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
 }
 """Of `tiny`'s models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
 
@@ -117,7 +123,7 @@ def tiny(directory: Path, case: str, **changes: Any) -> Path:
     if "decoder_ffn_dim" in LAYOUTS[case].width_keys:
         changes = {"encoder_ffn_dim": 48, "decoder_ffn_dim": 48, **changes}
     gated = GATED_T5 if case == "t5-gated" else {}
-    return tiny_family(directory, case.partition("-")[0], **gated, **changes)
+    return tiny_family(directory, case.removesuffix("-gated"), **gated, **changes)
 
 
 def weights(directory: Path) -> dict[str, np.ndarray]:

@@ -1,7 +1,9 @@
-"""Parts that several families have in common: BART's layers, BERT's layers, matrices and norms without a bias."""
+"""Parts that several families have in common: layers of BART, BERT and Llama, matrices and norms without a bias."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 from prunecli.architectures.records import (
@@ -159,3 +161,53 @@ BERT_SIZES: dict[str, int | float | bool | str] = {
 BERT_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+
+
+def llama_stack(biases: Mapping[str, str | None]) -> Stack:
+    """Llama's decoder: attention whose key/value heads are shared by several query heads, and a gated FFN.
+
+    Args:
+        biases: the projections that have a bias (`q_proj`, `down_proj`) -> on which condition; None: always.
+    """
+    queries, keys = "num_attention_heads*head_dim", "num_key_value_heads*head_dim"
+
+    def projection(name: str, inputs: str, outputs: str, lies: Literal[0, 1]) -> tuple[TensorSpec, ...]:
+        part: Part = "attention" if name.startswith("self_attn.") else "ffn"
+        heads, hidden = (lies, None) if part == "attention" else (None, lies)
+        weight, bias = linear(name, inputs, outputs, part, heads=heads, hidden=hidden)
+        own = name.rpartition(".")[2]
+        return (weight, replace(bias, optional=biases[own])) if own in biases else (weight,)
+
+    return Stack(
+        side="decoder",
+        layers="model.layers.{layer}",
+        depth="num_hidden_layers",
+        attentions=(
+            Attention(
+                name="self_attn",
+                kind="self",
+                heads="num_key_value_heads",
+                tensors=(
+                    *projection("self_attn.q_proj", "hidden_size", queries, 0),
+                    *projection("self_attn.k_proj", "hidden_size", keys, 0),
+                    *projection("self_attn.v_proj", "hidden_size", keys, 0),
+                    *projection("self_attn.o_proj", queries, "hidden_size", 1),
+                ),
+                output="self_attn.o_proj",
+            ),
+        ),
+        ffn=FeedForward(
+            name="mlp",
+            width="intermediate_size",
+            norm="post_attention_layernorm",
+            tensors=(
+                *projection("gate_proj", "hidden_size", "intermediate_size", 0),
+                *projection("up_proj", "hidden_size", "intermediate_size", 0),
+                *projection("down_proj", "intermediate_size", "hidden_size", 1),
+            ),
+        ),
+        norms=(
+            rms_norm("input_layernorm", "hidden_size"),
+            rms_norm("post_attention_layernorm", "hidden_size"),
+        ),
+    )

@@ -2,80 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from prunecli.architectures.common import embeddings, llama_stack, rms_norm
+from prunecli.architectures.records import Architecture, TokenEmbedding
 
-from prunecli.architectures.common import embeddings, rms_norm
-from prunecli.architectures.records import (
-    Architecture,
-    Attention,
-    FeedForward,
-    HeadAxis,
-    Stack,
-    TensorSpec,
-    TokenEmbedding,
-)
-
-QUERIES = "num_attention_heads*head_dim"
-KEYS = "num_key_value_heads*head_dim"
-
-
-def _projection(
-    name: str, inputs: str, outputs: str, *, heads: Literal[0, 1]
-) -> tuple[TensorSpec, TensorSpec]:
-    rows = HeadAxis(0) if heads == 0 else None
-    return (
-        TensorSpec(f"{name}.weight", (outputs, inputs), "attention", heads=HeadAxis(heads)),
-        TensorSpec(f"{name}.bias", (outputs,), "attention", optional="attention_bias", heads=rows),
-    )
-
-
-def _ffn(name: str, inputs: str, outputs: str, *, hidden: Literal[0, 1]) -> tuple[TensorSpec, TensorSpec]:
-    rows = 0 if hidden == 0 else None
-    return (
-        TensorSpec(f"{name}.weight", (outputs, inputs), "ffn", hidden=hidden),
-        TensorSpec(f"{name}.bias", (outputs,), "ffn", optional="mlp_bias", hidden=rows),
-    )
-
+BIASES = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention_bias"),
+    **dict.fromkeys(("gate_proj", "up_proj", "down_proj"), "mlp_bias"),
+}
 
 LLAMA = Architecture(
     model_type="llama",
     model_class="LlamaForCausalLM",
     auto_class="AutoModelForCausalLM",
-    stacks=(
-        Stack(
-            side="decoder",
-            layers="model.layers.{layer}",
-            depth="num_hidden_layers",
-            attentions=(
-                Attention(
-                    name="self_attn",
-                    kind="self",
-                    heads="num_key_value_heads",
-                    tensors=(
-                        *_projection("self_attn.q_proj", "hidden_size", QUERIES, heads=0),
-                        *_projection("self_attn.k_proj", "hidden_size", KEYS, heads=0),
-                        *_projection("self_attn.v_proj", "hidden_size", KEYS, heads=0),
-                        *_projection("self_attn.o_proj", QUERIES, "hidden_size", heads=1),
-                    ),
-                    output="self_attn.o_proj",
-                ),
-            ),
-            ffn=FeedForward(
-                name="mlp",
-                width="intermediate_size",
-                norm="post_attention_layernorm",
-                tensors=(
-                    *_ffn("gate_proj", "hidden_size", "intermediate_size", hidden=0),
-                    *_ffn("up_proj", "hidden_size", "intermediate_size", hidden=0),
-                    *_ffn("down_proj", "intermediate_size", "hidden_size", hidden=1),
-                ),
-            ),
-            norms=(
-                rms_norm("input_layernorm", "hidden_size"),
-                rms_norm("post_attention_layernorm", "hidden_size"),
-            ),
-        ),
-    ),
+    stacks=(llama_stack(BIASES),),
     tensors=(
         embeddings("model.embed_tokens", "vocab_size", "hidden_size"),
         rms_norm("model.norm", "hidden_size"),

@@ -190,7 +190,7 @@ class Architecture:
         extras: beginnings of the names of tensors that some classes of the family hold outside of the layers (task
             heads, poolers): carried along as they are.
         renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.
-        buffers: name endings of tensors that older checkpoints hold although the model computes them.
+        buffers: name endings of tensors that some checkpoints hold although the model computes them.
         top_k: experts per token, or None where no layer is sparse.
         expert_count: every config key that holds the number of experts.
         head_counts: config keys that hold the number of heads, where config.json also holds the width of a head: a

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.data.batching import pad
 from prunecli.data.parallel import pair_name
 from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
-from prunecli.errors import UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
 from prunecli.progress import Progress, silent
 
@@ -179,6 +179,7 @@ def _payload(
 def _subject(
     label: str, checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], new_tokens: int
 ) -> Subject:
+    _require_generation(checkpoint)
     tokenizer = load_tokenizer(checkpoint.path)
     forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
     value = checkpoint.config.get("max_position_embeddings")
@@ -191,6 +192,19 @@ def _subject(
     ids = encode(tokenizer, sentences, pair[0], max_length=limit)
     pad_id = tokenizer.pad_token_id
     return Subject(label, checkpoint, tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced)
+
+
+def _require_generation(checkpoint: Checkpoint) -> None:
+    if checkpoint.architecture is None:  # known once it is loaded
+        return
+    from prunecli.modules.building import model_class
+
+    found = model_class(checkpoint)
+    if not found.can_generate():
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the model is a {found.__name__}, which generates no text",
+            "Name a checkpoint of a translation or language model.",
+        )
 
 
 def decode(

@@ -13,12 +13,14 @@ import torch
 
 from prunecli.analysis.components import components
 from prunecli.analysis.representations import Representations, represent, text_batches
+from prunecli.architectures import FAMILIES
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.objective import translation_batches
 from prunecli.modules.loading import load_model
+from tests.families import DECODERS, ENCODERS
 from tests.ffn_layouts import tiny, write_changed
 from tests.reference import similarity as reference
 
@@ -28,15 +30,15 @@ PAIR = ("eng_Latn", "fra_Latn")
 BART_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
 NORMS = {
     "nllb-moe": ("self_attn_layer_norm", "cross_attention_layer_norm", "ff_layer_norm"),
-    **dict.fromkeys(("m2m_100", "mbart", "marian", "bart"), BART_NORMS),
+    **dict.fromkeys(("m2m_100", "mbart", "marian", "bart", "pegasus"), BART_NORMS),
     **dict.fromkeys(("t5", "t5-gated"), ("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm")),
-    **dict.fromkeys(("bert", "roberta"), ("attention.output.LayerNorm", "output.LayerNorm")),
+    **dict.fromkeys(ENCODERS, ("attention.output.LayerNorm", "output.LayerNorm")),
     "gpt2": ("ln_1", "ln_2"),
-    "llama": ("input_layernorm", "post_attention_layernorm"),
+    **dict.fromkeys(("llama", "mistral", "qwen2"), ("input_layernorm", "post_attention_layernorm")),
 }
 """The norms of a layer in order, one before or after each component."""
-POST_NORM = ("marian", "bart", "bert", "roberta")
-ONE_STACK = ("bert", "roberta", "gpt2", "llama")
+POST_NORM = ("marian", "bart", *ENCODERS)
+ONE_STACK = (*ENCODERS, *DECODERS)
 
 
 class Subject:
@@ -97,6 +99,10 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
         for name, start, end in zip(own, before, after, strict=False):
             found[name] = (end - start).tolist()
     return found
+
+
+def test_every_family_is_tested() -> None:
+    assert {case.removesuffix("-gated") for case in NORMS} == set(FAMILIES)
 
 
 @pytest.mark.parametrize("case", NORMS)

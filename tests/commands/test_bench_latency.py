@@ -7,7 +7,8 @@ import typer
 from typer.testing import CliRunner
 
 from prunecli.commands.bench_latency import bench_latency
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
 
@@ -96,3 +97,11 @@ def test_refused(folder, arguments, error, message):
     with pytest.raises(error, match=message):
         _run(*arguments)
     assert not (folder / "latency.json").exists()
+
+
+@pytest.mark.parametrize("model_type", ["bert", "xlm-roberta"])
+def test_a_model_that_generates_nothing_is_refused(folder, model_type):
+    tiny_family(folder / "encoder", model_type)
+    arguments = ("encoder", "--data", "data", "--sentences", "2", "--new-tokens", "2", "--device", "cpu")
+    with pytest.raises(UnsupportedModelError, match="ForMaskedLM, which generates no text"):
+        _run(*arguments)

@@ -20,11 +20,12 @@ from prunecli.methods.heads.rewrite import rewrite as head_rewrite
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
 from tests.contracts.test_heads_method import generated, tensors
+from tests.families import DECODERS, ENCODERS
 from tests.ffn_layouts import LAYOUTS, tiny, weights
 from tests.modules.test_ffn import without_ffn
 from tests.reference import ffn as reference
 
-ONE_SIDED = ("bert", "roberta", "gpt2", "llama")
+ONE_SIDED = (*ENCODERS, *DECODERS)
 
 
 def made_of(source: Checkpoint, options: Options) -> Rewrite:
@@ -118,7 +119,7 @@ class FfnSharing(MethodContract):
         """And gives the new units a gradient."""
         import torch
 
-        side = "decoder" if self.case in ("gpt2", "llama") else "encoder"
+        side = "decoder" if self.case in DECODERS else "encoder"
         groups = 2 if self.case == "nllb-moe" else 3
         options = Options(**{side: "share"}, groups=(groups,), width=140, init="first", dense_only=True)
         out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
@@ -241,6 +242,10 @@ class TestSumInMBart(FfnSharing):
         return reference.concat(ffns)
 
 
+class TestPegasus(FfnSharing):
+    case = "pegasus"
+
+
 class TestT5(FfnSharing):
     case = "t5"
 
@@ -269,6 +274,11 @@ class TestRoberta(OneSided):
     options = Options(config="Shared", init="concat", width=70)
 
 
+class TestXLMRoberta(OneSided):
+    case = "xlm-roberta"
+    options = Options(config="SharedEnc", init="concat", width=70)
+
+
 class TestGPT2(OneSided):
     case = "gpt2"
     options = Options(config="SharedDec", init="concat", width=70)
@@ -276,6 +286,16 @@ class TestGPT2(OneSided):
 
 class TestLlama(OneSided):
     case = "llama"
+    options = Options(config="Shared", init="concat", width=70)
+
+
+class TestMistral(OneSided):
+    case = "mistral"
+    options = Options(config="Shared", init="concat", width=70)
+
+
+class TestQwen2(OneSided):
+    case = "qwen2"
     options = Options(config="Shared", init="concat", width=70)
 
 
@@ -306,7 +326,7 @@ def test_every_layout_is_tested() -> None:
 
     kinds = [FfnSharing, *FfnSharing.__subclasses__(), *OneSided.__subclasses__()]
     assert {kind.case for kind in kinds} == set(LAYOUTS)
-    assert {case.partition("-gated")[0] for case in LAYOUTS} == set(FAMILIES)
+    assert {case.removesuffix("-gated") for case in LAYOUTS} == set(FAMILIES)
 
 
 def test_an_even_width_is_a_stock_model(tmp_path: Path) -> None:

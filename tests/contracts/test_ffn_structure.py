@@ -122,7 +122,7 @@ def test_an_even_width_is_a_stock_model(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
     written(source, lambda opened: narrowed(opened, dict.fromkeys(LAYOUTS[case].names, 20)), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["model_type"] == case.partition("-")[0]
+    assert config["model_type"] == case.removesuffix("-gated")
     assert {key: config[key] for key in LAYOUTS[case].width_keys} == dict.fromkeys(
         LAYOUTS[case].width_keys, 20
     )

@@ -17,7 +17,7 @@ from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
-from tests.families import GATED_T5, TIED_LLAMA, tiny_family
+from tests.families import GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
 from tests.tiny import tiny_nllb_moe
 
 KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
@@ -200,6 +200,13 @@ class TestMarian(HeadPruning):
         return tiny_family(directory, "marian")
 
 
+class TestPegasus(HeadPruning):
+    """Its positions are frozen parameters, computed and not stored."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "pegasus")
+
+
 class TestBart(HeadPruning):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "bart")
@@ -240,6 +247,11 @@ class TestRoberta(HeadPruning):
         return tiny_family(directory, "roberta")
 
 
+class TestXLMRoberta(HeadPruning):
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "xlm-roberta")
+
+
 class TestGPT2(HeadPruning):
     """Query, key and value in one tensor, stored `[in, out]`."""
 
@@ -252,6 +264,18 @@ class TestLlama(HeadPruning):
 
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "llama")
+
+
+class TestMistral(HeadPruning):
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "mistral")
+
+
+class TestQwen2(HeadPruning):
+    """Biases to queries, keys and values, none after them."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "qwen2")
 
 
 class TestEvenLlama(HeadPruning):
@@ -272,10 +296,12 @@ class TestEvenLlama(HeadPruning):
         return made
 
 
-def test_every_family_is_tested() -> None:
+def test_every_family_is_tested(tmp_path: Path) -> None:
     from prunecli.architectures import FAMILIES
 
-    assert set(FAMILIES) == {
-        "nllb-moe",
-        *("m2m_100", "marian", "bart", "mbart", "t5", "bert", "roberta", "gpt2", "llama"),
-    }
+    assert set(FAMILIES) == {"nllb-moe", *MODEL_TYPES}
+    tested = set()
+    for kind in HeadPruning.__subclasses__():
+        with open_checkpoint(kind().make_source(tmp_path / kind.__name__)) as source:
+            tested.add(source.model_type)
+    assert tested == set(FAMILIES)

@@ -19,7 +19,7 @@ from prunecli.methods.ffn.plan import Request, plan
 from prunecli.methods.ffn.rewrite import initial_std, rewrite
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
-from tests.families import tiny_family
+from tests.families import DECODERS, ENCODERS, tiny_family
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 from tests.reference import ffn as reference
 from tests.reference.casting import rounded
@@ -42,7 +42,7 @@ def ffns_of(held: dict[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:
 
 
 def first_side(case: str) -> str:
-    return "decoder" if case in ("gpt2", "llama") else "encoder"
+    return "decoder" if case in DECODERS else "encoder"
 
 
 def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, reference.Ffn]:
@@ -222,7 +222,7 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
         assert np.array_equal(weights(out)[f"{norm}.weight"], held[f"{norm}.weight"])
     gone = (
         Options(config="No")
-        if case in ("bert", "roberta", "gpt2", "llama")
+        if case in (*ENCODERS, *DECODERS)
         else Options(config="NoEncNoDec", dense_only=True)
     )
     none = weights(written(source, lambda opened: made_of(opened, gone), tmp_path / "none"))

@@ -22,7 +22,7 @@ from prunecli.evaluation.objective import Batch, TaskName
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
-from tests.families import MODEL_TYPES, tiny_family
+from tests.families import DECODERS, ENCODERS, MODEL_TYPES, tiny_family
 from tests.reference import head_importance as reference
 from tests.tiny import tiny_nllb_moe
 
@@ -35,9 +35,9 @@ TEXT = ParallelText(
     },
 )
 PAIR = ("eng_Latn", "fra_Latn")
-TASKS: dict[str, TaskName] = {"bert": "mlm", "roberta": "mlm", "gpt2": "lm", "llama": "lm"}
+TASKS: dict[str, TaskName] = {**dict.fromkeys(ENCODERS, "mlm"), **dict.fromkeys(DECODERS, "lm")}
 FAMILIES = ("nllb-moe", *MODEL_TYPES)
-PARTLY_FLOAT32 = ("nllb-moe", "t5", "llama")
+PARTLY_FLOAT32 = ("nllb-moe", "t5", "llama", "mistral", "qwen2")
 """Their routers and norms compute in float32 whatever the model's type, so that differences must be larger."""
 
 

@@ -1,0 +1,224 @@
+"""Reductions one after another, in several orders, in every declared family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.checkpoint.embedding import token_tables
+from prunecli.checkpoint.inventory import take_inventory
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.methods.experts import decide as experts_decide
+from prunecli.methods.experts.rewrite import rewrite as rewrite_experts
+from prunecli.methods.ffn import decide as ffn_decide
+from prunecli.methods.ffn.rewrite import rewrite as rewrite_ffns
+from prunecli.methods.heads import decide as heads_decide
+from prunecli.methods.heads.rewrite import rewrite as rewrite_heads
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.training.material import Material
+from prunecli.training.result import outputs_of
+from tests.commands.vocabulary import trimmed
+from tests.contracts.method_contract import load, logits_of, written
+from tests.factorised import cached, factorised
+from tests.families import DECODERS, ENCODERS, GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
+from tests.tiny import tiny_nllb_moe
+from tests.training.runs import language_model, options, train, translation
+
+CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in MODEL_TYPES},
+    "t5-gated": ("t5", GATED_T5),
+    "llama-tied": ("llama", TIED_LLAMA),
+    "bert-classifier": ("bert", CLASSIFIER),
+}
+ORDERS = (
+    ("experts", "heads", "ffns", "embeddings", "vocabulary"),
+    ("vocabulary", "embeddings", "ffns", "heads", "experts"),
+    ("heads", "embeddings", "cache", "experts", "vocabulary", "ffns"),
+)
+TRAINED = (
+    ("experts", "heads", "ffns", "embeddings", "finetune"),
+    ("vocabulary", "ffns", "finetune", "embeddings", "experts", "heads"),
+)
+COMMANDS = {
+    "experts": "prune-experts",
+    "heads": "prune-heads",
+    "ffns": "share-ffn",
+    "embeddings": "factorize-embeddings",
+    "cache": "factorize-embeddings",
+    "vocabulary": "trim-vocabulary",
+    "finetune": "finetune",
+}
+LINES = ("the hen and the tin hat", "no hen on the tin", "then ten on")
+
+
+def make(case: str, directory: Path) -> Path:
+    """The tiny checkpoint of a case; both stacks have FFNs of one width."""
+    if case == "nllb-moe":
+        heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+        return tiny_nllb_moe(directory, config=heads, shards=2)
+    model_type, changes = VARIANTS[case]
+    sizes: dict[str, Any] = {} if model_type in (*ENCODERS, *DECODERS, "t5") else {"decoder_ffn_dim": 48}
+    return tiny_family(directory, model_type, **sizes, **changes)
+
+
+def side_of(case: str) -> str:
+    """Of the stack whose FFNs are shared."""
+    return "decoder" if case.removesuffix("-tied") in DECODERS else "encoder"
+
+
+def experts(source: Checkpoint) -> Rewrite:
+    amount = experts_decide.Amount(ratio=0.4)
+    decision = experts_decide.decide(source, experts_decide.Options(metric="random", amount=amount))
+    structure, outputs = rewrite_experts(source, decision.selection.kept)
+    structure = structure.after(decision.step)
+    return Rewrite(structure, outputs, stock_config(source, structure))
+
+
+def heads(source: Checkpoint) -> Rewrite:
+    decision = heads_decide.decide(source, heads_decide.Options(metric="random", ratio=0.3))
+    structure, outputs = rewrite_heads(source, decision.selection.kept)
+    structure = structure.after(decision.step)
+    return Rewrite(structure, outputs, stock_config(source, structure))
+
+
+def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
+    chosen: dict[str, Any] = {side: treatment}
+    asked = ffn_decide.Options(**chosen, dense_only=True)
+    decision = ffn_decide.decide(source, asked)
+    structure, outputs = rewrite_ffns(source, decision.plan, decision.units, None, asked.seed)
+    structure = structure.after(decision.step)
+    return Rewrite(structure, outputs, stock_config(source, structure))
+
+
+def finetuned(case: str, source: Path, output: Path) -> Path:
+    """Trained for two updates, and written as the command does."""
+    state = output.with_name(f"{output.name}-state")
+    made = train(source, state, options(steps=2, learning_rate=1e-2), material(case))
+    with open_checkpoint(source) as before, open_checkpoint(made.staged) as weights:
+        structure = before.structure.after({"command": "finetune"})
+        outputs = outputs_of(before, weights, None)
+        rewrite_checkpoint(weights, Rewrite(structure, outputs, stock_config(weights, structure)), output)
+    return output
+
+
+def material(case: str) -> Material:
+    if case in ENCODERS:
+        return replace(language_model(), task="mlm")
+    return language_model() if case in DECODERS else translation()
+
+
+def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
+    """Step -> what makes a checkpoint of another; each a fixed choice."""
+    side = side_of(case)
+    return {
+        "experts": lambda source, output: written(source, experts, output),
+        "heads": lambda source, output: written(source, heads, output),
+        "ffns": lambda source, output: written(source, lambda at: ffns(at, side, "share"), output),
+        "embeddings": lambda source, output: factorised(source, output),
+        "cache": cached,
+        "vocabulary": lambda source, output: trimmed(source, output, LINES),
+        "finetune": lambda source, output: finetuned(case, source, output),
+    }
+
+
+def order_of(case: str, order: tuple[str, ...]) -> tuple[str, ...]:
+    """Without the steps that the family has no use for."""
+    return order if case == "nllb-moe" else tuple(step for step in order if step != "experts")
+
+
+def composed(case: str, order: tuple[str, ...], folder: Path) -> list[Path]:
+    """The source, and the checkpoint after each step."""
+    folder.mkdir(exist_ok=True)
+    paths, known = [make(case, folder / "source")], steps(case)
+    for number, step in enumerate(order):
+        paths.append(known[step](paths[-1], folder / f"{number}-{step}"))
+    return paths
+
+
+def check(path: Path, order: tuple[str, ...]) -> None:
+    """It reloads strictly, opens the same in both ways, generates, is inspected, and remembers its history."""
+    import transformers
+
+    with open_checkpoint(path) as opened:
+        check_tensors(opened)
+        assert [step["command"] for step in opened.structure.history] == [COMMANDS[step] for step in order]
+        inventory = take_inventory(opened)
+        assert inventory.total.parameters == sum(info.numel for info in opened.tensors.values())
+        assert any(layer.num_heads < layer.original_heads for layer in inventory.attentions)
+        assert any(layer.is_shared for layer in inventory.ffns)
+        auto = next(key for key in opened.config["auto_map"] if key != "AutoConfig")
+    model = load(path)
+    theirs = getattr(transformers, auto).from_pretrained(path, trust_remote_code=True, dtype=torch.float32)
+    assert torch.equal(logits_of(theirs), logits_of(model))
+    assert torch.isfinite(logits_of(model)).all()
+    if model.can_generate():
+        found = [one.generate(torch.tensor([[5, 6, 7, 2]]), max_new_tokens=3) for one in (model, theirs)]
+        assert torch.equal(*found)
+
+
+def again(case: str, path: Path, folder: Path) -> Path:
+    """Every method once more."""
+    with open_checkpoint(path) as opened:
+        change = token_tables(opened).change.input
+    is_unit = change is not None and not change.cached
+    chain: list[Callable[[Path, Path], Path]] = [
+        lambda at, to: cached(at, to) if is_unit else factorised(at, to, side="input", map_dim=2),
+        lambda at, to: written(at, heads, to),
+        lambda at, to: written(at, lambda opened: ffns(opened, side_of(case), "drop"), to),
+        lambda at, to: trimmed(at, to, LINES[:1]),
+    ]
+    if case == "nllb-moe":
+        chain.append(lambda at, to: written(at, experts, to))
+    folder.mkdir()
+    for number, step in enumerate(chain):
+        path = step(path, folder / str(number))
+    return path
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize("case", ["nllb-moe", *VARIANTS])
+class TestReductions:
+    def test_compose(self, case: str, order: tuple[str, ...], tmp_path: Path) -> None:
+        wanted = order_of(case, order)
+        *_, last = composed(case, wanted, tmp_path / "made")
+        check(last, wanted)
+        further = again(case, last, tmp_path / "again")
+        assert torch.isfinite(logits_of(load(further))).all()
+        with open_checkpoint(last) as before, open_checkpoint(further) as after:
+            added = 5 if case == "nllb-moe" else 4
+            assert after.structure.history[:-added] == before.structure.history
+            assert sum(info.numel for info in after.tensors.values()) != sum(
+                info.numel for info in before.tensors.values()
+            )
+
+
+@pytest.mark.parametrize("order", TRAINED, ids="-".join)
+@pytest.mark.parametrize("case", ["nllb-moe", "m2m_100", "xlm-roberta", "qwen2"])
+def test_reductions_and_training_compose(case: str, order: tuple[str, ...], tmp_path: Path) -> None:
+    wanted = order_of(case, order)
+    *_, last = composed(case, wanted, tmp_path / "made")
+    check(last, wanted)
+
+
+@pytest.mark.parametrize("case", ["nllb-moe", *VARIANTS])
+def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) -> None:
+    """They are fitted to the rows that there are."""
+    held: list[Any] = []
+    for number, order in enumerate(ORDERS[:2]):
+        *_, last = composed(case, order_of(case, order), tmp_path / str(number))
+        with open_checkpoint(last) as opened:
+            tables = token_tables(opened)
+            fitted = (f"{tables.input}.", f"{tables.output}.")
+            held.append(
+                {name: opened.read(name).tobytes() for name in opened.tensors if not name.startswith(fitted)}
+            )
+            structure = opened.structure
+            held.append((structure.experts, structure.heads, structure.ffn, opened.model_type))
+    assert held[:2] == held[2:]
