@@ -25,9 +25,9 @@ from prunecli.modules.loading import load_model
 
 
 @contextmanager
-def unobserved(_model: Any, layers: Sequence[SparseLayer]) -> Iterator[score._Recorder]:
+def unobserved(_model: Any, layers: Sequence[SparseLayer]) -> Iterator[score.Recorder]:
     """A recorder that nothing reports to."""
-    yield score._Recorder(layers)
+    yield score.Recorder(layers)
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
                 if name == "with":
                     score.collect_gates(checkpoint, model, tokenizer, text, pairs)
                 else:
-                    with patch.object(score, "_recording", unobserved):
+                    with patch.object(score, "recording", unobserved):
                         score.collect_gates(checkpoint, model, tokenizer, text, pairs)
                 found.append(time.perf_counter() - start)
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}

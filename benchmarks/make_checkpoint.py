@@ -1,15 +1,18 @@
-"""Writes a checkpoint of the NLLB-MoE shape with random weights, of any size, to measure on.
+"""Writes a checkpoint of any declared family with random weights, of any size, to measure on.
 
     python benchmarks/make_checkpoint.py DIR --experts 64 --dtype float16 --shard-bytes 2GB
+    python benchmarks/make_checkpoint.py DIR --family llama --set num_hidden_layers=8 --set hidden_size=2048 --pickled
 
-The defaults make one of 4.4 GiB. Values are normal with the scale of a fresh model; they are cut from a
-pool, so that the disk sets the pace. Memory stays under 150 MB (safetensors) or at about one shard (.bin).
+The defaults make an NLLB-MoE of 4.4 GiB; other families have their stock sizes, of which `--set` changes any key of
+config.json. Values are normal with the scale of a fresh model; they are cut from a pool, so that the disk sets the
+pace. Memory stays under 150 MB (safetensors) or at about one shard (.bin). The tokenizer is the bundled demo's.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import struct
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,36 +22,65 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from prunecli import demo
 from prunecli.architectures import FAMILIES
+from prunecli.checkpoint.declared import ties
 from prunecli.checkpoint.dtypes import config_dtype, itemsize, parse_dtype, parse_size
-from prunecli.checkpoint.layout import expected_tensors
+from prunecli.checkpoint.layout import expected_tensors, is_extra
 from prunecli.checkpoint.structure import Structure
 
 POOL = 1 << 22
 """Random values that all tensors are cut from."""
 
+IDS = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+
 
 def config_of(options: argparse.Namespace) -> dict[str, Any]:
-    """The config.json of a stock NLLB-MoE."""
+    """The config.json, with the changes of `--set`."""
+    config = nllb_moe_config(options) if options.family == "nllb-moe" else stock_config(options)
+    for change in options.changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            sys.exit(f"--set {change}: write it as KEY=VALUE")
+        try:
+            config[key] = json.loads(value)
+        except ValueError:
+            config[key] = value
+    return config
+
+
+def stock_config(options: argparse.Namespace) -> dict[str, Any]:
+    """A family's sizes as transformers has them by default."""
+    family = FAMILIES[options.family]
+    sizes = {key: value for key, value in family.attributes.items() if not isinstance(value, str)}
+    return {
+        **sizes,
+        "architectures": [family.model_class],
+        "model_type": family.model_type,
+        "dtype": config_dtype(parse_dtype(options.dtype)),
+        "is_encoder_decoder": len(family.stacks) == 2,
+        **IDS,
+    }
+
+
+def nllb_moe_config(options: argparse.Namespace) -> dict[str, Any]:
+    """A stock NLLB-MoE of the sizes that were asked for."""
     config: dict[str, Any] = {
         "architectures": ["NllbMoeForConditionalGeneration"],
         "model_type": "nllb-moe",
         "activation_function": "relu",
-        "bos_token_id": 0,
         "d_model": options.d_model,
-        "decoder_start_token_id": 2,
         "dtype": config_dtype(parse_dtype(options.dtype)),
-        "eos_token_id": 2,
         "is_encoder_decoder": True,
         "max_position_embeddings": 1024,
         "moe_token_dropout": 0.2,
         "num_experts": options.experts,
-        "pad_token_id": 1,
         "router_bias": False,
         "router_dtype": "float32",
         "scale_embedding": True,
         "tie_word_embeddings": True,
         "vocab_size": options.vocab,
+        **IDS,
     }
     for side in ("encoder", "decoder"):
         config |= {
@@ -58,6 +90,25 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
             f"{side}_sparse_step": options.sparse_step,
         }
     return config
+
+
+def task_head(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of what the stock class stores beyond what all of the family's classes do."""
+    family = FAMILIES[config["model_type"]]
+    if not family.extras:
+        return {}
+    import torch
+    import transformers
+
+    with torch.device("meta"):
+        stock = transformers.AutoConfig.for_model(**config)
+        model = getattr(transformers, family.model_class)(stock)
+    tied = {*ties(family, config), *model.all_tied_weights_keys}
+    return {
+        name: tuple(value.shape)
+        for name, value in model.state_dict().items()
+        if is_extra(family, name) and name not in tied
+    }
 
 
 def shards_of(shapes: Mapping[str, tuple[int, ...]], size: int, limit: int) -> list[list[str]]:
@@ -137,7 +188,7 @@ def make(options: argparse.Namespace) -> int:
     """Write the checkpoint; returns the bytes of its tensors."""
     directory, dtype = Path(options.directory), parse_dtype(options.dtype)
     config = config_of(options)
-    shapes = expected_tensors(FAMILIES["nllb-moe"], config, Structure())
+    shapes = {**expected_tensors(FAMILIES[options.family], config, Structure()), **task_head(config)}
     shards = shards_of(shapes, itemsize(dtype), parse_size(options.shard_bytes))
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * itemsize(dtype)
     directory.mkdir(parents=True, exist_ok=True)
@@ -156,15 +207,20 @@ def make(options: argparse.Namespace) -> int:
         index_text = json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=1)
         (directory / f"{stem}.{ending}.index.json").write_text(index_text)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
-    generation = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=1))
+    (directory / "generation_config.json").write_text(json.dumps(IDS, indent=1))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(demo.CHECKPOINT / name, directory / name)
     return total
 
 
 def main() -> None:
     """Parse, write, say how much."""
-    parser = argparse.ArgumentParser(description="Write a random checkpoint of the NLLB-MoE shape.")
+    parser = argparse.ArgumentParser(description="Write a random checkpoint.")
     parser.add_argument("directory")
+    parser.add_argument("--family", default="nllb-moe", choices=FAMILIES)
+    parser.add_argument(
+        "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="a key of config.json"
+    )
     parser.add_argument("--layers", type=int, default=8, help="layers a side (NLLB-200 54.5B: 24)")
     parser.add_argument("--sparse-step", type=int, default=4, help="every n-th layer is sparse")
     parser.add_argument("--experts", type=int, default=64, help="experts per sparse layer (54.5B: 128)")

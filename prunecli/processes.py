@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,6 +28,22 @@ def rank() -> int:
 def count() -> int:
     """How many processes were started together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+PARENT = "PRUNECLI_PARENT"
+"""The environment variable that names the process with which a step of a recipe ends."""
+
+
+def end_with_parent() -> None:
+    """A step of a recipe does not outlive the `run` that started it, though that be killed: on Linux alone."""
+    parent = os.environ.pop(PARENT, None)
+    if parent is None or not sys.platform.startswith("linux"):
+        return
+    set_parent_death_signal = 1
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM))
+    if str(os.getppid()) != parent:  # it ended before this
+        sys.exit(128 + signal.SIGTERM)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,12 @@ class Parameter:
 
 Commands = Mapping[str, Mapping[str, Parameter]]
 """Command -> its parameters by name."""
+
+MOST_STEPS = 1000
+"""Steps that one `for-each` may come to."""
+
+LONGEST_TEXT = 100_000
+"""Characters of a value with its variables filled in: they may double one another."""
 
 PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
 """Options that `run` passes itself."""
@@ -138,7 +145,11 @@ def _substitute(value: Any, variables: Mapping[str, Resolved], where: str, fault
     alone = _REFERENCE.fullmatch(value)
     if alone is not None and alone[1] is None:
         return known(alone[2])
-    return _REFERENCE.sub(lambda found: "$" if found[1] else as_text(known(found[2])), value)
+    filled_in = _REFERENCE.sub(lambda found: "$" if found[1] else as_text(known(found[2])), value)
+    if len(filled_in) > LONGEST_TEXT:
+        faults.append(f"{where}: longer than {LONGEST_TEXT:,} characters with its variables filled in")
+        return ""
+    return filled_in
 
 
 def _near(name: str, known: Iterable[str]) -> str:
@@ -184,6 +195,9 @@ def _expand(
         choices.append(filled if isinstance(filled, list) else [filled])
         if name in variables:
             faults.append(f"steps[{number}].for-each.{name}: there is a variable of this name")
+    if math.prod(map(len, choices)) > MOST_STEPS:
+        faults.append(f"steps[{number}].for-each: more than {MOST_STEPS:,} combinations")
+        return
     for combination in product(*choices):
         seen = {**variables, **dict(zip(step.for_each, combination, strict=True))}
         yield as_text(_substitute(step.name, seen, f"steps[{number}].name", faults)), seen

@@ -91,7 +91,11 @@ def read_recipe(path: Path) -> RecipeText:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem}") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"{path}: this is not YAML: {error}") from error
+        raise UsageError(f"{path}: this is not YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise UsageError(f"{path}: its lists and mappings lie too deep in each other") from error
+    except (ValueError, TypeError, AttributeError) as error:  # of tags, such as `!!int x`
+        raise UsageError(f"{path}: a value is not of its tag: {error}", "Leave the tags out.") from error
     if not isinstance(text, dict):
         raise UsageError(f"{path}: a recipe is a mapping that has `steps`")
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prunecli.checkpoint.whole_file import new_file
 from prunecli.errors import PruneError
 
 HEATMAP_LABELS = 30
@@ -101,13 +100,6 @@ def _heatmap(figure: Any, axes: Any, pairs: Sequence[str], matrix: NDArray[np.fl
 
 def save_figure(figure: Any, path: Path) -> None:
     """Write a matplotlib figure as a PNG, whole or not at all."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            # Without the version of matplotlib: equal inputs make equal bytes.
-            figure.savefig(file, format="png", dpi=120, metadata={"Software": None})
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with new_file(path) as partial:
+        # Without the version of matplotlib: equal inputs make equal bytes.
+        figure.savefig(partial, format="png", dpi=120, metadata={"Software": None})

@@ -14,6 +14,9 @@ from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
+MOST_HEADS = 100_000
+"""A config.json that names more is damaged; a list of them would not fit in memory."""
+
 KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
 
 
@@ -73,6 +76,8 @@ def held_heads(
 ) -> tuple[tuple[int, ...], int]:
     """Original ids of the heads that the attention `name` holds, and how many it had."""
     counted = count(family, config, attention.heads)
+    if counted > MOST_HEADS:
+        raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
     return structure.heads.get(name, tuple(range(counted))), structure.original_heads.get(name, counted)
 
 

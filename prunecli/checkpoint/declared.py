@@ -10,6 +10,8 @@ from prunecli.architectures import Architecture
 from prunecli.errors import CheckpointError
 
 TIE_KEY = "tie_word_embeddings"
+LARGEST = 1 << 48
+"""A config.json that names a larger size is damaged."""
 MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
 
@@ -93,4 +95,6 @@ def _factor(family: Architecture, config: Mapping[str, Any], name: str) -> int:
         return count(family, config, value)  # a default that follows from other keys
     if type(value) is not int or value < 0:
         raise CheckpointError(f'config.json: "{name}" is {value!r}, not a count')
+    if value > LARGEST:
+        raise CheckpointError(f'config.json: "{name}" is {value}; no model is so large')
     return value

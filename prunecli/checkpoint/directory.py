@@ -6,6 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from prunecli.checkpoint.json_text import LONE, has_lone_surrogates, is_finite
 from prunecli.checkpoint.safetensors_files import read_header, unique_keys
 from prunecli.checkpoint.tensors import WeightFile
 from prunecli.errors import CheckpointError
@@ -49,7 +50,14 @@ def read_config(directory: Path) -> dict[str, Any]:
             f"{directory}: not a checkpoint (it holds no config.json)",
             "Give the directory that holds config.json.",
         )
-    return _read_object(path)
+    config = _read_object(path)
+    if not is_finite(config):
+        raise CheckpointError(
+            f"{path}: holds NaN or infinity, which are no values of JSON", "Correct the value."
+        )
+    if has_lone_surrogates(config):
+        raise CheckpointError(f"{path}: holds text that no file could ({LONE})", "Correct the value.")
+    return config
 
 
 def find_weights(directory: Path) -> tuple[WeightFile, ...]:
@@ -119,7 +127,7 @@ def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
             )
         if path.suffix not in (".safetensors", ".bin"):
             raise CheckpointError(f'{index}: "{shard}" is no weight file', "Download it again.")
-    missing = [shard for shard, path in shards.items() if not path.is_file()]
+    missing = [shard for shard, path in shards.items() if not _is_file(path)]
     if missing:
         raise CheckpointError(
             f"{directory / missing[0]}: missing ({len(missing)} of {len(shards)} files in {index.name})",
@@ -133,6 +141,13 @@ def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
             "Index and shards are not of one download; download them again.",
         )
     return tuple(_chosen(file, shard, weight_map) for shard, file in files.items())
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file system takes
+        return False
 
 
 def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightFile:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import __version__
+from prunecli.checkpoint.json_text import LONE, escaped, has_lone_surrogates
+from prunecli.checkpoint.whole_file import new_file
 from prunecli.errors import OutputError, PruneError, StatisticsError
 
 if TYPE_CHECKING:
@@ -53,23 +53,11 @@ def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = Fa
     path = Path(path)
     refuse_existing(path, force=force)
     try:
-        text = _text(payload, 0) + "\n"
+        text = escaped(_text(payload, 0)) + "\n"
     except (TypeError, ValueError) as error:
         raise PruneError(f"{path}: not written: {error}") from error
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    except FileNotFoundError:
-        raise OutputError(
-            f"{path.parent}: no such directory", "Create it, or choose another output."
-        ) from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def refuse_existing(path: Path, *, force: bool) -> None:
@@ -124,6 +112,8 @@ def read_json(
         ) from fault
     except (ValueError, RecursionError) as fault:
         raise error(f"{path}: {fault}", "Make it again.") from fault
+    if "\\ud" in text.lower() and has_lone_surrogates(value):
+        raise error(f"{path}: holds text that no file could ({LONE})", "Make it again.")
     if format is not None:
         _check_format(path, value, format, error)
     return value
@@ -161,9 +151,3 @@ def _text(value: Any, depth: int) -> str:
     return json.dumps(
         dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -42,16 +42,16 @@ def new_directory(
     """
     target = Path(os.path.abspath(target))  # noqa: PTH100 (a link stays a link)
     refuse_target(target, force=force, source=source)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    partial = partial_name(target)
     with _termination_as_exit():
         try:
-            _sweep(target)
+            sweep(target)
             _require_room(target, needed_bytes)
             partial.mkdir()
             yield partial
             _publish(partial, target, force=force)
         except OSError as error:
-            raise _output_error(target, error) from error
+            raise output_error(target, error) from error
         finally:
             with _uninterrupted():
                 shutil.rmtree(partial, ignore_errors=True)
@@ -131,7 +131,13 @@ def _publish(partial: Path, target: Path, *, force: bool) -> None:
         partial.rename(target)
 
 
-def _output_error(target: Path, error: OSError) -> OutputError:
+def partial_name(target: Path) -> Path:
+    """The hidden name under which this process writes what becomes `target`."""
+    return target.with_name(f".{target.name}.{os.getpid()}.partial")
+
+
+def output_error(target: Path, error: OSError) -> OutputError:
+    """What is said where the system refuses to write."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return OutputError(
             f"{target}: the disk is full; nothing was written", "Free some space, or choose another --output."
@@ -140,7 +146,7 @@ def _output_error(target: Path, error: OSError) -> OutputError:
     return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another --output.")
 
 
-def _sweep(target: Path) -> None:
+def sweep(target: Path) -> None:
     """Remove what killed processes left behind; a killed swap gives the old result back."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.(partial|old)")
     for path in target.parent.iterdir():
@@ -148,8 +154,10 @@ def _sweep(target: Path) -> None:
         if found and not _is_other_process(int(found.group(1))):
             if found.group(2) == "old" and not os.path.lexists(target):
                 path.rename(target)
-            else:
+            elif path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def _is_other_process(pid: int) -> bool:

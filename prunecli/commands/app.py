@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib import import_module
@@ -102,26 +104,56 @@ def describe(error: BaseException) -> tuple[str, int]:
             "Error: out of device memory.\nTry a smaller --batch-tokens or --batch-size, or --device cpu.",
             1,
         )
+    if isinstance(error, OSError) and error.strerror:
+        return f"Error: {error.strerror}{_of(error)}.", 1
     raise error
+
+
+def _unforeseen(error: BaseException) -> tuple[str, int]:
+    """What is said of a bug; `--debug` shows where it is."""
+    reason = " ".join(str(error).split())
+    what = f"Error: a fault in prunecli: {type(error).__name__}: {reason}"
+    return f"{what}\nPlease report it with what --debug shows.", 70
 
 
 def _of(error: OSError) -> str:
     return f" ({error.filename})" if error.filename else ""
 
 
+def _again_if_lost(lost: Any) -> None:
+    """A signal that arrives inside of a finaliser ends nothing: Python drops its exception. It comes once more."""
+    if issubclass(lost.exc_type, (KeyboardInterrupt, SystemExit)):
+        number = signal.SIGINT if issubclass(lost.exc_type, KeyboardInterrupt) else signal.SIGTERM
+        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; exits with 0, 1 for what the user can mend, 2 for bad usage, 130 for Ctrl-C."""
+    """Run the command line.
+
+    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PRUNECLI_DEBUG"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
+            stream.reconfigure(errors="backslashreplace")
+    sys.unraisablehook = _again_if_lost
     # A polite kill unwinds like Ctrl-C, so that nothing half-written stays behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    processes.end_with_parent()
     try:
         _register()
         app(args=arguments, prog_name="prunecli", standalone_mode=True)
     except BaseException as error:
         if isinstance(error, SystemExit) or debug:
             raise
-        text, status = describe(error)
+        try:
+            text, status = describe(error)
+        except Exception as bug:
+            text, status = _unforeseen(bug)
         if text:
+            text = console.plain(text)
             typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)
         sys.exit(status)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
@@ -55,6 +56,24 @@ def collect_gates(
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     batch_tokens: BatchTokensOption = 4096,
     max_sentences: MaxSentencesOption = None,
+    memory: Annotated[
+        Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        typer.Option(
+            "--memory",
+            help="Run layer by layer within so much memory, such as 8GiB; by itself where the model does not fit.",
+            metavar="SIZE",
+        ),
+    ] = None,
+    spill_dir: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--spill-dir",
+            help="With --memory: where a file goes for what the text's hidden states need beyond it; "
+            "default: the folder for temporary files.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     output: Annotated[Path, typer.Option("--output", "-o", help="The statistics.")] = Path("gates.json"),
@@ -65,53 +84,38 @@ def collect_gates(
     """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair.
 
     The file holds sums over real tokens, so files of several runs add up. An interrupted run goes on where it stopped
-    when it is started again with the same arguments.
+    when it is started again with the same arguments. A model that does not fit is run layer by layer.
     """
     from prunecli.checkpoint.documents import header, refuse_existing, write_json
+    from prunecli.checkpoint.dtypes import parse_size
     from prunecli.checkpoint.layout import sparse_layers
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import chosen_text
 
     refuse_existing(output, force=force)
+    # Huge pages, of which torch takes note at its first tensor: see modules.layerwise.machine.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    budget = None if memory is None else parse_size(memory)
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
         text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
         text = text.first(max_sentences)
 
-        from prunecli.data.tokens import load_tokenizer
-        from prunecli.methods.experts.resume import Saver, partial_path, read_state
+        from prunecli.commands.gate_run import GateRun, means_of
         from prunecli.methods.experts.score import CollectOptions
-        from prunecli.methods.experts.score import collect_gates as collect
         from prunecli.methods.experts.statistics import FORMAT, gates_payload
-        from prunecli.modules.loading import load_model
+        from prunecli.modules.loading import choose_device, choose_dtype
 
         options = CollectOptions(mode.value, beam, batch_tokens)
+        where = choose_device(device)
+        kind = choose_dtype(dtype, opened, where)
+        means = means_of(opened, options, where, kind, budget, spill_dir)
         key = _key(opened.fingerprint, text, chosen, options, dtype)
-        partial = partial_path(output)
-        state, saver = read_state(partial, key), Saver(partial, key)
-        if state.batches:
-            console.note(f"Going on from {partial}: {state.batches} batches are done.")
-        model = load_model(opened.path, device=device, dtype=dtype)
-        try:
-            statistics = collect(
-                opened,
-                model,
-                load_tokenizer(opened.path),
-                text,
-                chosen,
-                options,
-                state=state,
-                save=saver,
-                progress=console.progress(quiet),
-            )
-        except (KeyboardInterrupt, SystemExit):
-            saver.write()
-            if saver.last is not None:
-                console.note(f"Kept in {partial}: the same command goes on from it.")
-            raise
+        run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet))
+        statistics = run.in_memory(where, kind) if means is None else run.by_layer(means)
         payload = {**header(FORMAT, [opened], None), **gates_payload(statistics)}
     write_json(output, payload, force=force)
-    partial.unlink(missing_ok=True)
+    run.forget()
     if json:
         console.print_json({name: value for name, value in payload.items() if name != "entries"})
     elif not quiet:

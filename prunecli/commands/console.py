@@ -19,11 +19,23 @@ if TYPE_CHECKING:
 REPORT_EVERY_S = 10.0
 """Seconds between the plain progress lines of an output that is not a terminal."""
 
+LONGEST_LINE = 1000
+"""Characters of a message's line; the rest is left out."""
+
+
+def plain(text: str) -> str:
+    """Lines that a terminal shows as they are: values of damaged files may be endless, or hold control characters."""
+    lines = []
+    for line in text.split("\n"):
+        shown = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
+        lines.append("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in shown))
+    return "\n".join(lines)
+
 
 def note(text: str) -> None:
     """One plain line on stderr."""
     if processes.rank() == 0:
-        print(text, file=sys.stderr, flush=True)  # noqa: T201
+        print(plain(text), file=sys.stderr, flush=True)  # noqa: T201
 
 
 def out(text: str) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.options import DryRunOption, ForceOption, QuietOption
 
@@ -96,7 +97,8 @@ def _execute(step: Step, replace: bool, quiet: bool) -> int:
     words += ["--quiet"] if quiet and "quiet" in step.accepts else []
     package_home = str(Path(__file__).parents[2])
     search_path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
-    return wait(subprocess.Popen([*words, *step.arguments], env={**os.environ, "PYTHONPATH": search_path}))
+    environment = {**os.environ, "PYTHONPATH": search_path, processes.PARENT: str(os.getpid())}
+    return wait(subprocess.Popen([*words, *step.arguments], env=environment))
 
 
 def wait(child: subprocess.Popen[bytes]) -> int:

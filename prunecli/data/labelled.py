@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prunecli.checkpoint.json_text import LONE, has_lone_surrogates
 from prunecli.data.parallel import read_lines
 from prunecli.errors import DataError
 
@@ -155,4 +156,6 @@ def _checked(where: str, label: Any, text: Any, second: Any) -> tuple[str, str, 
     for value in (text, "-" if second is None else second):
         if not isinstance(value, str) or not value.strip():
             raise DataError(f"{where}: no text", _REMEDY)
+    if has_lone_surrogates([label, text, second]):
+        raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
     return label.strip(), text.strip(), None if second is None else second.strip()

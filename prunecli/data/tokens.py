@@ -32,8 +32,8 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
         options["config"] = config
     try:
         return AutoTokenizer.from_pretrained(str(directory), **options)
-    except (OSError, ValueError, KeyError, ImportError, TypeError, AttributeError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # the parsers of transformers and of tokenizers raise anything
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise CheckpointError(
             f"{directory}: no tokenizer could be loaded ({reason})",
             "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
@@ -47,7 +47,7 @@ def _stock_config(directory: Path) -> Any:
         model_type = config["model_type"]
         if not model_type.startswith(REDUCED_PREFIX) and "auto_map" not in config:
             return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # the model's reader says what is wrong with it
     from transformers import AutoConfig
 
@@ -113,5 +113,20 @@ def encode(
         return []  # which tokenizers stumble over
     key = "text_target" if as_target else "text"
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
-    ids = tokenizer(**{key: list(sentences)}, **options)["input_ids"]
-    return [list(row) for row in ids]
+    return [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
+
+
+def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
+    """`tokenizer(*texts, **options)`.
+
+    Raises:
+        CheckpointError: it fails, because its files say what cannot be.
+    """
+    try:
+        return tokenizer(*texts, **options)
+    except Exception as error:  # whatever a value of the wrong kind runs into
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: the tokenizer does not work ({type(error).__name__}: {reason})",
+            "Copy the model's tokenizer files into it again.",
+        ) from error

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.errors import DataError, UnsupportedModelError
+from prunecli.data.tokens import tokenized
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
 
 TaskName = Literal["translation", "classification", "mlm", "lm"]
@@ -45,6 +46,7 @@ def require_task(model: Any, task: TaskName) -> None:
     Raises:
         UnsupportedModelError: the model has another head, or none.
     """
+    _require_sound(model.config)
     name = type(model).__name__
     generates, pair = bool(model.can_generate()), bool(getattr(model.config, "is_encoder_decoder", False))
     able = {
@@ -59,6 +61,22 @@ def require_task(model: Any, task: TaskName) -> None:
             f"{task}: the model is a {name}, which has no head for it",
             f"It can do: {', '.join(others)}." if others else "Name a checkpoint with the head of the task.",
         )
+
+
+def _require_sound(config: Any) -> None:
+    """Refuse tokens with a part of their own that no row of the table stands for, and dropouts that cannot be."""
+    for key in ("decoder_start_token_id", "pad_token_id", "bos_token_id"):
+        value = getattr(config, key, None)
+        if value is not None and (type(value) is not int or value >= config.vocab_size):
+            raise CheckpointError(
+                f"config.json: {key} is {value!r}; the model has the tokens 0 to {config.vocab_size - 1}",
+                "Correct the value.",
+            )
+    for key, value in vars(config).items():
+        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
+            raise CheckpointError(
+                f"config.json: {key} is {value}, not a number from 0 to 1", "Correct the value."
+            )
 
 
 def token_losses(model: Any, batch: Batch, task: TaskName) -> tuple[Tensor, Tensor]:
@@ -149,4 +167,4 @@ def padding_id(model: Any, tokenizer: Any) -> int:
 def encoded(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
     """Token ids of each text, as the tokenizer makes them; `options` as it takes them."""
     # Longer than the model takes is no news here.
-    return [list(row) for row in tokenizer(list(texts), verbose=False, **options)["input_ids"]]
+    return [list(row) for row in tokenized(tokenizer, list(texts), verbose=False, **options)["input_ids"]]

@@ -17,7 +17,7 @@ from torch import Tensor
 from prunecli.data.batching import length_bucketed, pad
 from prunecli.data.labelled import LabelledText, label_ids
 from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode
+from prunecli.data.tokens import encode, tokenized
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.evaluation.losses import (
@@ -119,7 +119,8 @@ def classification_batches(tokenizer: Any, model: Any, text: LabelledText, batch
         raise UnsupportedModelError("classification: the model's head does not choose one of several classes")
     labels = label_ids(text, model.config.id2label)
     options = {"truncation": True, "max_length": context_length(model, tokenizer)}
-    made = tokenizer(list(text.texts), None if text.seconds is None else list(text.seconds), **options)
+    seconds = None if text.seconds is None else list(text.seconds)
+    made = tokenized(tokenizer, list(text.texts), seconds, **options)
     sequences, segments = made["input_ids"], made.get("token_type_ids")
     pad_id = padding_id(model, tokenizer)
     # Decoders look for the last token before the padding, and must know what padding is.

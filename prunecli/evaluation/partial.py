@@ -20,7 +20,7 @@ def partial_path(output: Path) -> Path:
 def key_of(fields: Mapping[str, Any]) -> str:
     """One name for everything that the translations depend on."""
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class PartialTranslations:
@@ -42,7 +42,7 @@ class PartialTranslations:
             entry = json.loads(line)
             made = [Translation(str(text), bool(finished)) for text, finished in entry["translations"]]
             self._found[str(entry["key"])] = made
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return
 
     def __len__(self) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunecli.architectures.records import Architecture
 from prunecli.checkpoint.attention import attention_layers, attentions
@@ -17,7 +18,6 @@ from prunecli.checkpoint.layout import (
     check_tensors,
     expected_tensors,
     held_sparse_layers,
-    is_extra,
 )
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
@@ -25,22 +25,9 @@ from prunecli.errors import CheckpointError
 from prunecli.modules.attention import fit_heads, module_name
 from prunecli.modules.embeddings import fit_embeddings, has_module, tied_names
 from prunecli.modules.ffn import fit_ffn, shared_names
+from prunecli.modules.filling import CHUNK_BYTES, expert_names, fill, fill_places, places
 from prunecli.modules.saving import saving_as_stored
-from prunecli.modules.sparse_ffn import SparseFFN
-
-CHUNK_BYTES = 16 << 20
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "U8": torch.uint8,
-}
-"""safetensors' names of types -> torch's."""
+from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
 
 def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
@@ -52,24 +39,66 @@ def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype
         UnsupportedModelError: the family is not declared.
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
-    family = checkpoint.require_architecture()
-    check_tensors(checkpoint)
+    model = assemble(checkpoint, device, dtype)
     layers = held_sparse_layers(checkpoint)
-    ffns = ffn_layers(checkpoint)
-    model = _stock_model(checkpoint, family, dtype)
     for layer in layers:
-        _replace(model, layer, checkpoint, family, device, dtype)
-    _fit_heads(model, checkpoint, family)
-    _fit_ffns(model, ffns, checkpoint, family, device)
-    _read_tensors(model, checkpoint, layers, device, dtype)
-    _tie(model, checkpoint, family)
-    _fill_buffers(model, family, device)
-    _require_complete(model, checkpoint)
+        module = model.get_submodule(layer.name)
+        for part in EXPERT_PARTS:
+            held = getattr(module, part)
+            setattr(module, part, nn.Parameter(torch.empty_like(held, device=device)))
+        _fill_experts(module, layer, checkpoint)
+    experts = expert_names(layers)
+    names = [name for name in checkpoint.tensors if name not in experts]
+    fill_places(places(model, checkpoint, names, dtype), checkpoint, device)
+    complete(model, checkpoint, device)
+    family = checkpoint.require_architecture()
     tied = None
     if not checkpoint.structure.embedding.is_stock:
         tied = tied_names(model, ties(family, checkpoint.config, checkpoint.structure))
-    shared = shared_names(model, ffns)
+    shared = shared_names(model, ffn_layers(checkpoint))
     return saving_as_stored(model, checkpoint.config, layers, family.expert_count, shared, tied).eval()
+
+
+def assemble(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+    """The modules of the model that the checkpoint describes, their parameters on the meta device.
+
+    Args:
+        checkpoint: of a declared family.
+        device: where the model will run.
+        dtype: of its floating tensors.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: a tensor is missing, unexpected or misshapen.
+    """
+    family = checkpoint.require_architecture()
+    check_tensors(checkpoint)
+    model = _stock_model(checkpoint, family, dtype)
+    for layer in held_sparse_layers(checkpoint):
+        _replace(model, layer, checkpoint, family, dtype)
+    _fit_heads(model, checkpoint, family)
+    _fit_ffns(model, ffn_layers(checkpoint), checkpoint, family, device)
+    return model
+
+
+def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: Container[int] = ()) -> None:
+    """Tie what is tied and compute what is computed, once all that the checkpoint stores is in its place.
+
+    Args:
+        absent: ids of parameters that may be on the meta device.
+
+    Raises:
+        CheckpointError: another parameter still is.
+    """
+    family = checkpoint.require_architecture()
+    _tie(model, checkpoint, family)
+    _fill_buffers(model, family, device)
+    missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
+            "config.json and the weights are not of one checkpoint; copy both again.",
+        )
 
 
 def model_class(checkpoint: Checkpoint) -> Any:
@@ -88,12 +117,24 @@ def model_class(checkpoint: Checkpoint) -> Any:
 
 
 def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
-    """The configuration object of the family's stock class, with `changes` to config.json's values."""
+    """The configuration object of the family's stock class, with `changes` to config.json's values.
+
+    Raises:
+        CheckpointError: transformers refuses a value.
+    """
     from transformers import CONFIG_MAPPING
 
     family = checkpoint.require_architecture()
     values = {key: value for key, value in checkpoint.config.items() if key not in (KEY, "auto_map")}
-    return CONFIG_MAPPING[family.model_type].from_dict({**values, "model_type": family.model_type, **changes})
+    values |= {"model_type": family.model_type, **changes}
+    try:
+        return CONFIG_MAPPING[family.model_type].from_dict(values)
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: transformers refuses a value ({reason})",
+            "Correct the value, or copy the file again.",
+        ) from error
 
 
 def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype) -> Any:
@@ -108,8 +149,10 @@ def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtyp
     try:
         with torch.device("meta"):
             model = model_class(checkpoint)(stock_config(checkpoint, **changes))
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split())[:300]
         raise CheckpointError(
             f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
             "Correct the value, or copy the file again.",
@@ -129,10 +172,9 @@ def _replace(
     layer: SparseLayer,
     checkpoint: Checkpoint,
     family: Architecture,
-    device: torch.device,
     dtype: torch.dtype,
 ) -> None:
-    """Put an empty SparseFFN with the layer's own number of experts in the place of the stock module."""
+    """Put a SparseFFN with the layer's own number of experts in the place of the stock module."""
     config = checkpoint.config
     stack = next(stack for stack in family.stacks if stack.side == layer.side)
     parent, _, name = layer.name.rpartition(".")
@@ -150,7 +192,7 @@ def _replace(
         device="meta",
         dtype=dtype,
     )
-    setattr(model.get_submodule(parent), name, module.to_empty(device=device))
+    setattr(model.get_submodule(parent), name, module)
 
 
 def _fit_heads(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
@@ -178,75 +220,12 @@ def _fit_ffns(
             fit_ffn(model, stack, layer, width, shapes, device)
 
 
-def _read_tensors(
-    model: Any,
-    checkpoint: Checkpoint,
-    layers: tuple[SparseLayer, ...],
-    device: torch.device,
-    dtype: torch.dtype,
-) -> None:
+def _fill_experts(module: SparseFFN, layer: SparseLayer, checkpoint: Checkpoint) -> None:
     buffer = bytearray(CHUNK_BYTES)
-    sparse: set[str] = set()
-    for layer in layers:
-        module = model.get_submodule(layer.name)
-        for name in layer.router_tensors:
-            _fill(getattr(module.router, name.rpartition(".")[2]), checkpoint, name, buffer)
-            sparse.add(name)
-        for suffix in layer.expert_tensors:
-            stacked = getattr(module, suffix.replace(".", "_"))
-            for expert in range(layer.num_experts):
-                name = layer.expert_tensor(expert, suffix)
-                _fill(stacked[expert], checkpoint, name, buffer)
-                sparse.add(name)
-    for name, info in checkpoint.tensors.items():
-        if name in sparse:
-            continue
-        owner, _, attribute = module_name(model, name).rpartition(".")
-        try:
-            module = model.get_submodule(owner)
-            place = getattr(module, attribute)
-        except AttributeError:
-            if is_extra(checkpoint.require_architecture(), name):  # another class of the family has it
-                continue
-            raise CheckpointError(
-                f"{checkpoint.path}: the model has no place for the tensor {name}"
-            ) from None
-        kind = _dtype_of(model, owner, dtype) if place.is_floating_point() else place.dtype
-        made = torch.empty(place.shape, dtype=kind, device=device)
-        if tuple(place.shape) != info.shape:
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
-            )
-        _fill(made, checkpoint, name, buffer)
-        if attribute in module._buffers:
-            module._buffers[attribute] = made
-        else:
-            setattr(module, attribute, nn.Parameter(made, requires_grad=place.requires_grad))
-
-
-def _dtype_of(model: Any, module: str, dtype: torch.dtype) -> torch.dtype:
-    """float32 where the stock class keeps it because float16 overflows (T5), else `dtype`."""
-    kept = set(getattr(model, "_keep_in_fp32_modules", None) or ()) if dtype == torch.float16 else set()
-    return torch.float32 if kept & set(module.split(".")) else dtype
-
-
-def _fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
-    """Read a tensor chunk by chunk into `place`, which may have another type or lie on another device."""
-    info = checkpoint.info(name)
-    if tuple(place.shape) != info.shape:
-        raise CheckpointError(
-            f"{checkpoint.path}: {name} has the shape {list(info.shape)}, the model wants {list(place.shape)}"
-        )
-    if info.dtype not in DTYPES:
-        raise CheckpointError(
-            f"{checkpoint.path}: {name} is of the type {info.dtype}, which no model runs in"
-        )
-    source = DTYPES[info.dtype]
-    flat = place.detach().view(-1)
-    for start in range(0, info.nbytes, CHUNK_BYTES):
-        end = min(start + CHUNK_BYTES, info.nbytes)
-        values = torch.frombuffer(checkpoint.read_range(name, start, end, buffer), dtype=source)
-        flat[start // source.itemsize : end // source.itemsize].copy_(values)
+    for part, suffix in EXPERT_PARTS.items():
+        stacked = getattr(module, part)
+        for expert in range(layer.num_experts):
+            fill(stacked[expert], checkpoint, layer.expert_tensor(expert, suffix), buffer)
 
 
 def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
@@ -279,12 +258,3 @@ def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> Non
             setattr(module, name, nn.Parameter(made, requires_grad=held.requires_grad))
         if empty or computed:
             model._init_weights(module)
-
-
-def _require_complete(model: Any, checkpoint: Checkpoint) -> None:
-    missing = [name for name, value in model.named_parameters() if value.is_meta]
-    if missing:
-        raise CheckpointError(
-            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
-            "config.json and the weights are not of one checkpoint; copy both again.",
-        )

@@ -11,7 +11,8 @@ import torch
 from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.modules.building import DTYPES, build_model
+from prunecli.modules.building import build_model
+from prunecli.modules.filling import DTYPES
 from prunecli.modules.sparse_ffn import SparseFFN
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

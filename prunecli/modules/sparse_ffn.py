@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,14 @@ from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
 from prunecli.modules.threads import alone
 
 SMALL_STEP = 64  # tokens of which the router's work is too small to share out
+
+EXPERT_PARTS = {
+    "fc1_weight": "fc1.weight",
+    "fc1_bias": "fc1.bias",
+    "fc2_weight": "fc2.weight",
+    "fc2_bias": "fc2.bias",
+}
+"""The stacked parameters of a `SparseFFN`, in the order in which experts are run -> an expert's own tensors."""
 
 MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
 
@@ -129,6 +137,8 @@ class SparseFFN(nn.Module):
 
     Attributes:
         observer: called once per forward pass with the `Routing` of the real tokens.
+        runner: computes the experts' outputs where their weights are not held here, or None: (rows
+            `[assignments, d_model]` sorted by expert, `[num_experts]` rows of each) -> `[assignments, d_model]`.
         expert_mask: `[num_experts]` bool or None; an expert that is False is treated as if it had been pruned.
             At least `top_k` must stay True.
 
@@ -167,6 +177,7 @@ class SparseFFN(nn.Module):
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim, **options))
         self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model, **options))
         self.observer: Callable[[Routing], None] | None = None
+        self.runner: Callable[[Tensor, Tensor], Tensor] | None = None
         self.register_buffer("expert_mask", None, persistent=False)
         self.reset_parameters()
 
@@ -236,18 +247,39 @@ class SparseFFN(nn.Module):
         dtype = self.fc1_weight.dtype
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
-        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (parameter.to(dtype) for parameter in self._stacked())
         plan = dispatch(experts, self.num_experts)
         rows = tokens.to(dtype).index_select(0, plan.source)
         with torch.autocast(device_type, enabled=False):
-            if device_type == "cpu" and not needs_graph:
-                stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-                outputs = run_experts(rows, stacked, plan.counts.tolist(), self.activation)
+            if self.runner is not None:
+                outputs = self.runner(rows, plan.counts)
             else:
-                hidden = grouped_linear(rows, fc1_weight, fc1_bias, plan.counts)
-                hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
-                outputs = grouped_linear(hidden, fc2_weight, fc2_bias, plan.counts)
+                outputs = self._run(rows, self._stacked(), plan.counts, needs_graph)
             return self._combine(outputs, weights, plan)
+
+    def run_expert(self, rows: Tensor, weights: Weights) -> Tensor:
+        """One expert on its own rows `[rows, d_model]`, as a whole layer would run it; no gradients.
+
+        Args:
+            rows: in the type of the weights.
+            weights: fc1 weight `[ffn_dim, d_model]`, fc1 bias, fc2 weight `[d_model, ffn_dim]`, fc2 bias.
+        """
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.unsqueeze(0) for tensor in weights)
+        counts = torch.tensor([rows.shape[0]], device=rows.device)
+        return self._run(rows, (fc1_weight, fc1_bias, fc2_weight, fc2_bias), counts, needs_graph=False)
+
+    def shares_out(self, counts: Sequence[int]) -> bool:
+        """Whether experts with so many rows each would be shared out to threads, one thread to an expert."""
+        return threads_pay(self._stacked(), sum(count > 0 for count in counts), sum(counts))
+
+    def _run(self, rows: Tensor, weights: Weights, counts: Tensor, needs_graph: bool) -> Tensor:
+        """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
+        fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.to(rows.dtype) for tensor in weights)
+        if rows.device.type == "cpu" and not needs_graph:
+            stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+            return run_experts(rows, stacked, counts.tolist(), self.activation)
+        hidden = grouped_linear(rows, fc1_weight, fc1_bias, counts)
+        hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
+        return grouped_linear(hidden, fc2_weight, fc2_bias, counts)
 
     def _needs_graph(self, tokens: Tensor) -> bool:
         """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prunecli import __version__
-from prunecli.errors import OutputError
+from prunecli.checkpoint.whole_file import new_file
 from prunecli.reporting.collect import Material
 from prunecli.reporting.experts import experts_section
 from prunecli.reporting.heads import heads_section
@@ -93,19 +91,7 @@ def write_page(path: Path, page: str) -> None:
     """Write beside `path`, then rename: the file appears whole or not at all.
 
     Raises:
-        OutputError: its directory does not exist.
+        OutputError: its directory does not exist, or the file cannot be written.
     """
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
-    except FileNotFoundError:
-        raise OutputError(
-            f"{path.parent}: no such directory", "Make it first, or choose another output."
-        ) from None
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(page)
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with new_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(page)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prunecli.data.labelled import LabelledText, label_ids
 from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode
+from prunecli.data.tokens import encode, tokenized
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.evaluation.losses import IGNORED, context_length, encoded, padding_id, require_task
@@ -251,7 +251,7 @@ def labelled(tokenizer: Any, model: Any, text: LabelledText) -> Labelled:
     labels = label_ids(text, model.config.id2label)
     options = {"truncation": True, "max_length": context_length(model, tokenizer), "verbose": False}
     seconds = None if text.seconds is None else list(text.seconds)
-    made = tokenizer(list(text.texts), seconds, **options)
+    made = tokenized(tokenizer, list(text.texts), seconds, **options)
     names = [name for name in ("input_ids", "token_type_ids") if name in made]
     return Labelled(
         {name: Sequences(made[name]) for name in names}, torch.tensor(labels), padding_id(model, tokenizer)

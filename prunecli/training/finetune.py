@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from prunecli.checkpoint.dtypes import is_float
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.data.tokens import Tokenizer, language_id, languages, load_tokenizer
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import Place
 from prunecli.progress import Progress, silent
@@ -28,6 +29,7 @@ from prunecli.training.state import (
     load_weights,
     mark_finished,
     prepare_state,
+    require_sound,
     trainer_state,
 )
 from prunecli.training.teacher import load_teacher
@@ -123,6 +125,7 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
     options, material, state = run.options, run.material, run.state
     with source() as checkpoint:
         checkpoint.require_architecture()
+        _require_floats(checkpoint)
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in material.pairs for name in pair} if languages(tokenizer) else ():
             language_id(tokenizer, language)
@@ -132,7 +135,7 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
         done = finished(state)
         if done is not None and done["target"] != _target(options):
             done = None
-        if done is None or not Path(done["weights"]).is_dir():
+        if done is None:
             done = _train(run, model, tokenizer)
         else:
             run.report("The training had ended before; writing its result.")
@@ -143,6 +146,15 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
             stage(model, checkpoint, staged)
     log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
     return Trained(staged, log, run.place.is_first)
+
+
+def _require_floats(checkpoint: Checkpoint) -> None:
+    for name, info in checkpoint.tensors.items():
+        if not is_float(info.dtype):
+            raise CheckpointError(
+                f"{checkpoint.path}: {name} has the type {info.dtype}; only floating-point weights can be trained",
+                "Convert the checkpoint to float32, float16 or bfloat16 first.",
+            )
 
 
 def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -166,6 +178,8 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
             model, arguments, examples, Objective(options.loss, teacher), validation, options, watch
         )
         last = last_checkpoint(run.state)
+        if last is not None:
+            require_sound(last)
         if last is not None:
             run.report(f"Going on from step {trainer_state(last)['global_step']:,} in {run.state}.")
             trainer.restore(trainer_state(last))

@@ -10,6 +10,7 @@ OUTPUT.training/
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from prunecli.checkpoint.documents import read_json, write_json
-from prunecli.errors import CheckpointError, OutputError, UsageError
+from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
 
 FORMAT = "prunecli.finetune-state/1"
 RUN, FINISHED = "run.json", "finished.json"
@@ -47,7 +48,9 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
     if not resume and run.is_file():
         shutil.rmtree(state)
     if run.is_file():
-        found = read_json(run, FORMAT)["run"]
+        found = read_json(run, FORMAT).get("run")
+        if not isinstance(found, dict):
+            raise UsageError(f"{run}: damaged", "Start over with --resume never.")
         for key, value in json.loads(json.dumps(identity)).items():
             if found.get(key) != value:
                 raise UsageError(
@@ -75,9 +78,30 @@ def _is_whole(trainer_state: Path) -> bool:
     # Of one process's files it is the last; the others' random numbers are checked by the Trainer.
     try:
         json.loads(trainer_state.read_text(encoding="utf-8"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
     return True
+
+
+def require_sound(checkpoint: Path) -> None:
+    """Refuse a checkpoint of the training that cannot be gone on from.
+
+    Raises:
+        CheckpointError: one of its files is damaged.
+    """
+    from transformers import TrainerState
+
+    try:
+        TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        for path in (*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")):
+            if not path.name.startswith("rng_state"):  # which holds numpy's, beside tensors
+                torch.load(path, map_location="cpu", weights_only=True)
+        load_file(checkpoint / WEIGHTS)
+    except Exception as error:  # a damaged file may raise anything
+        raise CheckpointError(
+            f"{checkpoint}: damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})",
+            "Start over with --resume never.",
+        ) from error
 
 
 def trainer_state(checkpoint: Path) -> dict[str, Any]:
@@ -87,14 +111,25 @@ def trainer_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def finished(state: Path) -> dict[str, Any] | None:
-    """What a training that ended left to be written, or None."""
-    path = state / FINISHED
-    return read_json(path, FORMAT) if path.is_file() else None
+    """What a training that ended left to be written; None where it has not, or where the file is damaged."""
+    try:
+        found: dict[str, Any] = read_json(state / FINISHED, FORMAT)
+    except PruneError:
+        return None
+    digest = found.pop("sha256", None)
+    if digest != _digest(found) or not (Path(found["weights"]) / WEIGHTS).is_file():
+        return None
+    return found
 
 
 def mark_finished(state: Path, payload: Mapping[str, Any]) -> None:
     """The training has ended; `finished` returns `payload` from now on."""
-    write_json(state / FINISHED, {"format": FORMAT, **payload}, force=True)
+    made = {"format": FORMAT, **payload}
+    write_json(state / FINISHED, {**made, "sha256": _digest(made)}, force=True)
+
+
+def _digest(payload: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(payload, sort_keys=True).encode()).hexdigest()
 
 
 def save_weights(model: Any, directory: Path) -> None:

@@ -27,6 +27,9 @@ from tests.ffn_layouts import LAYOUTS, Layout, tiny, weights, write_changed, wri
 
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
+COMPUTED = {"pegasus": {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}}
+"""What a model computes at its making, and its class stores all the same."""
+
 
 @pytest.fixture(params=list(LAYOUTS))
 def case(request: pytest.FixtureRequest) -> str:
@@ -173,7 +176,7 @@ def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
     model = load(out)
     model.save_pretrained(tmp_path / "saved")
     before, after = weights(out), weights(tmp_path / "saved")
-    assert before.keys() == after.keys()
+    assert before.keys() == after.keys() - COMPUTED.get(case, set())
     assert all(np.array_equal(before[name], after[name]) for name in before)
     with open_checkpoint(tmp_path / "saved") as made:
         check_tensors(made)
@@ -189,7 +192,7 @@ def test_copies_share_and_save(case: str, source: Path, tmp_path: Path, way: Any
     assert copied.get_parameter(one) is copied.get_parameter(other)
     assert copied.get_parameter(one) is not model.get_parameter(one)
     copied.save_pretrained(tmp_path / "saved")
-    assert weights(tmp_path / "saved").keys() == weights(out).keys()
+    assert weights(tmp_path / "saved").keys() - COMPUTED.get(case, set()) == weights(out).keys()
     assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
 
 

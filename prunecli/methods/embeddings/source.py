@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from prunecli.checkpoint.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.checkpoint.embedding import TokenTables
 from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.tokens import load_tokenizer
+from prunecli.data.tokens import load_tokenizer, tokenized
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.embeddings.table import Table
 from prunecli.modules.building import stock_config
@@ -100,7 +100,7 @@ def count_tokens(
     counts = np.zeros(vocabulary, np.int64)
     with progress("counting tokens", len(lines), "lines") as advance:
         for batch in _batched(lines):
-            encoded = tokenizer(batch, verbose=False)["input_ids"]
+            encoded = tokenized(tokenizer, batch, verbose=False)["input_ids"]
             ids = np.fromiter((token for row in encoded for token in row), np.int64)
             if ids.size and ids.max() >= vocabulary:
                 raise CheckpointError(

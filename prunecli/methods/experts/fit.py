@@ -19,7 +19,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.declared import config_value
+from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.dtypes import is_float, itemsize, parse_dtype
 from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.errors import UsageError
@@ -167,7 +167,7 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     family = checkpoint.require_architecture()
 
     def size(key: str) -> int:
-        return int(config_value(family, checkpoint.config, key))
+        return count(family, checkpoint.config, key)
 
     width = itemsize(target or _stored(checkpoint))
     sequences = load.batch * load.beam
@@ -175,8 +175,8 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     decoders = [stack for stack in family.stacks if stack.side == "decoder"]
     attentions = [len(stack.attentions) for stack in decoders]
     cache = sum(
-        2 * count * hidden * (size(stack.depth) + 1)
-        for stack, count in zip(decoders, attentions, strict=True)
+        2 * number * hidden * (size(stack.depth) + 1)
+        for stack, number in zip(decoders, attentions, strict=True)
     )
     widest = max(size(stack.ffn.width) for stack in family.stacks)
     encoder = load.batch * load.length * (4 * size("d_model") + widest) * width + hidden

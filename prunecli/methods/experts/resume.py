@@ -1,4 +1,4 @@
-"""The state of an interrupted `collect-gates`, in a hidden file beside its output."""
+"""The state of an interrupted `collect-gates`, in hidden files beside its output."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def partial_path(output: Path) -> Path:
     return output.with_name(f".{output.name}.partial")
 
 
+def layers_path(output: Path) -> Path:
+    """Where a run by layers keeps the batches' states for the result `output`."""
+    return output.with_name(f".{output.name}.layers")
+
+
 def read_state(path: Path, key: Mapping[str, Any]) -> State:
     """The state that a run with the same `key` left in `path`; an empty one where there is none."""
     try:
@@ -35,7 +40,7 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
             for source, target, entry in content["sums"]
         }
         return State(int(content["batches"]), sums)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return State()
 
 

@@ -6,6 +6,7 @@ batch into `State`, a value that can be saved and continued with the same result
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from prunecli.data.batching import length_bucketed, pad
 from prunecli.data.lengths import length_limit
 from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.data.tokens import encode, language_id
+from prunecli.errors import StatisticsError
 from prunecli.methods.experts.beams import live_beams
 from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
 from prunecli.modules.loading import sparse_ffns
@@ -28,6 +30,8 @@ from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.progress import Progress, silent
 
 Pair = tuple[str, str]
+Ids = Sequence[int]
+"""Token ids of a sentence; arrays, since a text in many languages is held as a whole."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,7 @@ class State:
     """What a run has counted so far.
 
     Attributes:
-        batches: finished ones, in the order of `_work`.
+        batches: finished ones, in the order of `batches_of`.
         sums: (source, "X") -> the encoder's sums, (source, target) -> the decoder's.
     """
 
@@ -59,12 +63,12 @@ class State:
 
 
 @dataclass(frozen=True)
-class _Batch:
+class Batch:
     """Sentences of one source, to be decoded into every target; `targets[language][sentence]` are label ids."""
 
     source: str
-    sources: list[list[int]]
-    targets: Mapping[str, list[list[int]]]
+    sources: Sequence[Ids]
+    targets: Mapping[str, Sequence[Ids]]
 
 
 def collect_gates(
@@ -94,16 +98,15 @@ def collect_gates(
         DataError: a language that the tokenizer lacks.
     """
     layers = sparse_layers(checkpoint)
-    for language in dict.fromkeys(name for pair in pairs for name in pair):
-        language_id(tokenizer, language)
+    check_languages(tokenizer, pairs)
     total = len(text) * len(pairs)
     unit = "sentences"
     with (
         torch.inference_mode(),
-        _recording(model, layers) as recorder,
+        recording(model, layers) as recorder,
         progress("collecting gates", total, unit) as advance,
     ):
-        for number, batch in enumerate(_work(model, tokenizer, text, pairs, options.batch_tokens)):
+        for number, batch in enumerate(batches_of(model, tokenizer, text, pairs, options.batch_tokens)):
             if number >= state.batches:
                 found = _run(model, tokenizer, batch, recorder, options)
                 sums = {
@@ -114,7 +117,35 @@ def collect_gates(
                 state = State(number + 1, {**state.sums, **sums})
                 save(state)
             advance(len(batch.sources) * len(batch.targets))
+    return statistics_of(checkpoint, options, state, pairs)
+
+
+def check_languages(tokenizer: Any, pairs: Sequence[Pair]) -> None:
+    """Have every language of the pairs known.
+
+    Raises:
+        DataError: the tokenizer lacks one.
+    """
+    for language in dict.fromkeys(name for pair in pairs for name in pair):
+        language_id(tokenizer, language)
+
+
+def statistics_of(
+    checkpoint: Checkpoint, options: CollectOptions, state: State, pairs: Sequence[Pair]
+) -> GateStatistics:
+    """What a run that is complete has found.
+
+    Raises:
+        StatisticsError: the state that it went on from was not whole.
+    """
+    for pair in pairs:
+        if pair not in state.sums or (pair[0], ANY) not in state.sums:
+            raise StatisticsError(
+                f"the state of the interrupted run lacks {pair_name(*pair)}",
+                "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
+            )
     family = checkpoint.require_architecture()
+    layers = sparse_layers(checkpoint)
     return GateStatistics(
         fingerprint=checkpoint.fingerprint,
         model_type=family.model_type,
@@ -126,27 +157,34 @@ def collect_gates(
     )
 
 
-def _work(
+def batches_of(
     model: Any, tokenizer: Any, text: ParallelText, pairs: Sequence[Pair], batch_tokens: int
-) -> Iterator[_Batch]:
+) -> Iterator[Batch]:
     """Every batch, in an order that is a function of the arguments."""
     longest = model.config.max_position_embeddings - 1
+    rows: dict[str, list[Ids]] = {}  # as targets, in which languages are met again for each source
+
+    def labels_of(language: str) -> list[Ids]:
+        if language not in rows:
+            found = encode(tokenizer, text.sentences[language], language, as_target=True, max_length=longest)
+            rows[language] = [array("i", ids) for ids in found]
+        return rows[language]
+
     for source in dict.fromkeys(pair[0] for pair in pairs):
-        targets = [pair[1] for pair in pairs if pair[0] == source]
-        sources = encode(tokenizer, text.sentences[source], source, max_length=longest)
-        labels = {
-            target: encode(tokenizer, text.sentences[target], target, as_target=True, max_length=longest)
-            for target in targets
-        }
-        lengths = [(len(ids), max(len(labels[t][i]) for t in targets)) for i, ids in enumerate(sources)]
+        found = encode(tokenizer, text.sentences[source], source, max_length=longest)
+        sources = [array("i", ids) for ids in found]
+        labels = {target: labels_of(target) for name, target in pairs if name == source}
+        lengths = [(len(ids), max(len(rows[i]) for rows in labels.values())) for i, ids in enumerate(sources)]
         for batch in length_bucketed(lengths, batch_tokens):
-            yield _Batch(
-                source, [sources[i] for i in batch], {t: [labels[t][i] for i in batch] for t in targets}
+            yield Batch(
+                source,
+                [sources[i] for i in batch],
+                {target: [rows[i] for i in batch] for target, rows in labels.items()},
             )
 
 
 def _run(
-    model: Any, tokenizer: Any, batch: _Batch, recorder: _Recorder, options: CollectOptions
+    model: Any, tokenizer: Any, batch: Batch, recorder: Recorder, options: CollectOptions
 ) -> dict[Pair, GateSums]:
     """The sums of one batch: the encoder's once, the decoder's for every target."""
     pad_id = int(tokenizer.pad_token_id)
@@ -155,17 +193,24 @@ def _run(
     found = {(batch.source, ANY): recorder.take()}
     for target, labels in batch.targets.items():
         if options.mode == "forced":
-            _force(model, labels, pad_id, encoded.last_hidden_state, mask)
+            force(model, labels, pad_id, encoded.last_hidden_state, mask)
         else:
             _search(model, tokenizer, target, encoded, mask, options.beam, recorder)
         found[batch.source, target] = recorder.take()
     return found
 
 
-def _force(model: Any, labels: Sequence[Sequence[int]], pad_id: int, encoded: Tensor, mask: Tensor) -> None:
-    """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
+def force(model: Any, labels: Sequence[Sequence[int]], pad_id: int, encoded: Tensor, mask: Tensor) -> None:
+    """Run the decoder on the reference: start token, then all labels but the last (teacher forcing).
+
+    Args:
+        labels: of each sentence, language token first.
+        encoded: the encoder's output `[batch, source tokens, d_model]`.
+        mask: `[batch, source tokens]`, 0 for padding.
+    """
     start = int(model.config.decoder_start_token_id)
-    ids, real = (tensor.to(model.device) for tensor in pad([[start, *row[:-1]] for row in labels], pad_id))
+    rows = [[start, *row[:-1]] for row in labels]
+    ids, real = (tensor.to(encoded.device) for tensor in pad(rows, pad_id))
     # The output layer's product is left out: routing does not need it.
     model.get_decoder()(
         input_ids=ids,
@@ -177,7 +222,7 @@ def _force(model: Any, labels: Sequence[Sequence[int]], pad_id: int, encoded: Te
 
 
 def _search(
-    model: Any, tokenizer: Any, target: str, encoded: Any, mask: Tensor, beam: int, recorder: _Recorder
+    model: Any, tokenizer: Any, target: str, encoded: Any, mask: Tensor, beam: int, recorder: Recorder
 ) -> None:
     """Translate with beam search; a sentence's beams count until it is finished."""
     positions = int(model.config.max_position_embeddings)
@@ -199,7 +244,7 @@ def _search(
             recorder.live = None
 
 
-class _Recorder:
+class Recorder:
     """Sums what the sparse layers route, until `take`; on the model's device, in integers and float64."""
 
     def __init__(self, layers: Sequence[SparseLayer]) -> None:
@@ -236,10 +281,10 @@ class _Recorder:
 
 
 @contextmanager
-def _recording(model: Any, layers: Sequence[SparseLayer]) -> Iterator[_Recorder]:
+def recording(model: Any, layers: Sequence[SparseLayer]) -> Iterator[Recorder]:
     """Observe every sparse FFN of `model` while the block runs."""
     modules: Mapping[str, SparseFFN] = sparse_ffns(model)
-    recorder = _Recorder(layers)
+    recorder = Recorder(layers)
     for index, layer in enumerate(layers):
         modules[layer.name].observer = _observer(recorder, index)
     try:
@@ -249,5 +294,5 @@ def _recording(model: Any, layers: Sequence[SparseLayer]) -> Iterator[_Recorder]
             modules[layer.name].observer = None
 
 
-def _observer(recorder: _Recorder, index: int) -> Callable[[Routing], None]:
+def _observer(recorder: Recorder, index: int) -> Callable[[Routing], None]:
     return lambda routing: recorder.observe(index, routing)

@@ -136,8 +136,8 @@ def read_gates(
             for pair, sums in payload["entries"].items()
         }
         statistics = GateStatistics(
-            fingerprint=model["fingerprint"],
-            model_type=model["model_type"],
+            fingerprint=str(model["fingerprint"]),
+            model_type=str(model["model_type"]),
             mode=payload["mode"],
             layers=names,
             num_experts=experts,

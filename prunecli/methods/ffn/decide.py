@@ -11,7 +11,7 @@ import numpy as np
 from prunecli import __version__
 from prunecli.architectures.records import Side
 from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
-from prunecli.errors import UsageError
+from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.configurations import Treatment, find_configuration
 from prunecli.methods.ffn.plan import MATCH, FfnPlan, Init, Order, Request, plan
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
@@ -99,6 +99,8 @@ def decide(checkpoint: Checkpoint, options: Options, activations: Activations | 
         CheckpointError: the weights are damaged.
     """
     layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+    if not layers:
+        raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
     name, request = _request(options, {layer.side for layer in layers.values()})
     made = plan(tuple(layers.values()), request)
     units = _units(checkpoint, layers, made, options, activations)

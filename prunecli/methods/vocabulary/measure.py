@@ -12,6 +12,7 @@ from typing import Any
 
 from prunecli.data.parallel import languages_of, read_parallel
 from prunecli.data.plain import read_plain
+from prunecli.data.tokens import tokenized
 from prunecli.progress import Progress, silent
 
 BATCH = 4096
@@ -138,7 +139,8 @@ def _batches(tokenizer: Any, lines: Sequence[str]) -> Iterator[list[list[Any]]]:
     for start in range(0, len(lines), BATCH):
         part = list(lines[start : start + BATCH])
         if getattr(tokenizer, "is_fast", False):
-            yield tokenizer(part, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
+            options = {"add_special_tokens": False, "truncation": False, "verbose": False}
+            yield tokenized(tokenizer, part, **options)["input_ids"]
         else:
             yield [tokenizer.tokenize(line) for line in part]
     if is_two_sided(tokenizer):

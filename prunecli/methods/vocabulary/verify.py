@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.data.tokens import load_tokenizer
+from prunecli.data.tokens import load_tokenizer, tokenized
 from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.files import SENTENCEPIECE
 from prunecli.methods.vocabulary.measure import BATCH, Text, as_target, is_two_sided
@@ -128,7 +128,7 @@ def _differs(before: bytes, after: bytes, lines: Sequence[str]) -> bool:
 
 def _encode(tokenizer: Any, lines: Sequence[str], target: bool) -> list[list[int]]:
     with as_target(tokenizer) if target else nullcontext():
-        rows = tokenizer(list(lines), truncation=False, verbose=False)["input_ids"]
+        rows = tokenized(tokenizer, list(lines), truncation=False, verbose=False)["input_ids"]
     return [list(row) for row in rows]
 
 

@@ -12,7 +12,7 @@ import torch
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode, load_tokenizer
-from prunecli.errors import DataError
+from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.experts.resume import Saver, read_state, write_state
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
@@ -162,6 +162,16 @@ def test_a_state_of_other_arguments_is_not_taken(tmp_path: Path) -> None:
     assert read_state(tmp_path / "missing", {"run": 1}) == State()
     (tmp_path / "a").write_text((tmp_path / "a").read_text()[:-20])
     assert read_state(tmp_path / "a", {"run": 1}) == State()
+
+
+def test_a_state_that_lacks_a_pair_is_refused(subject: Subject, tmp_path: Path) -> None:
+    states: list[State] = []
+    subject.collect(MODES[0], save=states.append)
+    torn = State(states[-1].batches, {key: sums for key, sums in states[-1].sums.items() if key != PAIRS[1]})
+    with pytest.raises(StatisticsError, match="lacks eng_Latn-deu_Latn"):
+        subject.collect(MODES[0], state=torn)
+    (tmp_path / "deep").write_text("[" * 100_000)
+    assert read_state(tmp_path / "deep", {}) == State()
 
 
 def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:

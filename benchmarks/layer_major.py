@@ -1,0 +1,204 @@
+"""What layer-major running costs: `collect-gates --memory` against the disk and against matrix products.
+
+    python benchmarks/make_checkpoint.py /data/moe --layers 24 --experts 128
+    python benchmarks/layer_major.py /data/moe --memory 4GiB
+
+Printed: the peak resident memory of the whole process, its time, the bytes read; and the larger of the time that the
+disk takes for these bytes and the time that matrix products of these sizes take, both measured here and now, the
+products for as long as --products-seconds before and after. On a machine that does other work too, the processor time
+of the whole process against that of the products says more. With --whole, also the time of a run in memory. Without
+--data, the text is the bundled demo's, repeated. The page cache is asked to forget the checkpoint before each part
+that reads it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import torch
+
+from prunecli import demo
+from prunecli.checkpoint.declared import count
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+
+CHUNK = 16 << 20
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        data = options.data or repeated_demo(Path(folder), options.sentences)
+        gates = Path(folder) / "gates.json"
+        speeds = [matrix_speed(options.products_seconds)]
+        forget(options.checkpoint)
+        seconds, busy, peak, said = run(options, data, gates, ["--memory", options.memory])
+        speeds.append(matrix_speed(options.products_seconds))
+        read = read_bytes(said)
+        with open_checkpoint(options.checkpoint) as checkpoint:
+            flops = pass_flops(checkpoint, json.loads(gates.read_text()))
+        if options.whole:
+            forget(options.checkpoint)
+            whole, whole_busy, whole_peak, _ = run(options, data, gates.with_name("whole.json"), [])
+            equal = entries(gates) == entries(gates.with_name("whole.json"))
+            print(f"in memory: {whole:.0f} s, {whole_peak / 2**30:.2f} GiB; by layer / in memory: ", end="")
+            print(f"{seconds / whole:.2f}, of processor time {busy / whole_busy:.2f}, ", end="")
+            print(f"statistics {'equal' if equal else 'NOT EQUAL'}")
+    forget(options.checkpoint)
+    rate = disk_rate(options.checkpoint, options.disk_bytes)
+    speed, share = (sum(values) / len(values) for values in zip(*speeds, strict=True))
+    disk, products = read / rate, flops / speed
+    print(said.strip())
+    print(f"peak resident {peak / 2**30:.2f} GiB of {options.memory}, {seconds:.0f} s in all")
+    print(f"disk: {read / 2**30:.2f} GiB at {rate / 2**30:.2f} GiB/s take {disk:.0f} s")
+    print(f"products: {flops / 1e12:.1f} TFLOP at {speed / 1e9:.0f} GFLOPS take {products:.0f} s")
+    print(f"time / the larger: {seconds / max(disk, products):.2f}")
+    print(f"processor time: {busy:.0f} s; products alone: {flops / share:.0f} s, {busy * share / flops:.2f}")
+
+
+def run(
+    options: argparse.Namespace, data: Path, gates: Path, more: list[str]
+) -> tuple[float, float, int, str]:
+    """Seconds, processor seconds, peak resident bytes and stderr of the command."""
+    command = [
+        sys.executable,
+        "-m",
+        "prunecli",
+        "collect-gates",
+        str(options.checkpoint),
+        "--data",
+        str(data),
+    ]
+    command += ["--split", options.split, "--dtype", options.dtype, *more]
+    command += ["--batch-tokens", str(options.batch_tokens), "-o", str(gates), "--device", "cpu"]
+    command += ["--pairs", options.pairs] if options.pairs else []
+    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    start = time.perf_counter()
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    lines: list[str] = []
+    assert process.stderr is not None
+    listener = threading.Thread(target=lines.extend, args=(process.stderr,))
+    listener.start()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - start
+    listener.join()
+    if os.waitstatus_to_exitcode(status):
+        sys.exit("".join(lines))
+    busy = usage.ru_utime + usage.ru_stime
+    return seconds, busy, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), "".join(lines)
+
+
+def read_bytes(said: str) -> int:
+    """The bytes of weights that the command says it read."""
+    found = re.search(r"([\d.]+) (B|KiB|MiB|GiB) of weights", said)
+    if found is None:
+        sys.exit(said)
+    return int(float(found[1]) * 1024 ** ("B", "KiB", "MiB", "GiB").index(found[2]))
+
+
+def pass_flops(checkpoint: Checkpoint, gates: dict) -> float:  # type: ignore[type-arg]
+    """Floating-point operations of the layers' matrix products for the tokens that the statistics count."""
+    family, config = checkpoint.require_architecture(), checkpoint.config
+    width = int(config["d_model"])
+    tokens: dict[str, float] = {"encoder": 0, "decoder": 0}
+    sources: set[str] = set()
+    for pair, entry in gates["entries"].items():
+        first = {layer.split(".")[1]: n for layer, n in zip(gates["layers"], entry["tokens"], strict=True)}
+        tokens["decoder"] += first.get("decoder", 0)
+        if (source := pair.split("-")[0]) not in sources:
+            sources.add(source)
+            tokens["encoder"] += first.get("encoder", 0)
+    total = 0.0
+    for stack in family.stacks:
+        depth = count(family, config, stack.depth)
+        step = int(config.get(stack.ffn.sparse_step or "", 0))
+        sparse = depth // step if step else 0
+        ffns = depth - sparse + sparse * int(family.top_k or 1)
+        per_token = depth * len(stack.attentions) * 4 * width**2
+        per_token += ffns * 2 * width * count(family, config, stack.ffn.width)
+        total += 2 * per_token * tokens[stack.side]
+    return total
+
+
+def disk_rate(path: Path, limit: int) -> float:
+    """Bytes a second of reading the weight files one after another, `limit` bytes at most."""
+    done = 0
+    buffer = bytearray(CHUNK)
+    start = time.perf_counter()
+    for file in weight_files(path):
+        with file.open("rb", buffering=0) as opened:
+            while done < limit and (got := opened.readinto(buffer)):
+                done += got
+    return done / (time.perf_counter() - start)
+
+
+def matrix_speed(seconds: float) -> tuple[float, float]:
+    """Operations a second, and a second of processor time, of products of 4096 rows by 1024 x 4096."""
+    rows, weight = torch.randn(4096, 1024), torch.randn(1024, 4096)
+    rows @ weight
+    products = 0
+    start, busy = time.perf_counter(), time.process_time()
+    while time.perf_counter() - start < seconds:
+        rows @ weight
+        products += 1
+    done = 2 * rows.numel() * 4096 * products
+    return done / (time.perf_counter() - start), done / (time.process_time() - busy)
+
+
+def entries(gates: Path) -> object:
+    return json.loads(gates.read_text())["entries"]
+
+
+def forget(path: Path) -> None:
+    """Ask for the weight files to be dropped from the page cache."""
+    os.sync()
+    for file in weight_files(path):
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def weight_files(path: Path) -> list[Path]:
+    return sorted([*path.glob("*.safetensors"), *path.glob("*.bin")])
+
+
+def repeated_demo(folder: Path, sentences: int) -> Path:
+    """The bundled text of two languages, its sentences joined in threes and repeated."""
+    for file in sorted(demo.DATA.glob("val.*"))[:2]:
+        lines = file.read_text(encoding="utf-8").splitlines()
+        joined = [" ".join(lines[(3 * i + j) % len(lines)] for j in range(3)) for i in range(sentences)]
+        (folder / file.name).write_text("\n".join(joined) + "\n", encoding="utf-8")
+    return folder
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--split", default="val")
+    parser.add_argument("--pairs")
+    parser.add_argument("--sentences", type=int, default=997, help="of the demo's text")
+    parser.add_argument("--memory", default="4GiB")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--whole", action="store_true", help="also run with the model in memory")
+    parser.add_argument("--products-seconds", type=float, default=5.0, help="to measure products")
+    parser.add_argument("--disk-bytes", type=int, default=8 << 30, help="read at most to measure the disk")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""How `collect-gates` runs a model: whole or layer by layer, going on from what an interrupted run left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+from prunecli.errors import PruneError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.data.parallel import ParallelText
+    from prunecli.methods.experts.layer_major import Means
+    from prunecli.methods.experts.resume import Saver
+    from prunecli.methods.experts.score import CollectOptions, State
+    from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.progress import Progress
+
+SLACK = 1.1
+"""Free memory, as a part of the weights, from which the whole model is held: batches need some too."""
+
+AUTOMATIC_SHARE = 0.8
+"""Part of the free memory that a run by layers takes where --memory is left out."""
+
+
+@dataclass(frozen=True)
+class GateRun:
+    """What is to be counted, and where the result goes.
+
+    Attributes:
+        checkpoint: of the model.
+        text: sentences of all languages.
+        pairs: source and target of each entry.
+        options: how statistics are collected.
+        key: everything that the sums depend on.
+        output: the result's file; what is done is kept beside it.
+        progress: hears of it.
+    """
+
+    checkpoint: Checkpoint
+    text: ParallelText
+    pairs: Sequence[tuple[str, str]]
+    options: CollectOptions
+    key: Mapping[str, Any]
+    output: Path
+    progress: Progress
+
+    def in_memory(self, device: torch.device, dtype: torch.dtype) -> GateStatistics:
+        """Hold the whole model."""
+        from prunecli.data.tokens import load_tokenizer
+        from prunecli.methods.experts.score import collect_gates
+        from prunecli.modules.loading import load_model
+
+        with self._kept() as (state, saver):
+            model = load_model(self.checkpoint.path, device=device, dtype=dtype)
+            return collect_gates(
+                self.checkpoint,
+                model,
+                load_tokenizer(self.checkpoint.path),
+                self.text,
+                self.pairs,
+                self.options,
+                state=state,
+                save=saver,
+                progress=self.progress,
+            )
+
+    def by_layer(self, means: Means) -> GateStatistics:
+        """Hold a layer at a time."""
+        from prunecli.data.tokens import load_tokenizer
+        from prunecli.methods.experts.layer_major import Work, collect_gates_by_layer
+        from prunecli.methods.experts.layer_passes import Snapshots
+        from prunecli.methods.experts.resume import layers_path
+
+        work = Work()
+        snapshots = Snapshots(layers_path(self.output), {**self.key, "compute": str(means.dtype)})
+        with self._kept() as (state, saver):
+            if (size := snapshots.group_size(state.batches)) is not None:
+                console.note(f"Going on from {snapshots.path}: {size} batches are part of the way through.")
+            statistics = collect_gates_by_layer(
+                self.checkpoint,
+                load_tokenizer(self.checkpoint.path),
+                self.text,
+                self.pairs,
+                self.options,
+                means,
+                state=state,
+                save=saver,
+                snapshots=snapshots,
+                progress=self.progress,
+                work=work,
+            )
+        console.note(_report(work.bytes_read, work.seconds, work.readings, work.spilled_bytes))
+        return statistics
+
+    def forget(self) -> None:
+        """Remove what was kept of an unfinished run."""
+        from prunecli.methods.experts.resume import layers_path, partial_path
+
+        partial_path(self.output).unlink(missing_ok=True)
+        layers_path(self.output).unlink(missing_ok=True)
+
+    @contextmanager
+    def _kept(self) -> Iterator[tuple[State, Saver]]:
+        """What an interrupted run left; if this one ends early, what it leaves is kept and said."""
+        from prunecli.methods.experts.resume import Saver, layers_path, partial_path, read_state
+
+        path = partial_path(self.output)
+        state, saver = read_state(path, self.key), Saver(path, self.key)
+        if state.batches:
+            console.note(f"Going on from {path}: {state.batches} batches are done.")
+        try:
+            yield state, saver
+        except (KeyboardInterrupt, SystemExit, PruneError):
+            saver.write()
+            kept = [one for one in (path, layers_path(self.output)) if one.exists()]
+            if kept:
+                console.note(f"Kept in {' and '.join(map(str, kept))}: the same command goes on from it.")
+            raise
+
+
+def means_of(
+    checkpoint: Checkpoint,
+    options: CollectOptions,
+    device: torch.device,
+    dtype: torch.dtype,
+    memory: int | None,
+    spill_directory: Path | None,
+) -> Means | None:
+    """What a run by layers may use; None where the whole model is to be held.
+
+    Raises:
+        UsageError: beam search on a model that does not fit.
+    """
+    from prunecli.methods.experts.layer_major import Means, whole_model_bytes
+    from prunecli.modules.layerwise.machine import free_memory
+
+    if memory is None:
+        whole, free = whole_model_bytes(checkpoint, dtype), free_memory(device)
+        if SLACK * whole <= free:
+            return None
+        said = f"takes {console.bytes_text(whole)}, {console.bytes_text(free)} are free"
+        if options.mode == "beam":
+            raise UsageError(
+                f"{checkpoint.path}: {said}, and --mode beam needs the whole model in memory",
+                "Use --mode forced, a smaller --dtype, another --device, or a pruned model.",
+            )
+        memory = int(AUTOMATIC_SHARE * free)
+        console.note(
+            f"The model {said}: it is run layer by layer, in {console.bytes_text(memory)} (see --memory)."
+        )
+    return Means(device, dtype, memory, spill_directory)
+
+
+def _report(bytes_read: int, seconds: float, readings: int, spilled_bytes: int) -> str:
+    rate = console.bytes_text(bytes_read / max(seconds, 1e-9))
+    times = "once" if readings == 1 else f"{readings} times"
+    spilled = f"; {console.bytes_text(spilled_bytes)} of states in a file" if spilled_bytes else ""
+    return (
+        f"Went through the layers {times}: {console.bytes_text(bytes_read)} of weights read, "
+        f"{rate} a second{spilled}."
+    )

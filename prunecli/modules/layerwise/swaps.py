@@ -1,0 +1,61 @@
+"""Parts of a model that are other ones for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from prunecli.modules.layerwise.parts import Stage
+from prunecli.modules.layerwise.reading import Loaded
+from prunecli.modules.sparse_ffn import SparseFFN
+
+
+@contextmanager
+def bound(stage: Stage, loaded: Loaded) -> Iterator[None]:
+    """Inside, the layer's parameters are the tensors that were read."""
+    before = [place.module._parameters[place.attribute] for place in stage.places]
+    for place, tensor in zip(stage.places, loaded.tensors, strict=True):
+        place.module._parameters[place.attribute] = nn.Parameter(tensor, requires_grad=False)
+    try:
+        yield
+    finally:
+        for place, parameter in zip(stage.places, before, strict=True):
+            place.module._parameters[place.attribute] = parameter
+
+
+@contextmanager
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `module` computes `forward(its own forward, ...)`."""
+    had = module.__dict__.get("forward")
+    module.forward = partial(forward, module.forward)
+    try:
+        yield
+    finally:
+        if had is None:
+            del module.forward
+        else:
+            module.forward = had
+
+
+@contextmanager
+def runner(ffn: SparseFFN, function: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Inside, `function` computes what the experts would."""
+    before, ffn.runner = ffn.runner, function
+    try:
+        yield
+    finally:
+        ffn.runner = before
+
+
+@contextmanager
+def unobserved(ffn: SparseFFN) -> Iterator[None]:
+    """Inside, nobody hears of the routing."""
+    before, ffn.observer = ffn.observer, None
+    try:
+        yield
+    finally:
+        ffn.observer = before

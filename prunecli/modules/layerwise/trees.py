@@ -1,0 +1,49 @@
+"""What a layer returns: a tensor, or tensors in tuples, lists and dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+Kind = type | tuple[type, ...]
+
+
+def map_tree(tree: Any, function: Callable[[Any], Any], kind: Kind) -> Any:
+    """The same tree with `function` of every `kind` in it."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_tree(part, function, kind) for part in tree)
+    if isinstance(tree, dict):
+        return type(tree)((key, map_tree(part, function, kind)) for key, part in tree.items())
+    return tree
+
+
+def leaves(tree: Any, kind: Kind) -> list[Any]:
+    """Every `kind` in the tree, in order."""
+    found: list[Any] = []
+    map_tree(tree, found.append, kind)
+    return found
+
+
+def outline(tree: Any, kind: Kind) -> Any:
+    """The tree as JSON, every `kind` in it as {"leaf": true}."""
+    if isinstance(tree, kind):
+        return {"leaf": True}
+    if isinstance(tree, (tuple, list)):
+        return {type(tree).__name__: [outline(part, kind) for part in tree]}
+    if isinstance(tree, dict):
+        return {"dict": [[key, outline(part, kind)] for key, part in tree.items()]}
+    return {"value": tree}
+
+
+def rebuilt(shape: Any, parts: Iterator[Any]) -> Any:
+    """The tree that `outline` made `shape` of, with the next of `parts` for each leaf."""
+    ((name, content),) = shape.items()
+    if name == "leaf":
+        return next(parts)
+    if name == "dict":
+        return {key: rebuilt(part, parts) for key, part in content}
+    if name == "value":
+        return content
+    return {"tuple": tuple, "list": list}[name](rebuilt(part, parts) for part in content)

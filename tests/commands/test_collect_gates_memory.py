@@ -1,0 +1,143 @@
+"""`prunecli collect-gates --memory`, typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands import gate_run
+from prunecli.errors import UsageError
+from prunecli.methods.experts.score import CollectOptions
+from prunecli.modules.layerwise import machine
+from tests.tiny import tiny_nllb_moe
+
+LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
+    (tmp_path / "text").mkdir()
+    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
+        (tmp_path / "text" / f"val.{language}").write_text("\n".join(LINES) + "\n")
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "prunecli", "collect-gates", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    found.pop("command")
+    return found
+
+
+def test_the_file_is_the_same_but_for_the_command_line(folder: Path) -> None:
+    arguments = ("model", "--data", "text", "--batch-tokens", "20")
+    assert run(folder, *arguments, "-o", "whole.json").returncode == 0
+    made = run(folder, *arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
+    assert made.returncode == 0, made.stderr
+    assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.stderr)
+    assert content(folder / "whole.json") == content(folder / "layers.json")
+    assert sorted(path.name for path in folder.iterdir()) == ["layers.json", "model", "text", "whole.json"]
+
+
+def test_on_the_bundled_demo(tmp_path: Path) -> None:
+    few = ("--max-sentences", "12")
+    assert run(tmp_path, *few, "-o", "whole.json").returncode == 0
+    assert run(tmp_path, *few, "--memory", "4GiB", "-o", "layers.json").returncode == 0
+    assert content(tmp_path / "whole.json") == content(tmp_path / "layers.json")
+
+
+def test_too_little_names_what_works_and_that_does(folder: Path) -> None:
+    refused = run(folder, "model", "--data", "text", "--memory", "10MiB")
+    assert refused.returncode == 2
+    named = re.search(r"--memory 10MiB is too little: the smallest that works is ([\d.]+)MiB", refused.stderr)
+    assert named
+    assert "Traceback" not in refused.stderr
+    enough = f"{float(named[1]) + 32}MiB"  # a process is never twice of the same size
+    assert run(folder, "model", "--data", "text", "--memory", enough).returncode == 0
+
+
+MEASURED = """
+import sys
+from prunecli.commands.app import main
+from prunecli.evaluation.memory import peak_resident
+try:
+    main()
+finally:
+    print(f"peak {peak_resident()}", file=sys.stderr)
+"""
+
+
+def test_the_whole_process_stays_within_it(folder: Path) -> None:
+    tiny_nllb_moe(folder / "wide", d_model=256, ffn=1024, experts=48, dtype="F16")  # 400 MB in float32
+    arguments = ("collect-gates", "wide", "--data", "text")
+    named = re.search(r"works is ([\d.]+)MiB", run(folder, *arguments[1:], "--memory", "1MiB").stderr)
+    assert named
+    budget = int(float(named[1])) + 32
+    command = [sys.executable, "-c", MEASURED, *arguments, "--memory", f"{budget}MiB"]
+    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    peak = re.search(r"peak (\d+)", made.stderr)
+    assert peak
+    assert int(peak[1]) < budget << 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said", "status"),
+    [
+        (("--memory", "4GiB", "--mode", "beam"), "--mode beam needs the whole model", 2),
+        (("--memory", "much"), '"much" is not a size', 2),
+        (("--memory", "0"), '"0" is not a size', 2),
+        (("--memory", "4GiB", "--spill-dir", "nowhere"), "nowhere", 1),
+    ],
+)
+def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], said: str, status: int) -> None:
+    made = run(folder, "model", "--data", "text", *arguments)
+    assert said in made.stderr
+    assert made.returncode == status
+    assert "Traceback" not in made.stderr
+    assert not (folder / "gates.json").exists()
+
+
+def test_a_shard_that_is_cut_short(folder: Path) -> None:
+    shard = sorted((folder / "model").glob("*.bin"))[1]
+    shard.write_bytes(shard.read_bytes()[:-2000])
+    made = run(folder, "model", "--data", "text", "--memory", "4GiB")
+    assert made.returncode == 1
+    assert shard.name in made.stderr
+    assert "Traceback" not in made.stderr
+
+
+def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch, mode: Any = "forced") -> Any:
+    monkeypatch.setattr(machine, "free_memory", lambda _device: free)
+    with open_checkpoint(folder / "model") as checkpoint:
+        return gate_run.means_of(checkpoint, CollectOptions(mode), CPU, torch.float32, None, None)
+
+
+def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(folder, 10**9, monkeypatch) is None
+
+
+def test_one_that_does_not_is_run_by_layers(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chosen(folder, 10_000, monkeypatch).memory == 8_000
+    assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
+
+
+def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="needs the whole model in memory"):
+        chosen(folder, 10_000, monkeypatch, "beam")

@@ -1,0 +1,290 @@
+"""Layer by layer, the statistics are those of a run in memory, to the last bit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.methods.experts import layer_major
+from prunecli.methods.experts.layer_major import Means, Work, collect_gates_by_layer
+from prunecli.methods.experts.layer_passes import Snapshots
+from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.score import CollectOptions, State, collect_gates
+from prunecli.methods.experts.statistics import SUMS, GateStatistics
+from prunecli.modules.layerwise.states import States
+from prunecli.modules.loading import load_model
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.progress import Progress
+from tests.methods.experts.test_score import PAIRS, TEXT
+from tests.tiny import tiny_nllb_moe
+
+OPTIONS = CollectOptions("forced", batch_tokens=40)
+PLENTY = 64 << 30
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
+
+
+def whole(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
+    with open_checkpoint(path) as checkpoint:
+        model = load_model(path, device="cpu", dtype=dtype)
+        return collect_gates(checkpoint, model, load_tokenizer(path), TEXT, PAIRS, options)
+
+
+def by_layer(
+    path: Path | Checkpoint, options: CollectOptions = OPTIONS, memory: int = PLENTY, **more: Any
+) -> GateStatistics:
+    means = Means(torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None))
+    if isinstance(path, Checkpoint):
+        return collect_gates_by_layer(path, load_tokenizer(path.path), TEXT, PAIRS, options, means, **more)
+    with open_checkpoint(path) as checkpoint:
+        return collect_gates_by_layer(checkpoint, load_tokenizer(path), TEXT, PAIRS, options, means, **more)
+
+
+def assert_same(one: GateStatistics, other: GateStatistics) -> None:
+    assert one.entries.keys() == other.entries.keys()
+    assert (one.layers, one.num_experts, one.fingerprint) == (
+        other.layers,
+        other.num_experts,
+        other.fingerprint,
+    )
+    for pair, sums in one.entries.items():
+        for name in SUMS:
+            assert (getattr(sums, name) == getattr(other.entries[pair], name)).all(), (pair, name)
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
+def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
+    options = CollectOptions("forced", batch_tokens=batch_tokens)
+    work = Work()
+    assert_same(by_layer(path, options, work=work), whole(path, options))
+    assert work.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
+    with open_checkpoint(path) as checkpoint:
+        assert 0 < work.bytes_read <= checkpoint.total_bytes
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_in_other_types(path: Path, dtype: str) -> None:
+    assert_same(by_layer(path, dtype=getattr(torch, dtype)), whole(path, dtype=dtype))
+
+
+def test_a_pruned_model(path: Path, tmp_path: Path) -> None:
+    kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
+    with open_checkpoint(path) as opened:
+        structure, outputs = rewrite(opened, kept)
+        pruned = tmp_path / "pruned"
+        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+    assert_same(by_layer(pruned), whole(pruned))
+
+
+def test_pickled_shards(tmp_path: Path) -> None:
+    pickled = tiny_nllb_moe(tmp_path / "pickled", pickled=True, shards=3)
+    assert_same(by_layer(pickled), whole(pickled))
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
+    """Have so much room for states, in memory and on the disk, whatever this process takes."""
+    monkeypatch.setattr(layer_major._Run, "_room", lambda _self, _plan: memory)
+    monkeypatch.setattr(layer_major, "disk_room", lambda _directory: disk)
+
+
+@pytest.mark.parametrize("memory", [0, 3000])
+def test_states_in_a_file(path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_room(monkeypatch, memory)
+    work = Work()
+    assert_same(by_layer(path, work=work, spill=tmp_path), whole(path))
+    assert work.spilled_bytes > 0
+    assert work.readings == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_where_there_is_no_room_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room(monkeypatch, 30_000, 0)
+    work, seen = Work(), []
+    assert_same(by_layer(path, work=work, save=seen.append), whole(path))
+    assert work.readings == len(seen) > 1
+    assert [state.batches for state in seen] == sorted({state.batches for state in seen})
+
+
+def test_an_interrupted_run_goes_on_from_its_last_group(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room(monkeypatch, 30_000, 0)
+    seen: list[State] = []
+
+    def stop(state: State) -> None:
+        seen.append(state)
+        raise _StopError
+
+    with pytest.raises(_StopError):
+        by_layer(path, save=stop)
+    assert_same(by_layer(path, state=seen[0]), whole(path))
+    # What was begun by layers may be gone on with in memory, and the other way round.
+    with open_checkpoint(path) as checkpoint:
+        model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
+        found = collect_gates(checkpoint, model, tokenizer, TEXT, PAIRS, OPTIONS, state=seen[0])
+    assert_same(found, whole(path))
+
+
+class _StopError(Exception):
+    pass
+
+
+def stopping(after: int) -> Progress:
+    """A progress that fails when so much is done."""
+
+    class Line:
+        def __enter__(self) -> Any:
+            return self.advance
+
+        def __exit__(self, *_: Any) -> None: ...
+
+        def __init__(self, *_: Any) -> None:
+            self.done = 0.0
+
+        def advance(self, amount: float) -> None:
+            self.done += amount
+            if self.done > after:
+                raise _StopError
+
+    return Line
+
+
+@pytest.mark.parametrize("after", [1, 10, 16, 23, 30, 38])
+def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, tmp_path: Path) -> None:
+    key = {"run": [1, (2, 3)]}
+    with pytest.raises(_StopError):
+        by_layer(path, progress=stopping(after), snapshots=Snapshots(tmp_path / "states", key, 0.0))
+    left = Snapshots(tmp_path / "states", key)
+    steps: list[float] = []
+    work = Work()
+    again = by_layer(path, snapshots=left, work=work, progress=recording(steps))
+    assert_same(again, whole(path))
+    if after >= 10:
+        with open_checkpoint(path) as checkpoint:
+            assert work.bytes_read < 0.95 * checkpoint.total_bytes
+        assert steps[0] > 1
+    plain: list[float] = []
+    by_layer(path, progress=recording(plain))
+    assert sum(steps) == sum(plain) == len(plain)
+
+
+def recording(steps: list[float]) -> Progress:
+    """A progress that writes every step down."""
+
+    class Line:
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return steps.append
+
+        def __exit__(self, *_: Any) -> None: ...
+
+    return Line
+
+
+def test_a_group_that_was_begun_stays_as_it_was_cut(path: Path, monkeypatch: Any, tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path / "states", {}, 0.0)
+    with monkeypatch.context() as smaller:
+        no_room(smaller, 30_000, 0)
+        with pytest.raises(_StopError):
+            by_layer(path, progress=stopping(12), snapshots=snapshots)
+    assert 0 < (snapshots.group_size(0) or 0) < 5
+    work = Work()
+    assert_same(by_layer(path, snapshots=snapshots, work=work), whole(path))
+    assert work.readings == 2
+
+
+def test_states_of_another_run_are_not_used(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(_StopError):
+        by_layer(path, progress=stopping(30), snapshots=Snapshots(tmp_path / "states", {"run": 1}, 0.0))
+    other = Snapshots(tmp_path / "states", {"run": 2})
+    assert other.group_size(0) is None
+    assert_same(by_layer(path, snapshots=other), whole(path))
+
+
+def test_beam_search_is_refused(path: Path) -> None:
+    with pytest.raises(UsageError, match="--mode beam needs the whole model"):
+        by_layer(path, CollectOptions("beam"))
+
+
+def test_too_little_memory_names_the_smallest(path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"--memory 1MiB is too little: the smallest that works is [\d.]+[MG]iB"
+    ):
+        by_layer(path, memory=1 << 20)
+
+
+def test_nothing_is_read_before_the_budget_is_known_to_do(path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(layer_major, "fill_resident", lambda *_: pytest.fail("read"))
+    with pytest.raises(UsageError):
+        by_layer(path, memory=1 << 20)
+
+
+def test_no_room_for_a_single_batch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room(monkeypatch, 100, 100)
+    with pytest.raises(OutputError, match="no room for the states of one batch"):
+        by_layer(path)
+
+
+def test_a_disk_that_fills_up(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_room(monkeypatch, 0)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OutputError, match="no room"):
+        by_layer(path, spill=tmp_path)
+
+
+def test_a_spill_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="nowhere"):
+        by_layer(path, spill=tmp_path / "nowhere")
+
+
+def test_a_shard_cut_short_meanwhile(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    file = copy / "model.safetensors"
+
+    class Cutting:
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return lambda _amount: os.truncate(file, 30_000)
+
+        def __exit__(self, *_: Any) -> None: ...
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
+        by_layer(copy, progress=Cutting)
+
+
+def test_an_unknown_language(path: Path) -> None:
+    with open_checkpoint(path) as checkpoint, pytest.raises(DataError, match="eng_Cyrl"):
+        collect_gates_by_layer(
+            checkpoint,
+            load_tokenizer(path),
+            TEXT,
+            [("eng_Latn", "eng_Cyrl")],
+            OPTIONS,
+            Means(torch.device("cpu"), torch.float32, PLENTY),
+        )
+
+
+def test_memory_and_file_are_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[States] = []
+    real = States.close
+    monkeypatch.setattr(States, "close", lambda self: (closed.append(self), real(self)))
+    with pytest.raises(_StopError):
+        by_layer(path, progress=stopping(5))
+    assert len(closed) == 1
