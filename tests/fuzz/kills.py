@@ -1,0 +1,280 @@
+"""Kill rounds: each writing command is stopped at a random moment, then looked at, then run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands.app import main
+from tests.fuzz.materials import ONE, TEXT
+from tests.fuzz.rounds import contents
+
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+STATUS = {signal.SIGTERM: (143, 130, -15), signal.SIGINT: (130, -2), signal.SIGKILL: (-9,)}
+"""Statuses to end with: the last where the command had not begun; 130 where `finetune` ended its step first."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    """A command that writes.
+
+    Attributes:
+        needs: names of the material that it reads.
+        command: its words; it writes `out` or `out.json`, and `--force` goes with it.
+        states: hidden or named beside the output, what an interrupted run may keep to go on from.
+        same: whether two runs give the same bytes.
+    """
+
+    needs: tuple[str, ...]
+    command: str
+    states: tuple[str, ...] = ()
+    same: bool = True
+
+    @property
+    def name(self) -> str:
+        """As it is called."""
+        return self.command.partition(" ")[0]
+
+
+WRITERS = (
+    Writer(("moe", "gates.json"), "prune-experts moe --gates gates.json --ratio 0.5 -o out"),
+    Writer(("moe",), "prune-heads moe --metric random --ratio 0.5 --dtype float16 -o out"),
+    Writer(("moe",), "share-ffn moe --config SharedEncSharedDec --dense-only -o out"),
+    Writer(("m2m_100", "text.txt"), "trim-vocabulary m2m_100 --text text.txt -o out"),
+    Writer(
+        ("gpt2",), "factorize-embeddings gpt2 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 3 -o out"
+    ),
+    Writer(
+        ("m2m_100", "data"),
+        f"finetune m2m_100 {TEXT} --steps 8 --eval-every 2 --warmup 1 -o out",
+        ("out.training",),
+        same=False,  # the result is; OUTPUT.finetune.json holds times
+    ),
+    Writer(
+        ("moe", "data"), f"collect-gates moe {ONE} -o out.json", (".out.json.partial", ".out.json.layers")
+    ),
+    Writer(("moe", "data"), f"score-heads moe {ONE} -o out.json"),
+    Writer(
+        ("moe", "data"),
+        f"evaluate moe {ONE} --beam 2 --max-new-tokens 8 --bootstrap 20 -o out.json",
+        (".out.json.partial",),
+        same=False,
+    ),
+    Writer(("moe", "reduced-1", "data"), f"compare-models moe reduced-1 {ONE} -o out.json"),
+    Writer(("gates.json", "heads.json", "evaluation.json", "moe"), "report . -o out.html"),
+    Writer(("moe", "data", "recipe.yaml"), "run recipe.yaml", (".prunecli",), same=False),
+)
+"""Every command that writes, on tiny models."""
+
+
+@dataclass
+class Kill:
+    """One kill: when, by what, and what is wrong."""
+
+    command: str
+    number: signal.Signals
+    after: float
+    status: int = 0
+    finished: bool = False
+    kept: bool = False
+    left: bool = False
+    faults: list[str] = field(default_factory=list)
+
+
+class Stable:
+    """Starts commands by forking this process, where everything heavy is imported: a start takes no time."""
+
+    def start(self, words: list[str], folder: Path) -> int:
+        """The id of a process that runs `prunecli WORDS`; what it says goes to FOLDER/../said."""
+        # Until it is ready, the kill waits: it is meant for the command.
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        child = os.fork()
+        if child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            return child
+        os.chdir(folder)
+        said = os.open(folder.parent / "said", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        status = 70
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            main(words)
+            status = 0
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        except KeyboardInterrupt:
+            status = 130
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+    def end(self, child: int) -> int:
+        """Waits for it; its exit status, or minus the signal that ended it."""
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class Fresh(Stable):
+    """Starts commands as a user does: a new interpreter, which may be killed while it imports."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, words: list[str], folder: Path) -> int:
+        """See `Stable.start`."""
+        with (folder.parent / "said").open("wb") as said:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "prunecli", *words], cwd=folder, stdout=said, stderr=said
+            )
+        self._running[process.pid] = process
+        return process.pid
+
+    def end(self, child: int) -> int:
+        """See `Stable.end`."""
+        return self._running.pop(child).wait()
+
+
+def fill(writer: Writer, material: Path, folder: Path) -> None:
+    """A new folder with what the command reads."""
+    folder.mkdir()
+    for name in writer.needs:
+        copy = shutil.copytree if (material / name).is_dir() else shutil.copyfile
+        copy(material / name, folder / name)  # type: ignore[operator]
+
+
+def reference(writer: Writer, material: Path, work: Path, stable: Stable) -> tuple[dict[str, str], float]:
+    """What the command makes when nothing disturbs it, and the seconds that it takes."""
+    folder = work / "folder"
+    fill(writer, material, folder)
+    before = contents(folder)
+    start = time.monotonic()
+    status = stable.end(stable.start(writer.command.split(), folder))
+    seconds = time.monotonic() - start
+    if status != 0:
+        raise RuntimeError(f"{writer.command}: {(work / 'said').read_text()}")
+    made = {name: held for name, held in contents(folder).items() if name not in before}
+    shutil.rmtree(folder)
+    return made, seconds
+
+
+def kill(
+    writer: Writer,
+    material: Path,
+    work: Path,
+    stable: Stable,
+    whole: tuple[dict[str, str], float],
+    rng: Random,
+) -> Kill:
+    """One round; an old result stands in the way in every third."""
+    made, seconds = whole
+    result = Kill(writer.name, rng.choice(SIGNALS), rng.uniform(0, 1.02 * seconds))
+    folder = work / "folder"
+    fill(writer, material, folder)
+    inputs = contents(folder)
+    old = _old_result(writer, material, folder) if rng.random() < 0.33 else {}
+    words = [*writer.command.split(), *(["--force"] if old else [])]
+    child = stable.start(words, folder)
+    time.sleep(result.after)
+    try:
+        os.kill(child, result.number)
+    except ProcessLookupError:
+        result.finished = True
+    result.status = stable.end(child)
+    result.finished = result.status == 0
+    _look(writer, folder, inputs, old, work, result)
+    _again(writer, folder, inputs, made, stable, work, result)
+    shutil.rmtree(folder)
+    return result
+
+
+def _old_result(writer: Writer, material: Path, folder: Path) -> dict[str, str]:
+    """A result of an earlier run: another checkpoint, or a file of another content."""
+    if "-o out." in writer.command:
+        output = writer.command.rpartition("-o ")[2]
+        (folder / output).write_text("{}\n")
+    elif "-o out" in writer.command:
+        shutil.copytree(material / "reduced-1", folder / "out")
+    return {name: held for name, held in contents(folder).items() if name.split("/")[0].startswith("out")}
+
+
+def _look(
+    writer: Writer, folder: Path, inputs: dict[str, str], old: dict[str, str], work: Path, result: Kill
+) -> None:
+    said = (work / "said").read_text(errors="replace")
+    after = contents(folder)
+    if "Traceback" in said or "Exception ignored" in said:
+        result.faults.append(f"a traceback: {said[-2000:]}")
+    if result.status not in (0, *STATUS[result.number]):
+        result.faults.append(f"exit status {result.status} after {result.number.name}: {said[-300:]}")
+    if any(after.get(name) != held for name, held in inputs.items()):
+        result.faults.append("an input changed")
+    new = {name: held for name, held in after.items() if name not in inputs}
+    tops = {name.split("/")[0] for name in new}
+    hidden = {name for name in tops if name.endswith((".partial", ".old"))} - set(writer.states)
+    result.left, result.kept = bool(hidden), bool(tops & set(writer.states))
+    if hidden and result.number != signal.SIGKILL:
+        result.faults.append(f"{result.number.name} left {sorted(hidden)[0]} behind")
+    output = {
+        name: held for name, held in new.items() if name.split("/")[0] in ("out", "out.json", "out.html")
+    }
+    swapped = any(name.endswith(".old") for name in hidden)
+    if old and not output and not swapped:
+        result.faults.append("the old result is gone")
+    if output and output != {name: old[name] for name in old if name in output}:
+        result.faults += [f"a half output: {fault}" for fault in _unreadable(folder)]
+
+
+def _unreadable(folder: Path) -> list[str]:
+    try:
+        if (folder / "out").exists():
+            with open_checkpoint(folder / "out") as made:
+                check_tensors(made)
+        if (folder / "out.json").exists():
+            json.loads((folder / "out.json").read_text())
+        if (folder / "out.html").exists() and not (folder / "out.html").read_text().rstrip().endswith(
+            "</html>"
+        ):
+            return ["out.html ends early"]
+    except Exception as error:
+        return [repr(error)]
+    return []
+
+
+def _again(
+    writer: Writer,
+    folder: Path,
+    inputs: dict[str, str],
+    made: dict[str, str],
+    stable: Stable,
+    work: Path,
+    result: Kill,
+) -> None:
+    """The same command goes through, gives the same bytes, and leaves nothing of the killed one."""
+    status = stable.end(stable.start([*writer.command.split(), "--force"], folder))
+    said = (work / "said").read_text(errors="replace")
+    if status != 0:
+        result.faults.append(f"does not go through afterwards: {said[-500:]}")
+        return
+    after = {name: held for name, held in contents(folder).items() if name not in inputs}
+    odd = sorted(set(after) ^ set(made))
+    if odd:
+        result.faults.append(f"{odd[0]} is {'left' if odd[0] in after else 'not made'} afterwards")
+    if writer.same and after != made and not odd:
+        different = next(name for name in made if made[name] != after[name])
+        result.faults.append(f"{different} differs from that of an undisturbed run")

@@ -1,0 +1,378 @@
+"""Damage to files: bytes, text, JSON, safetensors headers and values, indexes of shards, recipes."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz.recipes import RECIPES
+
+HOSTILE: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 2, 3, 7, 255, 1 << 31, 1 << 62, 1 << 63, 1 << 64, -(1 << 63), 10**40),
+    *(0.0, 0.5, -1.5, 1e308, 1e-320, float("nan"), float("inf"), -float("inf")),
+    *(
+        "",
+        " ",
+        "0",
+        "-1",
+        "nan",
+        "x" * 100_000,
+        "\0",
+        "a\0b",
+        "\ud800",
+        "\ufeff",
+        "é\u0301" * 50,
+        "\u202eabc",
+    ),
+    *(
+        "../../etc/passwd",
+        "/etc/passwd",
+        "..",
+        ".",
+        "a/../../b",
+        "C:\\x",
+        "\x1b[31mred",
+        "[bold]x[/]",
+        "[/x]",
+        "{layer}",
+    ),
+    *(
+        "model.encoder.layers.0.ffn",
+        "model.decoder.layers.99.ffn",
+        "encoder",
+        "float8_e4m3fn",
+        "int8",
+        "nllb-moe",
+    ),
+    *("bert", "gpt2", "t5", "prunecli-llama", "${x}", "%s", "__class__", "relu", "auto"),
+    *([], [[]], [0], [0, 0], [-1], [1, "a"], [None], [1 << 70], [[[[[]]]]], ["a", "b"], list(range(64))),
+    *({}, {"": 0}, {"a": {}}, {"version": 1}, {"version": 99}, {"0": "x", "00": "y"}),
+)
+"""What a field may hold that nobody meant."""
+
+TEXT_DAMAGE = (
+    "\0",
+    "\ufeff",
+    "\r",
+    "\r\n",
+    "\n\r\n",
+    "\n\n\n",
+    "\u2028",
+    "\x0b\x0c\x1c\x85",
+    "\u202e\u200b",
+    "\ufffd",
+    "e" + "\u0301" * 3000,
+    "\U0001f600" * 50,
+    "a" * 100_000,
+    "a b " * 25_000,
+    "\t",
+    "\t\t\t",
+    "<s></s><pad><unk>",
+    "eng_Latn</s>",
+    '{"label": 1}\n',
+    "[bold]x[/bold] [/nothing]",
+    "\x1b]0;title\x07\x1b[2J",
+)
+RAW_DAMAGE = (
+    b"\xff",
+    b"\xfe\xff",
+    b"\xed\xa0\x80",
+    b"\xc0\x80",
+    b"\xf4\x90\x80\x80",
+    b"\xe2\x82",
+    b"\x80" * 9,
+)
+
+
+def damage_bytes(data: bytes, rng: Random) -> bytes:
+    """Cut, lengthened, emptied, or with some bytes changed."""
+    place = rng.randrange(len(data) + 1)
+    kind = rng.randrange(7)
+    if kind == 0:
+        return data[:place]
+    if kind == 1:
+        return data + rng.randbytes(rng.choice((1, 8, 4096)))
+    if kind == 2:
+        return b"" if rng.random() < 0.5 else bytes(len(data))
+    if kind == 3:
+        length = rng.choice((1, 8, 100))
+        return data[:place] + rng.randbytes(length) + data[place + length :]
+    if kind == 4:
+        return data[:place] + data[place + rng.choice((1, 7, 512)) :]
+    if kind == 5:
+        return data[:place] + bytes(rng.choice((1, 64))) + data[place:]
+    made = bytearray(data)
+    for _ in range(rng.choice((1, 4, 32)) if made else 0):
+        made[rng.randrange(len(made))] ^= 1 << rng.randrange(8)
+    return bytes(made)
+
+
+def damage_text(data: bytes, rng: Random) -> bytes:
+    """Text as files of text are: other line ends, marks, empty and endless lines, bytes that are no UTF-8."""
+    for _ in range(rng.randint(1, 3)):
+        lines = data.split(b"\n")
+        number = rng.randrange(len(lines))
+        kind = rng.randrange(8)
+        if kind == 0:
+            data = data.replace(b"\n", b"\r\n", rng.choice((1, 5, -1)))
+        elif kind == 1:
+            data = b"\xef\xbb\xbf" + data
+        elif kind == 2:
+            lines[number] = rng.choice((b"", b" ", b"\t", b"\r"))
+            data = b"\n".join(lines)
+        elif kind == 3:
+            place = rng.randrange(len(lines[number]) + 1)
+            lines[number] = lines[number][:place] + rng.choice(RAW_DAMAGE) + lines[number][place:]
+            data = b"\n".join(lines)
+        elif kind == 4:
+            data = rng.choice(
+                (data.rstrip(b"\n"), data + b"\n\n", b"", b"\n" * 5, data.replace(b"\n", b"\r"))
+            )
+        elif kind == 5:
+            data = damage_bytes(data, rng)
+        else:
+            place = rng.randrange(len(lines[number]) + 1)
+            new = rng.choice(TEXT_DAMAGE).encode()
+            lines[number] = lines[number][:place] + new + lines[number][place:]
+            data = b"\n".join(lines)
+    return data
+
+
+def damage_json(data: bytes, rng: Random) -> bytes:
+    """Values replaced, removed, added, moved or repeated; seldom the text itself."""
+    if rng.random() < 0.1:
+        return damage_text(data, rng)
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return damage_bytes(data, rng)
+    if rng.random() < 0.03:
+        return b"[" * 100_000 if rng.random() < 0.5 else b'{"a":' * 5000 + b"1" + b"}" * 5000
+    for _ in range(rng.choice((1, 1, 1, 2, 4))):
+        value = damage_value(value, rng)
+    text = json.dumps(value)
+    if rng.random() < 0.05 and isinstance(value, dict) and value:
+        key = rng.choice(list(value))
+        text = text[:-1] + f", {json.dumps(key)}: {json.dumps(rng.choice(HOSTILE))}}}"
+    return text.encode()
+
+
+def damage_value(value: Any, rng: Random) -> Any:
+    """A copy of a JSON value with one change in a random place; each level is as likely as the others."""
+    if not isinstance(value, (dict, list)) or not value or rng.random() < 0.12:
+        return _replaced(value, rng)
+    if isinstance(value, dict):
+        made, key = dict(value), rng.choice(list(value))
+        draw = rng.random()
+        if draw < 0.08:
+            del made[key]
+        elif draw < 0.13:
+            made[str(rng.choice(HOSTILE))[:200]] = made.pop(key)
+        elif draw < 0.17:
+            made[str(rng.choice(HOSTILE))[:200]] = rng.choice(HOSTILE)
+        elif draw < 0.21:
+            made[key] = value[rng.choice(list(value))]
+        else:
+            made[key] = damage_value(value[key], rng)
+        return made
+    listed, place = list(value), rng.randrange(len(value))
+    draw = rng.random()
+    if draw < 0.1:
+        del listed[place]
+    elif draw < 0.2:
+        listed.insert(place, rng.choice((*HOSTILE, listed[place])))
+    elif draw < 0.25:
+        rng.shuffle(listed)
+    else:
+        listed[place] = damage_value(listed[place], rng)
+    return listed
+
+
+def _replaced(value: Any, rng: Random) -> Any:
+    if isinstance(value, (int, float)) and rng.random() < 0.4:
+        return rng.choice(
+            (value + 1, value - 1, -value, value * 2, str(value), float(value), [value], value * 1000)
+        )
+    return rng.choice(HOSTILE)
+
+
+def damage_safetensors(data: bytes, rng: Random) -> bytes:
+    """The header's length, its entries, or the values: NaN, infinity, any bytes."""
+    if rng.random() < 0.15 or len(data) < 10:
+        return damage_bytes(data, rng)
+    (length,) = struct.unpack("<Q", data[:8])
+    if rng.random() < 0.1:
+        absurd = rng.choice((0, 1, length - 1, length + 1, len(data), 1 << 31, 1 << 62, (1 << 64) - 1))
+        return struct.pack("<Q", absurd) + data[8:]
+    if length > len(data) - 8:
+        return damage_bytes(data, rng)
+    text, values = data[8 : 8 + length], data[8 + length :]
+    if rng.random() < 0.25:
+        place = rng.randrange(len(values) // 4) * 4
+        bad = rng.choice((np.nan, np.inf, -np.inf, 3e38, -3e38))
+        count = rng.choice((1, 1, 16, 4096))
+        return (
+            data[: 8 + length]
+            + values[:place]
+            + np.full(count, bad, "<f4").tobytes()[: len(values) - place]
+            + (values[place + 4 * count :])
+        )
+    text = _damage_header(text, rng)
+    return struct.pack("<Q", len(text)) + text + values
+
+
+def _damage_header(text: bytes, rng: Random) -> bytes:
+    try:
+        entries = json.loads(text)
+        names = [name for name in entries if name != "__metadata__"]
+        one, other = entries[rng.choice(names)], entries[rng.choice(names)]
+        kind = rng.randrange(6)
+        if kind == 0:
+            one["data_offsets"] = other["data_offsets"]
+        elif kind == 1:
+            one["data_offsets"] = [
+                number + rng.choice((-4, -1, 1, 4, 1 << 40, -(1 << 40))) for number in one["data_offsets"]
+            ]
+        elif kind == 2:
+            one["shape"] = rng.choice(
+                (
+                    other["shape"],
+                    one["shape"][::-1],
+                    [*one["shape"], 1],
+                    [1, *one["shape"]],
+                    [0],
+                    [1 << 40, 1 << 40],
+                    [],
+                )
+            )
+        elif kind == 3:
+            one["dtype"] = rng.choice(
+                ("F16", "BF16", "I32", "F64", "F8_E4M3", "U8", "BOOL", "C64", "F4", "X", "", 5, None)
+            )
+        elif kind == 4:
+            entries[rng.choice(names)] = one
+        else:
+            return damage_json(text, rng)
+        return json.dumps(entries).encode()
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return damage_bytes(text, rng)
+
+
+def damage_index(data: bytes, rng: Random) -> bytes:
+    """Shards that are elsewhere, each other, the index itself, or nothing."""
+    paths = (
+        *(
+            "../../etc/passwd",
+            "/etc/passwd",
+            "..",
+            ".",
+            "",
+            "../in/model.safetensors",
+            "/dev/zero",
+            "/dev/zero.bin",
+        ),
+        *(
+            "model.safetensors.index.json",
+            "config.json",
+            "a\0b.safetensors",
+            "x" * 5000 + ".bin",
+            "..\\x.bin",
+        ),
+        *(
+            "./model-00001-of-00002.safetensors",
+            "model-00001-of-00002.safetensors/",
+            "dir.safetensors",
+            "CON.bin",
+        ),
+    )
+    try:
+        value = json.loads(data)
+        weight_map = value["weight_map"]
+        for _ in range(rng.choice((1, 1, 5))):
+            name = rng.choice(list(weight_map))
+            draw = rng.random()
+            if draw < 0.5:
+                weight_map[name] = rng.choice(paths)
+            elif draw < 0.7:
+                weight_map[name] = weight_map[rng.choice(list(weight_map))]
+            elif draw < 0.85:
+                weight_map[rng.choice(paths)] = weight_map.pop(name)
+            else:
+                return damage_json(data, rng)
+        return json.dumps(value).encode()
+    except (ValueError, KeyError, TypeError, IndexError):
+        return damage_bytes(data, rng)
+
+
+def damage_recipe(data: bytes, rng: Random) -> bytes:
+    """One of `RECIPES`, or a good one in which words are exchanged."""
+    if rng.random() < 0.35:
+        return rng.choice(RECIPES).encode()
+    if rng.random() < 0.2:
+        return damage_text(data, rng)
+    words = data.decode().split(" ")
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        draw, place = rng.random(), rng.randrange(len(words))
+        if draw < 0.5:
+            words[place] = rng.choice(words)
+        elif draw < 0.6:
+            del words[place]
+        else:
+            hostile = str(rng.choice(HOSTILE)).encode("utf-8", "replace").decode()
+            words[place] = rng.choice(
+                (
+                    json.dumps(hostile[:3000]),
+                    hostile[:200],
+                    "${",
+                    "}",
+                    "*a",
+                    "&a",
+                    "!!x",
+                    "|",
+                    "'",
+                    "${gates}",
+                )
+            )
+            words[place] += rng.choice(("", "\n", ","))
+    return " ".join(words).encode("utf-8", "surrogatepass")
+
+
+def damage_for(path: Path) -> Callable[[bytes, Random], bytes]:
+    """What fits the kind of file."""
+    if path.name.endswith(".index.json"):
+        return damage_index
+    return {
+        ".json": damage_json,
+        ".partial": damage_json,
+        ".safetensors": damage_safetensors,
+        ".bin": damage_bytes,
+        ".yaml": damage_recipe,
+        ".model": damage_bytes,
+        ".pt": damage_bytes,
+        ".pth": damage_bytes,
+    }.get(path.suffix, damage_text)
+
+
+def damage_file(path: Path, rng: Random) -> str:
+    """Damage a file in its place; returns what was done, in a word or two."""
+    draw = rng.random()
+    if draw < 0.02:
+        path.unlink()
+        return "removed"
+    if draw < 0.03:
+        path.unlink()
+        path.mkdir()
+        return "a directory"
+    if draw < 0.04:
+        path.unlink()
+        path.symlink_to(rng.choice((path, Path("/etc/passwd"), Path("nowhere"), Path(".."))))
+        return "a link"
+    function = damage_for(path)
+    path.write_bytes(function(path.read_bytes(), rng))
+    return function.__name__.removeprefix("damage_")

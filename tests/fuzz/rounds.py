@@ -1,0 +1,238 @@
+"""One fuzzing round: damage files, run a command in this process, check what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import shutil
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import FrameType
+from unittest.mock import patch
+
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands import app
+from prunecli.methods.experts import resume
+from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, Case, copy_needed, write_models
+from tests.fuzz.mutations import damage_file
+
+OWN_NAMES = ("out", "out.json", "out.html", "out.finetune.json", "tuned", "tuned.finetune.json", "new")
+"""What the commands of the cases write."""
+
+STATES = (".out.json.partial", "out.training", "tuned.training", ".prunecli")
+"""What the commands may leave behind, so that they can go on."""
+
+
+class TooLong(BaseException):
+    """A command that ran longer than it may."""
+
+
+@dataclass
+class Ran:
+    """What a command came to: exit status (None: an exception), output, seconds of the processor, the traceback."""
+
+    status: int | None
+    out: str
+    err: str
+    seconds: float
+    trace: str = ""
+
+
+@dataclass
+class Round:
+    """A round and what is wrong with it; nothing, if all is well."""
+
+    kind: str
+    command: str
+    damage: list[str]
+    ran: Ran
+    faults: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """`TooLong` after so many seconds of the processor, or ten times as many by the clock; main thread only."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise TooLong
+
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, 10 * seconds),
+    )
+    before = [signal.signal(number, stop) for number, _, _ in timers]
+    for _, timer, after in timers:
+        signal.setitimer(timer, after)
+    try:
+        yield
+    finally:
+        for (number, timer, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
+
+
+class _Stream(io.TextIOWrapper):
+    """As a real stream: not every text can be written to it."""
+
+    def text(self) -> str:
+        self.flush()
+        assert isinstance(self.buffer, io.BytesIO)
+        return self.buffer.getvalue().decode()
+
+
+def run(command: str, folder: Path, limit_s: float = 30.0) -> Ran:
+    """`prunecli COMMAND` in this process, with `folder` as its working directory."""
+    out, err = _Stream(io.BytesIO(), "utf-8"), _Stream(io.BytesIO(), "utf-8")
+    start = time.process_time()
+    app.app.registered_commands.clear()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    status, trace = None, ""
+
+    def note(error: BaseException) -> tuple[str, int]:
+        nonlocal trace
+        trace = "".join(traceback.format_exception(error))
+        return unforeseen(error)
+
+    unforeseen = app._unforeseen
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(patch.object(app, "_unforeseen", note))
+        stack.enter_context(_inside(folder))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stack.enter_context(warnings.catch_warnings())
+        try:
+            with time_limit(limit_s):
+                app.main(command.split())
+        except SystemExit as error:
+            status = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        except BaseException:
+            trace = traceback.format_exc()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    return Ran(status, out.text(), err.text(), time.process_time() - start, trace)
+
+
+@contextlib.contextmanager
+def _inside(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def prepare(folder: Path) -> None:
+    """Models, and everything that the commands make of them: what the rounds damage."""
+    write_models(folder)
+    for command in PREPARATION:
+        ran = run(command, folder, 300)
+        if ran.status != 0:
+            raise RuntimeError(f"prunecli {command}: {ran.err}{ran.trace}")
+        for option, name in (("prune-experts", "experts.json"), ("prune-heads", "kept-heads.json")):
+            if command.startswith(option) and "--dry-run" in command:
+                (folder / name).write_text(ran.out)
+    for name, command in INTERRUPTED.items():
+        (folder / name).mkdir()
+        # Kept at every batch, and not removed at the end: as if the run had been killed before it wrote the result.
+        with patch.object(resume, "SAVE_EVERY_S", 0.0), patch.object(Path, "unlink"):
+            ran = run(command, folder, 300)
+        (folder / "out.json").unlink()
+        (folder / ".out.json.partial").rename(folder / name / ".out.json.partial")
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Path of every file and link below `folder` -> what it holds."""
+    found = {}
+    for root, folders, files in os.walk(folder):
+        for name in (*files, *folders):
+            path = Path(root) / name
+            key = str(path.relative_to(folder))
+            if path.is_symlink():
+                found[key] = f"-> {path.readlink()}"
+            elif path.is_file():
+                found[key] = hashlib.sha256(path.read_bytes()).hexdigest()
+            else:
+                found[key] = "folder"
+    return found
+
+
+def play(
+    seed: str, material: Path, work: Path, cases: tuple[Case, ...] = CASES, limit_s: float = 30.0
+) -> Round:
+    """The round of this seed, in a folder below `work` that is removed afterwards."""
+    rng = Random(seed)
+    case = rng.choices(cases, [case.weight for case in cases])[0]
+    command = rng.choice(case.commands)
+    folder = work / "round"
+    copy_needed(case, material, folder)
+    try:
+        damage = _damage(case, folder, rng)
+        before, outside = contents(folder), sorted(work.iterdir())
+        ran = run(command, folder, limit_s)
+        made = Round(case.kind, command, damage, ran)
+        made.faults += [*_told(ran), *_left(folder, before, ran)]
+        if sorted(work.iterdir()) != outside:
+            made.faults.append("wrote outside of its folder")
+        return made
+    finally:
+        shutil.rmtree(folder)
+
+
+def _damage(case: Case, folder: Path, rng: Random) -> list[str]:
+    files = sorted({path for target in case.targets for path in folder.glob(target) if path.is_file()})
+    chosen = rng.sample(files, min(len(files), rng.choice((1, 1, 1, 2))))
+    return [f"{path.relative_to(folder)}: {damage_file(path, rng)}" for path in chosen]
+
+
+def _told(ran: Ran) -> Iterator[str]:
+    if ran.status is None:
+        yield (
+            "took too long"
+            if "TooLong" in ran.trace
+            else "a traceback: " + ran.trace.strip().splitlines()[-1]
+        )
+    elif ran.status == 70:
+        yield f"a bug: {ran.err.strip().splitlines()[-2]}"
+    elif ran.status not in (0, 1, 2):
+        yield f"exit status {ran.status}"
+    elif ran.status != 0 and "Error" not in ran.err:
+        yield "failed without a word"
+    if "Traceback" in ran.err:
+        yield "printed a traceback"
+    if "out of memory" in ran.err:
+        yield "asked for more memory than there is"
+    if any(len(line) > 3000 for line in ran.err.splitlines()):
+        yield "a message of thousands of characters"
+    if any(letter in ran.err + ran.out for letter in "\0\x1b\x07"):
+        yield "control characters in the output"
+
+
+def _left(folder: Path, before: dict[str, str], ran: Ran) -> Iterator[str]:
+    after = contents(folder)
+    touched = [
+        name for name in before if after.get(name) != before[name] and name.split("/")[0] not in STATES
+    ]
+    if touched:
+        yield f"changed {touched[0]}"
+    new = sorted({name.split("/")[0] for name in after.keys() - before.keys()} - set(STATES))
+    odd = [name for name in new if name not in OWN_NAMES]
+    if odd:
+        yield f"left {odd[0]} behind"
+    if ran.status != 0 and set(new) & set(OWN_NAMES):
+        yield f"failed, and wrote {new[0]}"
+    if ran.status == 0 and (folder / "out").is_dir():
+        try:
+            with open_checkpoint(folder / "out") as made:
+                check_tensors(made)
+        except Exception as error:
+            yield f"a result that cannot be opened: {error!r}"

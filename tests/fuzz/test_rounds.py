@@ -1,0 +1,337 @@
+"""A few rounds of what `benchmarks/reliability.py` does many of, and the faults that it has found."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunecli.checkpoint.directory import read_config
+from prunecli.checkpoint.documents import read_json, write_json
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands import app
+from prunecli.data.labelled import read_labelled
+from prunecli.data.parallel import read_lines
+from prunecli.data.tokens import load_tokenizer, tokenized
+from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError, UsageError
+from prunecli.methods.experts.statistics import read_gates
+from prunecli.methods.heads.statistics import read_scores
+from prunecli.recipe_text import read_recipe
+from tests.families import tiny_family
+from tests.fuzz.mutations import (
+    damage_index,
+    damage_json,
+    damage_recipe,
+    damage_safetensors,
+    damage_text,
+    damage_value,
+)
+from tests.fuzz.recipes import RECIPES
+from tests.fuzz.rounds import run
+from tests.tiny import tiny_nllb_moe
+
+FEW = settings(max_examples=40, deadline=None)
+randoms = st.randoms(use_true_random=False)
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("fuzz") / "moe", layers=2, experts=4, shards=2)
+
+
+@FEW
+@given(
+    rng=randoms,
+    target=st.sampled_from(
+        ("config.json", "model.safetensors.index.json", "model-00001-of-00002.safetensors")
+    ),
+)
+def test_a_damaged_checkpoint_opens_or_is_refused(moe: Path, rng, target: str) -> None:
+    path = moe / target
+    whole = path.read_bytes()
+    damage = {".safetensors": damage_safetensors}.get(path.suffix, damage_json)
+    path.write_bytes((damage_index if "index" in target else damage)(whole, rng))
+    try:
+        with open_checkpoint(moe) as checkpoint:
+            check_tensors(checkpoint)
+    except PruneError:
+        pass
+    finally:
+        path.write_bytes(whole)
+
+
+@FEW
+@given(rng=randoms)
+def test_a_damaged_structure_opens_or_is_refused(moe: Path, rng) -> None:
+    path = moe / "config.json"
+    whole = path.read_bytes()
+    layers = [f"model.{side}.layers.1.ffn" for side in ("encoder", "decoder")]
+    structure = {
+        "version": 1,
+        "experts": {layer: [0, 1, 2, 3] for layer in layers},
+        "original_experts": dict.fromkeys(layers, 4),
+        "heads": {"model.encoder.layers.0.self_attn": [0, 1]},
+        "original_heads": {"model.encoder.layers.0.self_attn": 2},
+        "ffn": {"model.encoder.layers.0.ffn": {"width": 32}},
+        "embedding": {"output": {"map_dim": None, "tied": False}},
+        "history": [{"command": "prune-experts", "source": {"path": "in", "fingerprint": "sha256:00"}}],
+    }
+    path.write_text(json.dumps({**json.loads(whole), "prunecli": damage_value(structure, rng)}))
+    try:
+        with open_checkpoint(moe) as checkpoint:
+            check_tensors(checkpoint)
+    except PruneError:
+        pass
+    finally:
+        path.write_bytes(whole)
+
+
+@FEW
+@given(rng=randoms, reader=st.sampled_from((read_gates, read_scores, read_json)))
+def test_damaged_statistics_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, rng, reader
+) -> None:
+    sums = {"tokens": [2], "top1": [[1, 1]], "top2": [[1, 1]]}
+    sums |= {name: [[0.5, 1.5]] for name in ("gate_sum", "conf1_sum", "conf2_sum")}
+    value = {
+        "format": "prunecli.gates/1",
+        "model": {"fingerprint": "x", "model_type": "nllb-moe"},
+        "mode": "forced",
+    }
+    value |= {"layers": ["a"], "num_experts": 2, "top_k": 2, "entries": {"a-b": sums}}
+    if reader is read_scores:
+        value |= {"format": "prunecli.heads/1", "method": "gradient", "task": "lm", "examples": 2}
+        value |= {"heads": {"a": [0, 1]}, "sum": {"a": [0.5, 1.0]}}
+    path = tmp_path_factory.getbasetemp() / "statistics.json"
+    path.write_bytes(damage_json(json.dumps(value).encode(), rng))
+    with suppress(PruneError):
+        reader(path)
+
+
+@FEW
+@given(rng=randoms)
+def test_damaged_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rng) -> None:
+    path = tmp_path_factory.getbasetemp() / "text"
+    path.write_bytes(damage_text("one\ttext\ntwo\ttéxt\n\nthree\ttext\n".encode(), rng))
+    for reader in (read_lines, read_labelled):
+        with suppress(DataError):
+            reader(path)
+
+
+@FEW
+@given(rng=randoms)
+def test_damaged_recipes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, rng) -> None:
+    path = tmp_path_factory.getbasetemp() / "recipe.yaml"
+    path.write_bytes(
+        damage_recipe(b"steps:\n- name: a\n  command: inspect\n  arguments: {checkpoint: a}\n", rng)
+    )
+    with suppress(UsageError):
+        read_recipe(path)
+
+
+@pytest.mark.parametrize("text", RECIPES)
+def test_hostile_recipes_run_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    ran = run("run recipe.yaml --dry-run", tmp_path, 20)
+    assert ran.status in (0, 2), ran.trace
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+# What longer runs have found.
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("t5", "dropout_rate", "a word"),
+        ("llama", "num_hidden_layers", 1e308),
+        ("gpt2", "n_layer", 0),
+        ("gpt2", "n_head", 1 << 63),
+        ("m2m_100", "pad_token_id", "a word"),
+        ("m2m_100", "decoder_start_token_id", 1 << 31),
+        ("llama", "tie_word_embeddings", 1),
+        ("gpt2", "resid_pdrop", float("nan")),
+        ("gpt2", "architectures", ["\ud800"]),
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        "share-ffn model --config OneWide -o out",
+        "prune-heads model --metric random --ratio 0.5 -o out",
+        "factorize-embeddings model --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
+        "trim-vocabulary model --text text -o out",
+        "score-heads model --text text -o out.json",
+    ],
+)
+def test_config_of_another_kind(name: str, key: str, value: object, command: str, tmp_path: Path) -> None:
+    config = tiny_family(tmp_path / "model", name) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), key: value}))
+    (tmp_path / "text").write_text("a hen\n")
+    ran = run(command, tmp_path)
+    assert ran.status in (0, 1, 2), ran.trace
+    assert ran.status == 0 or not {"out", "out.json"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_text_that_no_file_can_hold_is_refused_early(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "\\ud800"}')
+    with pytest.raises(CheckpointError, match="half a surrogate pair"):
+        read_config(tmp_path)
+    (tmp_path / "gates.json").write_text('{"a": ["\\uDC00"]}')
+    with pytest.raises(StatisticsError, match="half a surrogate pair"):
+        read_json(tmp_path / "gates.json")
+    (tmp_path / "labelled").write_text('{"label": "a", "text": "\\ud800"}\n')
+    with pytest.raises(DataError, match=r"line 1: .*half a surrogate pair"):
+        read_labelled(tmp_path / "labelled")
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_lacks_are_refused_early(number: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(f'{{"prunecli": {{"history": [{number}]}}}}')
+    with pytest.raises(CheckpointError, match="holds NaN or infinity"):
+        read_config(tmp_path)
+
+
+def test_sizes_of_another_kind_in_fit(tmp_path: Path) -> None:
+    config = tiny_nllb_moe(tmp_path / "model", layers=2) / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "decoder_ffn_dim": "wide"}))
+    ran = run("prune-experts model --metric random --fit 60KiB -o out", tmp_path)
+    assert ran.status == 1
+    assert "not a count" in ran.err
+
+
+def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"command": [os.fsdecode(b"\xff")]})
+    assert json.loads((tmp_path / "a.json").read_bytes()) == {"command": ["\udcff"]}
+
+
+@pytest.mark.parametrize(
+    "damage", ['{"version": "1.0", "padding": false', '{"version": "/etc/passwd"}', "[" * 100_000]
+)
+def test_a_damaged_tokenizer_is_one_line(damage: str, tmp_path: Path) -> None:
+    model = tiny_family(tmp_path / "model", "gpt2")
+    (model / "tokenizer.json").write_text(damage)
+    with pytest.raises(CheckpointError, match="no tokenizer could be loaded") as caught:
+        load_tokenizer(model)
+    assert "\n" not in caught.value.message
+
+
+def test_a_tokenizer_that_fails_at_work_is_named(tmp_path: Path) -> None:
+    model = tiny_family(tmp_path / "model", "gpt2")
+    path = model / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": {}}))
+    tokenizer = load_tokenizer(model)
+    with pytest.raises(CheckpointError, match="model: the tokenizer does not work"):
+        tokenized(tokenizer, ["a"], truncation=True)
+
+
+def test_what_a_killed_process_left_of_a_file_goes_with_the_next_run(tmp_path: Path) -> None:
+    process = os.fork()
+    if process == 0:
+        os._exit(0)
+    os.waitpid(process, 0)
+    (tmp_path / f".a.json.{process}.partial").write_text("{")
+    (tmp_path / ".a.json.partial").write_text("the state of a run that goes on")
+    write_json(tmp_path / "a.json", {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".a.json.partial", "a.json"]
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="File name too long"):
+        write_json(tmp_path / ("x" * 250), {})
+    with pytest.raises(OutputError, match="no such directory"):
+        write_json(tmp_path / "no" / "a.json", {})
+
+
+def test_a_bug_is_one_line_without_debug(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError("a\nb")
+
+    monkeypatch.setattr(app, "_register", broken)
+    with pytest.raises(SystemExit) as caught:
+        app.main(["inspect"])
+    assert caught.value.code == 70
+    assert capsys.readouterr().err.splitlines() == [
+        "Error: a fault in prunecli: ZeroDivisionError: a b",
+        "Please report it with what --debug shows.",
+    ]
+
+
+def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    model = tiny_nllb_moe(tmp_path / "model", layers=2)
+    config = model / "config.json"
+    for value in ("\x1b]0;title\x07", "x" * 100_000):
+        config.write_text(json.dumps({**json.loads(config.read_text()), "model_type": value}))
+        ran = run("prune-heads model --metric random --ratio 0.5 -o out", tmp_path)
+        assert ran.status == 1
+        assert "\x1b" not in ran.err
+        assert max(map(len, ran.err.splitlines())) < 1100
+
+
+def test_combinations_without_end_are_refused(tmp_path: Path) -> None:
+    digits = "[0,1,2,3,4,5,6,7,8,9]"
+    each = ", ".join(f"{letter}: {digits}" for letter in "abcdefg")
+    (tmp_path / "r.yaml").write_text(f"steps: [{{name: x, command: inspect, for-each: {{{each}}}}}]\n")
+    ran = run("run r.yaml --dry-run", tmp_path, 20)
+    assert ran.status == 2
+    assert "more than 1,000 combinations" in ran.err
+
+
+def test_a_header_that_claims_more_than_there_is(tmp_path: Path) -> None:
+    model = tiny_nllb_moe(tmp_path / "model", layers=2)
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    for length in (1 << 31, (1 << 64) - 1, len(data)):
+        weights.write_bytes(struct.pack("<Q", length) + data[8:])
+        with pytest.raises(CheckpointError, match=r"damaged|truncated"):
+            open_checkpoint(model)
+
+
+def test_damaged_names_in_statistics_are_text(tmp_path: Path) -> None:
+    sums = {"tokens": [2], "top1": [[1, 1]], "top2": [[1, 1]]}
+    sums |= {name: [[0.5, 1.5]] for name in ("gate_sum", "conf1_sum", "conf2_sum")}
+    value = {
+        "format": "prunecli.gates/1",
+        "model": {"fingerprint": 0.5, "model_type": None},
+        "mode": "forced",
+    }
+    value |= {"layers": ["a"], "num_experts": 2, "top_k": 2, "entries": {"a-b": sums}}
+    (tmp_path / "gates.json").write_text(json.dumps(value))
+    assert read_gates(tmp_path / "gates.json").fingerprint == "0.5"
+
+
+def test_a_shard_of_a_name_that_no_file_can_have(moe: Path) -> None:
+    index = moe / "model.safetensors.index.json"
+    whole = index.read_text()
+    index.write_text(json.dumps({"weight_map": {"a": "x" * 5000 + ".bin"}}))
+    try:
+        with pytest.raises(CheckpointError, match="missing"):
+            open_checkpoint(moe)
+    finally:
+        index.write_text(whole)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems have no such signal")
+def test_a_step_ends_with_the_run_that_was_killed() -> None:
+    step = "import time; from prunecli import processes; processes.end_with_parent(); "
+    step += "print('on', flush=True); time.sleep(60)"
+    start = (
+        "import os, subprocess, sys; from prunecli.processes import PARENT;"
+        f"subprocess.Popen([sys.executable, '-c', {step!r}], env={{**os.environ, PARENT: str(os.getpid())}}).wait()"
+    )
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == "on\n"
+        parent.kill()
+        assert parent.stdout.read() == ""  # which comes when the step has ended, too
