@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 ZIP_MAGIC = b"PK\x03\x04"
+OFFSET = "_checkpoint_offset"
+"""Attribute of a storage without values: the first byte of its values in the file."""
 
 
 def read_pickled(path: Path) -> WeightFile:
@@ -49,17 +51,15 @@ def read_pickled(path: Path) -> WeightFile:
 
 
 def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str, torch.Tensor]:
-    """What torch.load finds; with `describe`, fake tensors that know their offset in the file."""
+    """What torch.load finds; with `describe`, tensors without values whose storages know their offset in the file."""
     import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if describe:
                 _check_byte_order(path)
-                with FakeTensorMode():
-                    loaded = torch.load(path, map_location="cpu", weights_only=True)
+                loaded = _described(path)
             else:
                 loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
@@ -74,6 +74,20 @@ def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str
             f"{path}: truncated or damaged ({_first_line(error)})", "Download or copy the file again."
         ) from error
     return _state_dict(path, loaded)
+
+
+def _described(path: Path) -> Any:
+    import torch
+
+    loaded = torch.load(path, map_location="meta", weights_only=True)
+    values = loaded.values() if isinstance(loaded, dict) else ()
+    dense = [one for one in values if isinstance(one, torch.Tensor) and one.layout == torch.strided]
+    if all(hasattr(tensor.untyped_storage(), OFFSET) for tensor in dense):
+        return loaded
+    from torch._subclasses.fake_tensor import FakeTensorMode  # an older torch tells offsets here only; slow
+
+    with FakeTensorMode():
+        return torch.load(path, map_location="cpu", weights_only=True)
 
 
 def _check_byte_order(path: Path) -> None:
@@ -110,10 +124,10 @@ def _info(path: Path, name: str, tensor: torch.Tensor) -> TensorInfo:
 
 
 def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
-    """Where a fake tensor's values lie in the zip file; None where they are no plain run of bytes."""
+    """Where a described tensor's values lie in the zip file; None where they are no plain run of bytes."""
     info = _info(path, name, tensor)
     storage = tensor.untyped_storage()
-    start: int | None = getattr(storage, "_checkpoint_offset", None)
+    start: int | None = getattr(storage, OFFSET, None)
     if start is None or not tensor.is_contiguous():
         return None
     shift = int(tensor.storage_offset()) * tensor.element_size()

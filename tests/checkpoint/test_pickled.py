@@ -49,6 +49,26 @@ class TestPickled:
                 assert values.shape == tuple(tensor.shape)
                 assert np.array_equal(values.astype(np.float64), tensor.detach().double().numpy())
 
+    def test_a_torch_that_tells_no_offsets_without_values(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import torch
+
+        load = torch.load
+
+        def older(path: Path, **options: Any) -> Any:
+            loaded = load(path, **options)
+            if options.get("map_location") == "meta":
+                return {name: torch.empty_like(tensor) for name, tensor in loaded.items()}
+            return loaded
+
+        monkeypatch.setattr(torch, "load", older)
+        payload = {"a": torch.arange(6.0), "b": torch.arange(8.0).reshape(2, 4)[1:]}
+        with open_checkpoint(self.save(tmp_path / "model", payload)) as checkpoint:
+            assert len({checkpoint.location(name)[0] for name in payload}) == 1
+            assert checkpoint.read("a").tolist() == [0, 1, 2, 3, 4, 5]
+            assert checkpoint.read("b").tolist() == [[4, 5, 6, 7]]
+
     def test_contiguous_tensors_are_read_in_place(self, tmp_path: Path) -> None:
         import torch
 
