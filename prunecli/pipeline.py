@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ class Rewrite:
         structure: of the result, its history included.
         outputs: every tensor of the result.
         config: config.json of the result, but for the type of its weights.
+        files: side files that differ from the source's, by name; None: it is left out.
     """
 
     structure: Structure
     outputs: tuple[Output, ...]
     config: dict[str, Any]
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,10 +209,12 @@ def rewrite_checkpoint(
         CheckpointError: the source is damaged, or the result would not be what its config says.
     """
     summary = summarize(source, rewrite)
-    needed = summary.bytes_after + sum(path.stat().st_size for path in source.side_files)
+    copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
+    changed = sum(len(content) for content in rewrite.files.values() if content is not None)
+    needed = summary.bytes_after + copied + changed
     with new_directory(output, force=force, needed_bytes=needed, source=source.path) as directory:
         write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
-        _write_side_files(source, directory)
+        _write_side_files(source, rewrite, directory)
         write_json(directory / "config.json", _with_dtype(rewrite))
         (directory / SHIM_FILE).write_text(shim_source(str(rewrite.config["model_type"])), encoding="utf-8")
         (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
@@ -219,11 +223,22 @@ def rewrite_checkpoint(
     return summary
 
 
-def _write_side_files(source: Checkpoint, directory: Path) -> None:
-    for path in source.side_files:
-        place = directory / path.relative_to(source.path)
+def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:
+    """The side files that stay as they are, by name."""
+    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files}
+    return {name: path for name, path in names.items() if name not in rewrite.files}
+
+
+def _write_side_files(source: Checkpoint, rewrite: Rewrite, directory: Path) -> None:
+    for name, path in _copied(source, rewrite).items():
+        place = directory / name
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)
+    for name, content in rewrite.files.items():
+        if content is not None:
+            place = directory / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(content)
 
 
 def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary) -> str:

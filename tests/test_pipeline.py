@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from prunecli import pipeline
 from prunecli.checkpoint.layout import check_tensors
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Copy, Output
 from prunecli.checkpoint.structure import Structure
+from prunecli.checkpoint.transaction import new_directory
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, Summary, rewrite_checkpoint, stock_config, summarize
@@ -211,6 +214,30 @@ def test_existing_output_needs_force(tmp_path: Path) -> None:
         rewritten(source, tmp_path / "out")
     rewritten(source, tmp_path / "out", UNEVEN, force=True)
     assert config_of(tmp_path / "out")["model_type"] == "prunecli-nllb-moe"
+
+
+def test_side_files_are_replaced_or_left_out_and_need_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tiny(tmp_path / "in")
+    for name in ("kept.txt", "changed.txt", "gone.txt"):
+        (source / name).write_bytes(b"old")
+    needed: list[int] = []
+
+    def recording(target: Path, *, needed_bytes: int, **options: Any) -> Any:
+        needed.append(needed_bytes)
+        return new_directory(target, needed_bytes=needed_bytes, **options)
+
+    monkeypatch.setattr(pipeline, "new_directory", recording)
+    with open_checkpoint(source) as opened:
+        made = keeping(opened, EVEN)
+        rewrite_checkpoint(opened, made, tmp_path / "plain")
+        files = {"changed.txt": b"longer", "gone.txt": None}
+        rewrite_checkpoint(opened, replace(made, files=files), tmp_path / "out")
+    before, after = ({p.name: p.read_bytes() for p in (tmp_path / out).iterdir()} for out in ("plain", "out"))
+    assert before.pop("gone.txt") == b"old"
+    assert after == {**before, "changed.txt": b"longer"}
+    assert needed[1] - needed[0] == len(b"longer") - 2 * len(b"old")
 
 
 @pytest.mark.parametrize("target", ["in", "in/out"])

@@ -136,20 +136,20 @@ def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) 
         if what:
             found.setdefault((layer.side, what), []).append(layer.layer)
     return "; ".join(
-        f"{side} {_numbers(numbers)} {what if len(numbers) > 1 else what.replace('share ', 'shares ')}"
+        f"{side} {ranges(numbers)} {what if len(numbers) > 1 else what.replace('share ', 'shares ')}"
         for (side, what), numbers in found.items()
     )
 
 
-def _numbers(ascending: Sequence[int]) -> str:
+def ranges(ascending: Sequence[int]) -> str:
     """ "0-3, 5" """
-    ranges: list[list[int]] = []
+    found: list[list[int]] = []
     for number in ascending:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1][1:] = [number]
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
         else:
-            ranges.append([number])
-    return ", ".join("-".join(map(str, ends)) for ends in ranges)
+            found.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in found)
 
 
 def within(layer: str, ffn: FeedForward) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
+from prunecli.commands.rewriting import Written, change
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.embeddings.decide import Decision
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.quality import Quality
-    from prunecli.pipeline import Rewrite, Summary
 
 FORMAT = "prunecli.embedding/1"
 
@@ -30,29 +29,15 @@ def embedding_parameters(checkpoint: Checkpoint, decision: Decision) -> tuple[in
     return before, after
 
 
-def payload(
-    checkpoint: Checkpoint,
-    decision: Decision,
-    factors: Factors | None,
-    summary: Summary,
-    seed: int,
-    output: Path | None,
-) -> dict[str, Any]:
+def payload(written: Written, decision: Decision, factors: Factors | None, seed: int) -> dict[str, Any]:
     """The result as JSON."""
-    from prunecli.checkpoint.documents import header
-
-    before, after = embedding_parameters(checkpoint, decision)
+    before, after = embedding_parameters(written.source, decision)
     made: dict[str, Any] = {
-        **header(FORMAT, [checkpoint], seed),
-        "output": None if output is None else str(output),
-        "arguments": dict(decision.step["arguments"]),
+        **written.header(FORMAT, seed),
         "embedding": decision.change.to_json(),
         "embedding_parameters_before": before,
         "embedding_parameters_after": after,
-        "parameters_before": summary.parameters_before,
-        "parameters_after": summary.parameters_after,
-        "bytes_before": summary.bytes_before,
-        "bytes_after": summary.bytes_after,
+        **written.sizes(),
     }
     if factors is not None and factors.fit is not None:
         fit = factors.fit
@@ -70,31 +55,15 @@ def payload(
     return made
 
 
-def show(
-    checkpoint: Checkpoint,
-    decision: Decision,
-    factors: Factors | None,
-    summary: Summary,
-    made: Rewrite,
-    output: Path | None,
-) -> None:
+def show(written: Written, decision: Decision, factors: Factors | None) -> None:
     """The same as tables."""
-    sizes = [
-        ("embedding parameters", embedding_parameters(checkpoint, decision), "{:,}".format),
-        ("parameters", (summary.parameters_before, summary.parameters_after), "{:,}".format),
-        ("bytes", (summary.bytes_before, summary.bytes_after), console.bytes_text),
-    ]
-    rows = [
-        [name, text(before), text(after), f"{after / before:.1%}" if before else "-"]
-        for name, (before, after), text in sizes
-    ]
+    own = ["embedding parameters", *change(*embedding_parameters(written.source, decision))]
+    rows = [own, *written.rows()]
     console.show(console.table("Embeddings", ("", "Before", "After", "Left"), rows))
     if factors is not None and (lines := _lines(factors)):
         columns = ("", "Explained variance", "Mean cosine", "Parameters")
         console.show(console.table("How near the rows come", columns, lines))
-    console.out(
-        "Dry run: nothing is fitted or written." if output is None else f"Written: {output} ({_opens(made)})"
-    )
+    written.show_place(dry="nothing is fitted or written")
 
 
 def _lines(factors: Factors) -> list[list[str]]:
@@ -118,11 +87,3 @@ def _figures(quality: Quality) -> tuple[str, str]:
 
 def _quality(quality: Quality) -> dict[str, float]:
     return {"explained_variance": quality.explained_variance, "mean_cosine": quality.mean_cosine}
-
-
-def _opens(made: Rewrite) -> str:
-    from prunecli.architectures import REDUCED_PREFIX
-
-    if str(made.config.get("model_type")).startswith(REDUCED_PREFIX):
-        return "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-    return "stock layout"

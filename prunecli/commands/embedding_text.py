@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import DataError, UsageError
+from prunecli.commands.found import chosen_splits
+from prunecli.commands.options import listed
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.embeddings.source import Text
-
-SPLITS = ("train", "val", "dev")
-"""Read where no --split is given, those that there are."""
 
 
 def read_text(
@@ -30,7 +29,7 @@ def read_text(
     lines: list[str] = []
     described: dict[str, Any] = {}
     if data is not None:
-        splits, found = _splits(data, split), _names("--langs", langs)
+        splits, found = chosen_splits(data, split), listed("--langs", langs)
         for name in splits:
             lines += _lines(data, name, found)
         described |= {"split": list(splits), "langs": list(found) or None}
@@ -48,28 +47,3 @@ def _lines(data: Path, split: str, languages: tuple[str, ...]) -> list[str]:
 
     text = read_parallel(data, split, languages or languages_of(data, split))
     return [line for lines in text.sentences.values() for line in lines if line.strip()]
-
-
-def _splits(data: Path, split: str | None) -> tuple[str, ...]:
-    from prunecli.data.parallel import languages_of
-
-    if split is not None:
-        return _names("--split", split)
-    found = []
-    for name in SPLITS:
-        try:
-            languages_of(data, name)
-        except DataError:
-            continue
-        found.append(name)
-    return tuple(found) or SPLITS[:1]
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    """`a, b` -> (a, b), each once."""
-    if text is None:
-        return ()
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
-    return names

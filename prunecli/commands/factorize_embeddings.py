@@ -13,12 +13,14 @@ from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
     DryRunOption,
+    DtypeOption,
     ForceOption,
     JsonOption,
     QuietOption,
     SeedOption,
     TextFilesOption,
 )
+from prunecli.commands.rewriting import How, write
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.define import UnitKind
@@ -33,14 +35,6 @@ class SideName(str, Enum):
     input = "input"
     output = "output"
     both = "both"
-
-
-class DtypeName(str, Enum):
-    """Values of --dtype."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 def factorize_embeddings(
@@ -128,10 +122,7 @@ def factorize_embeddings(
             show_default=False,
         ),
     ] = None,
-    dtype: Annotated[
-        Optional[DtypeName],  # noqa: UP045
-        typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
-    ] = None,
+    dtype: DtypeOption = None,
     plot: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(
@@ -157,7 +148,6 @@ def factorize_embeddings(
     finetune --teacher recovers the quality.
     """
     from prunecli.checkpoint.reader import open_checkpoint
-    from prunecli.checkpoint.transaction import refuse_target
     from prunecli.commands.embedding_text import read_text
     from prunecli.methods.embeddings.decide import Options
 
@@ -173,51 +163,28 @@ def factorize_embeddings(
         dtype=None if dtype is None else dtype.value,
         seed=seed,
     )
+    how = How(None if dry_run else output, force, quiet, json)
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
-        opened.require_architecture()  # refused before anything heavy, as is an output that cannot be written
-        if not dry_run:
-            refuse_target(output, force=force, source=opened.path)
-        chosen = read_text(data, split, langs, tuple(text or ()))
-        target = None if dry_run else output
-        _run(opened, options, chosen, target, plot, force=force, quiet=quiet, json=json)
+        how.check(opened)
+        _run(opened, options, read_text(data, split, langs, tuple(text or ())), plot, how)
 
 
-def _run(
-    checkpoint: Checkpoint,
-    options: Options,
-    text: Text | None,
-    output: Path | None,
-    plot: Path | None,
-    *,
-    force: bool,
-    quiet: bool,
-    json: bool,
-) -> None:
+def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path | None, how: How) -> None:
     from prunecli.commands.embedding_plot import check_plot, draw
     from prunecli.commands.embedding_table import payload, show
     from prunecli.methods.embeddings.decide import decide
     from prunecli.methods.embeddings.factorize import factorize
     from prunecli.methods.embeddings.rewrite import rewrite
-    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config, summarize
 
     decision = decide(checkpoint, options, text)
     if plot is not None:
         check_plot(decision, plot)
-    if not quiet:
-        for reason in decision.reasons:
-            console.note(reason)
-    progress = console.progress(quiet or json)
-    factors = None if output is None else factorize(checkpoint, decision, options, text, progress)
-    structure, outputs = rewrite(checkpoint, decision, factors, options.dtype)
-    structure = structure.after(decision.step)
-    made = Rewrite(structure, outputs, stock_config(checkpoint, structure))
-    if output is None:
-        summary = summarize(checkpoint, made)
-    else:
-        summary = rewrite_checkpoint(checkpoint, made, output, force=force, progress=progress)
+    how.note(*decision.reasons)
+    factors = None if how.output is None else factorize(checkpoint, decision, options, text, how.progress)
+    parts = rewrite(checkpoint, decision, factors, options.dtype)
+    written = write(checkpoint, parts, decision.step, how)
     if plot is not None and factors is not None:
-        draw(checkpoint, decision, factors, plot, progress)
-    if json:
-        console.print_json(payload(checkpoint, decision, factors, summary, options.seed, output))
-    elif not quiet:
-        show(checkpoint, decision, factors, summary, made, output)
+        draw(checkpoint, decision, factors, plot, how.progress)
+    how.show(
+        lambda: payload(written, decision, factors, options.seed), lambda: show(written, decision, factors)
+    )

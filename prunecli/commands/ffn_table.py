@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
@@ -14,9 +13,8 @@ if TYPE_CHECKING:
 
     from prunecli.checkpoint.ffn import FfnLayer
     from prunecli.checkpoint.reader import Checkpoint
-    from prunecli.methods.ffn.decide import Decision, Options
+    from prunecli.commands.rewriting import Written
     from prunecli.methods.ffn.plan import FfnPlan, Group
-    from prunecli.pipeline import Rewrite, Summary
 
 FORMAT = "prunecli.ffn-plan/1"
 
@@ -24,18 +22,9 @@ COLUMNS = ("Layers", "FFN", "Width", "Parameters")
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
 
 
-def ffn_payload(
-    checkpoint: Checkpoint,
-    decision: Decision,
-    made: Rewrite,
-    summary: Summary,
-    options: Options,
-    output: Path | None,
-) -> dict[str, Any]:
+def ffn_payload(written: Written, plan: FfnPlan, seed: int) -> dict[str, Any]:
     """What `--json` prints."""
-    from prunecli.checkpoint.documents import header
-
-    parameters = _parameters(checkpoint, decision, made)
+    parameters = _parameters(written, plan)
     groups = [
         {
             "owner": group.owner,
@@ -46,54 +35,33 @@ def ffn_payload(
             "scale": group.scale,
             "parameters": parameters[group.owner],
         }
-        for group in decision.plan.groups
+        for group in plan.groups
     ]
     return {
-        **header(FORMAT, [checkpoint], options.seed),
-        "output": None if output is None else str(output),
-        "arguments": dict(decision.step["arguments"]),
+        **written.header(FORMAT, seed),
         "groups": groups,
-        "removed": list(decision.plan.removed),
-        "sparse": list(decision.plan.sparse),
-        "parameters_before": summary.parameters_before,
-        "parameters_after": summary.parameters_after,
-        "bytes_before": summary.bytes_before,
-        "bytes_after": summary.bytes_after,
+        "removed": list(plan.removed),
+        "sparse": list(plan.sparse),
+        **written.sizes(),
     }
 
 
-def show_ffns(
-    checkpoint: Checkpoint, decision: Decision, made: Rewrite, summary: Summary, output: Path | None
-) -> None:
-    """The table and the sizes, on stdout; `output` is None after a dry run."""
-    from prunecli.architectures import REDUCED_PREFIX
-
-    console.show(ffn_table(checkpoint, decision.plan, _parameters(checkpoint, decision, made)))
-    before, after = summary.parameters_before, summary.parameters_after
-    console.out(
-        f"parameters {before:,} -> {after:,} ({after / before:.1%}), "
-        f"bytes {console.bytes_text(summary.bytes_before)} -> {console.bytes_text(summary.bytes_after)} "
-        f"({summary.bytes_after / summary.bytes_before:.1%})"
-    )
-    if output is None:
-        console.out("Dry run: nothing is written.")
-        return
-    reduced = str(made.config.get("model_type")).startswith(REDUCED_PREFIX)
-    opens = (
-        "opens with prunecli, or from_pretrained(…, trust_remote_code=True)" if reduced else "stock layout"
-    )
-    console.out(f"Written: {output} ({opens})")
+def show_ffns(written: Written, plan: FfnPlan) -> None:
+    """The table and the sizes, on stdout."""
+    console.show(ffn_table(written.source, plan, _parameters(written, plan)))
+    written.show_sizes()
+    written.show_place()
 
 
-def _parameters(checkpoint: Checkpoint, decision: Decision, made: Rewrite) -> dict[str, int]:
+def _parameters(written: Written, plan: FfnPlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN."""
     from prunecli.checkpoint.ffn import ffn_layers
 
-    tensors = {layer.name: layer.tensors for layer in ffn_layers(checkpoint)}
-    sizes = {output.name: output.info.numel for output in made.outputs}
+    tensors = {layer.name: layer.tensors for layer in ffn_layers(written.source)}
+    sizes = {output.name: output.info.numel for output in written.made.outputs}
     return {
         group.owner: sum(sizes[f"{group.owner}.{suffix}"] for suffix in tensors[group.owner])
-        for group in decision.plan.groups
+        for group in plan.groups
     }
 
 
@@ -149,18 +117,9 @@ def _made(group: Group) -> str:
 
 def _layers(layers: Iterable[FfnLayer]) -> str:
     """`encoder 0-5, decoder 0, 3`."""
+    from prunecli.checkpoint.ffn import ranges
+
     return ", ".join(
-        f"{side} {_ranges([layer.layer for layer in run])}"
+        f"{side} {ranges([layer.layer for layer in run])}"
         for side, run in groupby(layers, key=lambda layer: layer.side)
     )
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """`0-2, 5`."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

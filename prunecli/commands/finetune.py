@@ -14,6 +14,7 @@ from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
     DeviceOption,
+    DtypeName,
     ForceOption,
     JsonOption,
     LabelledOption,
@@ -51,14 +52,6 @@ class DtypeChoice(str, enum.Enum):
     auto = "auto"
     float32 = "float32"
     bfloat16 = "bfloat16"
-
-
-class StoredDtype(str, enum.Enum):
-    """Values of --dtype-out."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 class ResumeChoice(str, enum.Enum):
@@ -236,7 +229,7 @@ def finetune(
     ] = None,
     seed: SeedOption = 0,
     dtype_out: Annotated[
-        Optional[StoredDtype],  # noqa: UP045
+        Optional[DtypeName],  # noqa: UP045
         typer.Option(
             "--dtype-out", help="Type of the written weights; default: as stored.", show_default=False
         ),

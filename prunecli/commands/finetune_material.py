@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands.console import note
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.data.parallel import ParallelText
@@ -105,7 +105,7 @@ def _parallel(
     options: TextOptions, quiet: bool
 ) -> tuple[ParallelText, ParallelText | None, tuple[tuple[str, str], ...]]:
     from prunecli import demo
-    from prunecli.data.parallel import languages_of, parse_pairs, read_parallel
+    from prunecli.data.parallel import has_split, languages_of, parse_pairs, read_parallel
 
     data = options.data or demo.DATA
     if options.split == TRAIN_SPLIT and data.resolve() == demo.DATA.resolve():
@@ -118,7 +118,7 @@ def _parallel(
         needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))
         train = read_parallel(data, options.split, needed)
         valid = None
-        if options.valid_split is not None or _has_split(data):
+        if options.valid_split is not None or has_split(data, VALID_SPLIT):
             valid = read_parallel(data, options.valid_split or VALID_SPLIT, needed)
         elif not quiet:
             note(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
@@ -127,15 +127,6 @@ def _parallel(
         None if valid is None else valid.first(options.max_valid),
         pairs,
     )
-
-
-def _has_split(data: Path) -> bool:
-    from prunecli.data.parallel import languages_of
-
-    try:
-        return bool(languages_of(data, VALID_SPLIT))
-    except DataError:
-        return False
 
 
 def _demo_text() -> tuple[ParallelText, ParallelText]:

@@ -159,10 +159,10 @@ def _publish(
     from prunecli.checkpoint.documents import header, write_json
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
-    from prunecli.training.result import FORMAT, history_step, outputs_of
+    from prunecli.training.result import FORMAT, finetune_step, outputs_of
 
     with subject.open(state) as source, open_checkpoint(trained.staged) as weights:
-        step = history_step(source, subject.config, material, options, trained.log)
+        step = finetune_step(source, subject.config, material, options, trained.log)
         structure = source.structure.after(step)
         made = Rewrite(
             structure, outputs_of(source, weights, writing.dtype), stock_config(weights, structure)

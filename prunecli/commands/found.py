@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands.console import note
+from prunecli.commands.options import listed
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 KEY = "prunecli"
 """The key of config.json that marks a checkpoint written by prunecli."""
+
+SPLITS = ("train", "val", "dev")
+"""Where whole texts are counted and no --split is given."""
 
 
 def prunecli_checkpoints(directory: Path) -> list[Path]:
@@ -44,6 +48,13 @@ def pruned_pairs(checkpoints: Sequence[Path], pairs: Sequence[tuple[str, str]]) 
                 sources, targets = _names(arguments.get("source")), _names(arguments.get("target"))
                 kept = [p for p in kept if p[0] in (sources or (p[0],)) and p[1] in (targets or (p[1],))]
     return kept
+
+
+def chosen_splits(data: Path, text: str | None) -> tuple[str, ...]:
+    """Those of --split; else those of SPLITS that there are."""
+    from prunecli.data.parallel import has_split
+
+    return listed("--split", text) or tuple(name for name in SPLITS if has_split(data, name)) or SPLITS[:1]
 
 
 def chosen_text(

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
+
+from prunecli.errors import UsageError
+
+
+class DtypeName(str, Enum):
+    """Types that weights are written in."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+
 
 CheckpointArgument = Annotated[
     Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
@@ -80,8 +92,26 @@ ComputeDtypeOption = Annotated[
     str,
     typer.Option("--dtype", help="Type to compute in: auto, float32, bfloat16, float16.", metavar="TYPE"),
 ]
+DtypeOption = Annotated[
+    Optional[DtypeName],  # noqa: UP045
+    typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+
+
+def listed(option: str, text: str | None) -> tuple[str, ...]:
+    """`a, b` -> (a, b), each once; None -> ().
+
+    Raises:
+        UsageError: one of them is empty.
+    """
+    if text is None:
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
+    return names

@@ -13,17 +13,19 @@ from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
     DryRunOption,
+    DtypeOption,
     ForceOption,
     JsonOption,
     QuietOption,
     SeedOption,
+    listed,
 )
+from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.experts.decide import Decision, Options
-    from prunecli.pipeline import Rewrite, Summary
 
 
 class MetricName(str, Enum):
@@ -51,14 +53,6 @@ class GranularityName(str, Enum):
     language = "language"
     pair = "pair"
     everything = "global"
-
-
-class DtypeName(str, Enum):
-    """Values of --dtype."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 def prune_experts(
@@ -150,10 +144,7 @@ def prune_experts(
         Optional[str],  # noqa: UP045
         typer.Option("--target", metavar="C,D", help="Languages to translate into.", show_default=False),
     ] = None,
-    dtype: Annotated[
-        Optional[DtypeName],  # noqa: UP045
-        typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
-    ] = None,
+    dtype: DtypeOption = None,
     fit_batch: Annotated[int, typer.Option("--fit-batch", min=1, help="Sentences decoded at a time.")] = 1,
     fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, help="Beam size.")] = 4,
     fit_length: Annotated[int, typer.Option("--fit-length", min=1, help="Tokens of a sentence.")] = 128,
@@ -187,8 +178,8 @@ def prune_experts(
         balance=parse_balance(balance),
         minimum=min_per_layer,
         granularity=None if granularity is None else granularity.value,
-        sources=_names("--source", source),
-        targets=_names("--target", target),
+        sources=listed("--source", source),
+        targets=listed("--target", target),
         dtype=None if dtype is None else dtype.value,
         seed=seed,
         load={"batch": fit_batch, "beam": fit_beam, "length": fit_length},
@@ -197,103 +188,51 @@ def prune_experts(
     if not quiet and options.experts is None and options.amount == Amount():
         console.note("No --ratio given: removing 80 % of the experts.")
     with open_checkpoint(path) as opened:
-        _run(opened, options, None if dry_run else output, force=force, quiet=quiet, json=json)
+        _run(opened, options, How(None if dry_run else output, force, quiet, json))
 
 
-def _run(
-    checkpoint: Checkpoint, options: Options, output: Path | None, *, force: bool, quiet: bool, json: bool
-) -> None:
+def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
     from prunecli.methods.experts.decide import decide
     from prunecli.methods.experts.rewrite import rewrite
-    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config, summarize
 
     decision = decide(checkpoint, options)
-    if not quiet:
-        for reason in decision.reasons:
-            console.note(reason)
-    structure, outputs = rewrite(checkpoint, decision.selection.kept, options.dtype)
-    structure = structure.after(decision.step)
-    made = Rewrite(structure, outputs, stock_config(checkpoint, structure))
-    if output is None:
-        summary = summarize(checkpoint, made)
-    else:
-        summary = rewrite_checkpoint(
-            checkpoint, made, output, force=force, progress=console.progress(quiet or json)
-        )
-    if json:
-        console.print_json(_payload(checkpoint, decision, summary, options, output))
-    elif not quiet:
-        _show(checkpoint, decision, summary, made, output)
+    how.note(*decision.reasons)
+    parts = rewrite(checkpoint, decision.selection.kept, options.dtype)
+    written = write(checkpoint, parts, decision.step, how)
+    how.show(lambda: _payload(written, decision, options), lambda: _show(written, decision))
 
 
-def _payload(
-    checkpoint: Checkpoint, decision: Decision, summary: Summary, options: Options, output: Path | None
-) -> dict[str, Any]:
-    from prunecli.checkpoint.documents import header
+def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
     from prunecli.checkpoint.layout import sparse_layers
     from prunecli.methods.experts.fit import fit_payload
     from prunecli.methods.experts.published import SELECTION_FORMAT
 
     return {
-        **header(SELECTION_FORMAT, [checkpoint], options.seed),
-        "output": None if output is None else str(output),
-        "arguments": dict(decision.step["arguments"]),
-        "experts_before": sum(layer.num_experts for layer in sparse_layers(checkpoint)),
+        **written.header(SELECTION_FORMAT, options.seed),
+        "experts_before": sum(layer.num_experts for layer in sparse_layers(written.source)),
         "experts_after": decision.selection.count,
-        "parameters_before": summary.parameters_before,
-        "parameters_after": summary.parameters_after,
-        "bytes_before": summary.bytes_before,
-        "bytes_after": summary.bytes_after,
+        **written.sizes(),
         "thresholds": dict(decision.selection.thresholds),
         **({} if decision.fit is None else {"fit": fit_payload(decision.fit)}),
         "kept": {layer: list(ids) for layer, ids in decision.selection.kept.items()},
     }
 
 
-def _show(
-    checkpoint: Checkpoint, decision: Decision, summary: Summary, made: Rewrite, output: Path | None
-) -> None:
+def _show(written: Written, decision: Decision) -> None:
     from prunecli.checkpoint.layout import sparse_layers
     from prunecli.methods.experts.fit import explain
 
-    layers = sparse_layers(checkpoint)
+    layers = sparse_layers(written.source)
     kept = decision.selection.kept
-    rows = [[layer.name, *_counts(layer.num_experts, len(kept[layer.name]))] for layer in layers]
+    rows = [[layer.name, *removal(layer.num_experts, len(kept[layer.name]))] for layer in layers]
     held = sum(layer.num_experts for layer in layers)
-    rows.append(["all sparse layers", *_counts(held, decision.selection.count)])
+    rows.append(["all sparse layers", *removal(held, decision.selection.count)])
     console.show(console.table("Experts", ("Layer", "Before", "Kept", "Removed"), rows))
     if decision.fit is not None:
         for line in explain(decision.fit):
             console.out(line)
-    parameters = summary.parameters_before, summary.parameters_after
-    console.out(
-        f"parameters {parameters[0]:,} -> {parameters[1]:,} ({parameters[1] / parameters[0]:.1%}), "
-        f"bytes {console.bytes_text(summary.bytes_before)} -> {console.bytes_text(summary.bytes_after)} "
-        f"({summary.bytes_after / summary.bytes_before:.1%})"
-    )
-    console.out("Dry run: nothing is written." if output is None else f"Written: {output} ({_opens(made)})")
-
-
-def _counts(before: int, after: int) -> tuple[str, str, str]:
-    return str(before), str(after), f"{1 - after / before:.1%}"
-
-
-def _opens(made: Rewrite) -> str:
-    from prunecli.architectures import REDUCED_PREFIX
-
-    if str(made.config.get("model_type")).startswith(REDUCED_PREFIX):
-        return "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-    return "stock layout"
-
-
-def _names(option: str, text: str | None) -> tuple[str, ...]:
-    """`a, b` -> (a, b), each once."""
-    if text is None:
-        return ()
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise UsageError(f"{option} {text!r}: an empty name.", "Separate languages by single commas.")
-    return names
+    written.show_sizes()
+    written.show_place()
 
 
 def _per_layer(text: str) -> dict[Any, int]:

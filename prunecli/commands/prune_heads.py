@@ -13,18 +13,19 @@ from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
     DryRunOption,
+    DtypeOption,
     ForceOption,
     JsonOption,
     QuietOption,
     SeedOption,
 )
+from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.attention import AttentionKind, AttentionLayer
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.heads.decide import Decision, Options
-    from prunecli.pipeline import Rewrite, Summary
 
 
 class MetricName(str, Enum):
@@ -39,14 +40,6 @@ class NormalizeName(str, Enum):
 
     per_layer = "per-layer"
     none = "none"
-
-
-class DtypeName(str, Enum):
-    """Values of --dtype."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 def prune_heads(
@@ -110,10 +103,7 @@ def prune_heads(
             show_default=False,
         ),
     ] = None,
-    dtype: Annotated[
-        Optional[DtypeName],  # noqa: UP045
-        typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
-    ] = None,
+    dtype: DtypeOption = None,
     seed: SeedOption = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
@@ -149,65 +139,40 @@ def prune_heads(
     if not quiet and heads is None and ratio is None and count is None:
         console.note("No --ratio given: removing 20 % of the heads.")
     with open_checkpoint(path) as opened:
-        _run(opened, options, None if dry_run else output, force=force, quiet=quiet, json=json)
+        _run(opened, options, How(None if dry_run else output, force, quiet, json))
 
 
-def _run(
-    checkpoint: Checkpoint, options: Options, output: Path | None, *, force: bool, quiet: bool, json: bool
-) -> None:
+def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
     from prunecli.methods.heads.decide import decide
     from prunecli.methods.heads.rewrite import rewrite
-    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config, summarize
 
     decision = decide(checkpoint, options)
-    if not quiet:
-        for reason in decision.reasons:
-            console.note(reason)
-    structure, outputs = rewrite(checkpoint, decision.selection.kept, options.dtype)
-    structure = structure.after(decision.step)
-    made = Rewrite(structure, outputs, stock_config(checkpoint, structure))
-    if output is None:
-        summary = summarize(checkpoint, made)
-    else:
-        summary = rewrite_checkpoint(
-            checkpoint, made, output, force=force, progress=console.progress(quiet or json)
-        )
-    if json:
-        console.print_json(_payload(checkpoint, decision, summary, options, output))
-    elif not quiet:
-        _show(checkpoint, decision, summary, made, output)
+    how.note(*decision.reasons)
+    parts = rewrite(checkpoint, decision.selection.kept, options.dtype)
+    written = write(checkpoint, parts, decision.step, how)
+    how.show(lambda: _payload(written, decision, options), lambda: _show(written, decision))
 
 
-def _payload(
-    checkpoint: Checkpoint, decision: Decision, summary: Summary, options: Options, output: Path | None
-) -> dict[str, Any]:
-    from prunecli.checkpoint.documents import header
+def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
     from prunecli.methods.heads.selection import SELECTION_FORMAT
 
     selection = decision.selection
     return {
-        **header(SELECTION_FORMAT, [checkpoint], options.seed),
-        "output": None if output is None else str(output),
-        "arguments": dict(decision.step["arguments"]),
+        **written.header(SELECTION_FORMAT, options.seed),
         "heads_before": selection.count + selection.removed,
         "heads_after": selection.count,
-        "parameters_before": summary.parameters_before,
-        "parameters_after": summary.parameters_after,
-        "bytes_before": summary.bytes_before,
-        "bytes_after": summary.bytes_after,
+        **written.sizes(),
         "kept": {name: list(ids) for name, ids in selection.kept.items()},
     }
 
 
-def _show(
-    checkpoint: Checkpoint, decision: Decision, summary: Summary, made: Rewrite, output: Path | None
-) -> None:
+def _show(written: Written, decision: Decision) -> None:
     from prunecli.analysis.head_plots import KIND_NAMES
     from prunecli.checkpoint.attention import KINDS, attention_layers
 
-    layers = attention_layers(checkpoint)
+    layers = attention_layers(written.source)
     kept = decision.selection.kept
-    rows = [[layer.name, *_counts(layer.num_heads, len(kept[layer.name]))] for layer in layers]
+    rows = [[layer.name, *removal(layer.num_heads, len(kept[layer.name]))] for layer in layers]
     kinds = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
     if len(kinds) > 1:
         for kind in kinds:
@@ -215,29 +180,12 @@ def _show(
             rows.append([f"all of {KIND_NAMES[kind]}", *_total(own, kept)])
     rows.append(["all attentions", *_total(layers, kept)])
     console.show(console.table("Heads", ("Attention", "Before", "Kept", "Removed"), rows))
-    parameters = summary.parameters_before, summary.parameters_after
-    console.out(
-        f"parameters {parameters[0]:,} -> {parameters[1]:,} ({parameters[1] / parameters[0]:.1%}), "
-        f"bytes {console.bytes_text(summary.bytes_before)} -> {console.bytes_text(summary.bytes_after)} "
-        f"({summary.bytes_after / summary.bytes_before:.1%})"
-    )
-    console.out("Dry run: nothing is written." if output is None else f"Written: {output} ({_opens(made)})")
+    written.show_sizes()
+    written.show_place()
 
 
 def _total(layers: Sequence[AttentionLayer], kept: Any) -> tuple[str, str, str]:
-    return _counts(sum(layer.num_heads for layer in layers), sum(len(kept[layer.name]) for layer in layers))
-
-
-def _counts(before: int, after: int) -> tuple[str, str, str]:
-    return str(before), str(after), f"{1 - after / before:.1%}" if before else "-"
-
-
-def _opens(made: Rewrite) -> str:
-    from prunecli.architectures import REDUCED_PREFIX
-
-    if str(made.config.get("model_type")).startswith(REDUCED_PREFIX):
-        return "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-    return "stock layout"
+    return removal(sum(layer.num_heads for layer in layers), sum(len(kept[layer.name]) for layer in layers))
 
 
 def _kinds(text: str | None) -> tuple[AttentionKind, ...]:

@@ -17,6 +17,7 @@ from prunecli.commands.options import (
     DataOption,
     DeviceOption,
     DryRunOption,
+    DtypeOption,
     ForceOption,
     JsonOption,
     LangsOption,
@@ -26,6 +27,7 @@ from prunecli.commands.options import (
     SeedOption,
     TextFilesOption,
 )
+from prunecli.commands.rewriting import How, write
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,14 +65,6 @@ class KeepName(str, Enum):
 
     norms = "norms"
     activations = "activations"
-
-
-class DtypeName(str, Enum):
-    """Values of --dtype."""
-
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
 
 
 def share_ffn(
@@ -160,10 +154,7 @@ def share_ffn(
     dense_only: Annotated[
         bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
     ] = False,
-    dtype: Annotated[
-        Optional[DtypeName],  # noqa: UP045
-        typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
-    ] = None,
+    dtype: DtypeOption = None,
     seed: SeedOption = 0,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
         "shared-ffn"
@@ -203,41 +194,20 @@ def share_ffn(
     if checkpoint is None and not dense_only and not quiet:
         console.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
     with open_checkpoint(path) as opened:
-        place = None if dry_run else output
-        _run(opened, options, choice, place, force=force, quiet=quiet, json=json)
+        _run(opened, options, choice, How(None if dry_run else output, force, quiet, json))
 
 
-def _run(
-    checkpoint: Checkpoint,
-    options: Options,
-    choice: TextOptions,
-    output: Path | None,
-    *,
-    force: bool,
-    quiet: bool,
-    json: bool,
-) -> None:
+def _run(checkpoint: Checkpoint, options: Options, choice: TextOptions, how: How) -> None:
     from prunecli.commands.ffn_table import ffn_payload, show_ffns
     from prunecli.methods.ffn.rewrite import rewrite
-    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config, summarize
 
-    decision = _decide(checkpoint, options, choice, quiet=quiet)
-    if not quiet:
-        for reason in decision.reasons:
-            console.note(reason)
-    structure, outputs = rewrite(checkpoint, decision.plan, decision.units, options.dtype, options.seed)
-    structure = structure.after(decision.step)
-    made = Rewrite(structure, outputs, stock_config(checkpoint, structure))
-    if output is None:
-        summary = summarize(checkpoint, made)
-    else:
-        summary = rewrite_checkpoint(
-            checkpoint, made, output, force=force, progress=console.progress(quiet or json)
-        )
-    if json:
-        console.print_json(ffn_payload(checkpoint, decision, made, summary, options, output))
-    elif not quiet:
-        show_ffns(checkpoint, decision, made, summary, output)
+    decision = _decide(checkpoint, options, choice, quiet=how.quiet)
+    how.note(*decision.reasons)
+    parts = rewrite(checkpoint, decision.plan, decision.units, options.dtype, options.seed)
+    written = write(checkpoint, parts, decision.step, how)
+    how.show(
+        lambda: ffn_payload(written, decision.plan, options.seed), lambda: show_ffns(written, decision.plan)
+    )
 
 
 def _decide(checkpoint: Checkpoint, options: Options, choice: TextOptions, *, quiet: bool) -> Decision:

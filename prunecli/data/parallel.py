@@ -132,6 +132,11 @@ def languages_of(directory: Path | str, split: str) -> tuple[str, ...]:
     return tuple(_language_files(Path(directory), split))
 
 
+def has_split(directory: Path, split: str) -> bool:
+    """Whether there is text of `split` in `directory`."""
+    return directory.is_dir() and split in _splits(directory)
+
+
 def read_parallel(
     directory: Path | str,
     split: str,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prunecli import __version__
 from prunecli.checkpoint.dtypes import is_float, parse_dtype
+from prunecli.checkpoint.history import history_step, named
 from prunecli.checkpoint.layout import held_sparse_layers
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Copy, Output
@@ -63,14 +63,14 @@ def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tu
     return tuple(made)
 
 
-def history_step(
+def finetune_step(
     source: Checkpoint,
     config: Path | None,
     material: Material,
     options: TrainingOptions,
     log: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
+    """The entry for `Structure.history`; of a model from scratch `config` is what it was made of."""
     values = {
         key: value
         for key, value in asdict(options).items()
@@ -87,10 +87,7 @@ def history_step(
         arguments["best"] = log["best"]["step"]
     if options.teacher is not None:
         with open_checkpoint(options.teacher) as teacher:
-            arguments["teacher"] = {"path": teacher.path.resolve().name, "fingerprint": teacher.fingerprint}
-    made: dict[str, Any] = {"command": "finetune", "arguments": arguments, "prunecli": __version__}
-    if config is None:
-        made["source"] = {"path": source.path.resolve().name, "fingerprint": source.fingerprint}
-    else:
+            arguments["teacher"] = named(teacher)
+    if config is not None:
         arguments["from_scratch"] = source.model_type
-    return made
+    return history_step("finetune", source if config is None else None, arguments)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
-from prunecli.commands.app import describe
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
+from tests.commands.calls import call
 from tests.contracts.method_contract import digests, logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -23,22 +21,7 @@ from tests.tiny import tiny_nllb_moe
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
 
 
-@dataclass(frozen=True)
-class Result:
-    status: int
-    out: str
-    err: str
-
-
-def run(*arguments: object, command: Any = factorize_embeddings) -> Result:
-    """One call of the command; failures are described as the command line does."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(command)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is None or isinstance(result.exception, SystemExit):
-        return Result(result.exit_code, result.stdout, result.stderr)
-    text, status = describe(result.exception)
-    return Result(status, result.stdout, result.stderr + text)
+run = partial(call, factorize_embeddings)
 
 
 @pytest.fixture(scope="module")
@@ -177,10 +160,10 @@ def test_draws_correlations(model: Path, folder: Path, kind: str) -> None:
 
 def test_inspect_names_the_unit(model: Path) -> None:
     run(model, *SMALL, "-o", "unit")
-    result = run("unit", command=inspect)
+    result = call(inspect, "unit")
     assert "Embeddings: input: a unit of kind define (4 to 12 to 32" in result.out
     assert "factorize-embeddings --side both --kind define --map-dim 4" in result.out
-    assert json.loads(run("unit", "--json", command=inspect).out)["embedding"]["output"]["tied"]
+    assert json.loads(call(inspect, "unit", "--json").out)["embedding"]["output"]["tied"]
 
 
 def test_a_mixture_of_experts(folder: Path) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-import typer
-from typer.testing import CliRunner
 
 import prunecli
 from prunecli.checkpoint.reader import open_checkpoint
@@ -16,6 +15,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
 from tests.training.runs import lines, parallel
@@ -36,13 +36,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _run(*arguments):
-    app = typer.Typer()
-    app.command()(finetune)
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+_run = partial(raising, finetune)
 
 
 def values(path):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli.architectures import REDUCED_PREFIX
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.layout import check_tensors, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.commands.app import describe
 from prunecli.commands.prune_experts import GranularityName, MetricName, StrategyName, prune_experts
 from prunecli.methods.experts.granularity import GRANULARITIES
 from prunecli.methods.experts.metrics import METRICS, RANDOM
@@ -30,28 +27,14 @@ from prunecli.methods.experts.statistics import (
     GateSums,
     gates_payload,
 )
+from tests.commands.calls import Result, call, names, refused, repeats
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
 ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
 
 
-@dataclass(frozen=True)
-class Result:
-    status: int
-    out: str
-    err: str
-
-
-def run(*arguments: object) -> Result:
-    """One call of the command; failures are described as the command line does."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(prune_experts)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is None or isinstance(result.exception, SystemExit):
-        return Result(result.exit_code, result.stdout, result.stderr)
-    text, status = describe(result.exception)
-    return Result(status, result.stdout, result.stderr + text)
+run = partial(call, prune_experts)
 
 
 def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS) -> dict[str, Any]:
@@ -85,10 +68,6 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         write_json(tmp_path / "gates.json", gates(checkpoint))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -179,13 +158,7 @@ def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model: Path,
 
 
 def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
-    found = []
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        output = folder / name / "out"
-        assert run(model, "--ratio", 0.5, "-o", output).status == 0
-        found.append({path.name: path.read_bytes() for path in output.iterdir()})
-    assert found[0] == found[1]
+    repeats(prune_experts, folder, model, "--ratio", 0.5)
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_original(
@@ -370,9 +343,5 @@ def test_checkpoints_that_have_no_experts_end_in_two_lines(model: Path, folder: 
 
 
 def _refused(result: Result, message: str, status: int, folder: Path) -> None:
-    assert result.status == status, result.err
-    assert message in result.err
-    assert "Traceback" not in result.err
+    refused(result, message, status)
     assert names(folder) == ["gates.json"]
-    if "Error: " in result.err:
-        assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2

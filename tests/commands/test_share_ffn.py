@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli.architectures import REDUCED_PREFIX
 from prunecli.checkpoint.ffn import ffn_layers
 from prunecli.checkpoint.layout import check_tensors
 from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.commands.app import describe
 from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
 from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
 from prunecli.methods.ffn.decide import KEEP_UNITS
 from prunecli.methods.ffn.plan import INITS, ORDERS
+from tests.commands.calls import Result, call, repeats
 from tests.ffn_layouts import tiny
 from tests.tiny import tiny_nllb_moe
 
@@ -27,22 +25,7 @@ ENCODER, DECODER = "model.encoder.layers.{}", "model.decoder.layers.{}"
 """Of m2m_100: 3 and 2 layers, FFNs of 48 hidden units, d_model 32."""
 
 
-@dataclass(frozen=True)
-class Result:
-    status: int
-    out: str
-    err: str
-
-
-def run(*arguments: object) -> Result:
-    """One call of the command; failures are described as the command line does."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(share_ffn)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is None or isinstance(result.exception, SystemExit):
-        return Result(result.exit_code, result.stdout, result.stderr)
-    text, status = describe(result.exception)
-    return Result(status, result.stdout, result.stderr + text)
+run = partial(call, share_ffn)
 
 
 def done(*arguments: object) -> Result:
@@ -173,12 +156,7 @@ def test_the_default_of_a_model_with_one_stack(models: dict[str, Path]) -> None:
 
 
 def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
-    found = []
-    for name in ("one", "two"):
-        (folder / name).mkdir()
-        done(model, "--config", "OneWide", "--width", 300, "--seed", 5, "-o", folder / name / "out")
-        found.append({path.name: path.read_bytes() for path in (folder / name / "out").iterdir()})
-    assert found[0] == found[1]
+    repeats(share_ffn, folder, model, "--config", "OneWide", "--width", 300, "--seed", 5)
 
 
 def test_experts_stay_when_told(models: dict[str, Path]) -> None:

@@ -15,6 +15,7 @@ from prunecli.checkpoint.layout import check_tensors
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.tokens import load_tokenizer
 from prunecli.pipeline import Summary
+from tests.commands.calls import names
 from tests.commands.vocabulary import run
 from tests.contracts.method_contract import digests
 from tests.families import tiny_family
@@ -43,10 +44,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / "data" / name).write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
 
 
 def test_trims_to_the_text(model: Path, folder: Path) -> None:

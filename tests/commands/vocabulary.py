@@ -2,32 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import typer
-from typer.testing import CliRunner
-
-from prunecli.commands.app import describe
 from prunecli.commands.trim_vocabulary import trim_vocabulary
+from tests.commands.calls import call
 
-
-@dataclass(frozen=True)
-class Result:
-    status: int
-    out: str
-    err: str
-
-
-def run(*arguments: object) -> Result:
-    """One call of the command; failures are described as the command line does."""
-    app = typer.Typer(pretty_exceptions_enable=False)
-    app.command()(trim_vocabulary)
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if result.exception is None or isinstance(result.exception, SystemExit):
-        return Result(result.exit_code, result.stdout, result.stderr)
-    text, status = describe(result.exception)
-    return Result(status, result.stdout, result.stderr + text)
+run = partial(call, trim_vocabulary)
 
 
 def trimmed(source: Path, output: Path, lines: tuple[str, ...], *options: object) -> Path:

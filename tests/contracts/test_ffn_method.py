@@ -255,6 +255,8 @@ class TestGatedT5(FfnSharing):
 
 
 class OneSided(FfnSharing):
+    options = Options(config="Shared", init="concat", width=70)
+
     def test_dropping_all(self, source: Path, tmp_path: Path) -> None:
         import torch
 
@@ -271,7 +273,6 @@ class TestBert(OneSided):
 
 class TestRoberta(OneSided):
     case = "roberta"
-    options = Options(config="Shared", init="concat", width=70)
 
 
 class TestXLMRoberta(OneSided):
@@ -286,17 +287,14 @@ class TestGPT2(OneSided):
 
 class TestLlama(OneSided):
     case = "llama"
-    options = Options(config="Shared", init="concat", width=70)
 
 
 class TestMistral(OneSided):
     case = "mistral"
-    options = Options(config="Shared", init="concat", width=70)
 
 
 class TestQwen2(OneSided):
     case = "qwen2"
-    options = Options(config="Shared", init="concat", width=70)
 
 
 class TestLastOfLlamaToBFloat16(OneSided):

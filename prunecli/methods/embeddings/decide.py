@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any, Literal, get_args
 
-from prunecli import __version__
 from prunecli.checkpoint.define import UnitKind, UnitShape
 from prunecli.checkpoint.embedding import TokenTables, ties, token_tables
 from prunecli.checkpoint.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.checkpoint.history import given, history_step
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.source import Text, checkpoint_table, zero_padding_id
@@ -112,7 +112,7 @@ def decide(checkpoint: Checkpoint, options: Options, text: Text | None = None) -
         output_dim=shape.map_dim if "output" in sides else None,
         is_tied=is_tied,
         padding_id=zero_row,
-        step=_step(checkpoint, _arguments(options, shape, sides, text)),
+        step=history_step(COMMAND, checkpoint, given(_arguments(options, shape, sides, text))),
         reasons=_reasons(options, shape, sides, is_tied, text),
     )
 
@@ -149,7 +149,7 @@ def _cached(
         output_dim=None,
         is_tied=is_tied,
         padding_id=None,
-        step=_step(checkpoint, {"cache": True, "dtype": options.dtype}),
+        step=history_step(COMMAND, checkpoint, given({"cache": True, "dtype": options.dtype})),
         reasons=("The rows of its unit become the input table; nothing is fitted.",),
     )
 
@@ -274,16 +274,6 @@ def _arguments(
         "epochs": options.epochs,
         "dtype": options.dtype,
         "seed": options.seed,
-    }
-
-
-def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
-    return {
-        "command": COMMAND,
-        "arguments": {name: value for name, value in arguments.items() if value is not None},
-        "prunecli": __version__,
-        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
     }
 
 

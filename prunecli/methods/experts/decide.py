@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli import __version__
+from prunecli.checkpoint.history import given, history_step
 from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import MIN_PER_LAYER, Layer, Request, Strategy, keep_count
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from prunecli.architectures.records import Side
     from prunecli.checkpoint.reader import Checkpoint
 
+COMMAND = "prune-experts"
 DEFAULT_RATIO = 0.8
 """The published choice."""
 
@@ -112,7 +112,9 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     values, granularity = _values(checkpoint, options, found)
     selection = plan(layers, values, request)
     reasons = _reasons(options, granularity, selection)
-    step = _step(checkpoint, _arguments(options, request, granularity, fit), _files(options))
+    arguments = _arguments(options, request, granularity, fit)
+    files = () if options.metric == RANDOM else options.gates
+    step = history_step(COMMAND, checkpoint, given(arguments), files)
     return Decision(selection, step, reasons, fit)
 
 
@@ -127,7 +129,8 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: Options, found: Seque
     kept = read_experts(path, layers, originals, options.sources, options.targets)
     arguments = {"source": list(options.sources), "target": list(options.targets), "dtype": options.dtype}
     reasons = (f"Experts by {path}{_languages(options)}.",)
-    return Decision(Selection(kept), _step(checkpoint, arguments, (path,)), reasons)
+    step = history_step(COMMAND, checkpoint, given(arguments), (path,))
+    return Decision(Selection(kept), step, reasons)
 
 
 def _request(
@@ -212,24 +215,6 @@ def _arguments(
         "target": list(options.targets),
         "dtype": options.dtype,
     }
-
-
-def _files(options: Options) -> tuple[Path, ...]:
-    return () if options.metric == RANDOM else options.gates
-
-
-def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
-    statistics = [{"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest()} for path in files]
-    step: dict[str, Any] = {
-        "command": "prune-experts",
-        "arguments": {name: value for name, value in arguments.items() if value not in (None, [])},
-        "prunecli": __version__,
-        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
-    }
-    if statistics:
-        step["statistics"] = statistics[0] if len(statistics) == 1 else statistics
-    return step
 
 
 def _reasons(options: Options, granularity: str | None, selection: Selection) -> tuple[str, ...]:

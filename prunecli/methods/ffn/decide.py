@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from prunecli import __version__
 from prunecli.architectures.records import Side
 from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
+from prunecli.checkpoint.history import given, history_step
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.configurations import Treatment, find_configuration
 from prunecli.methods.ffn.plan import MATCH, FfnPlan, Init, Order, Request, plan
@@ -19,6 +19,7 @@ from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
 
+COMMAND = "share-ffn"
 DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "SharedDec"}
 """Without options: what costs the paper's models least for what it saves."""
 
@@ -104,13 +105,7 @@ def decide(checkpoint: Checkpoint, options: Options, activations: Activations | 
     name, request = _request(options, {layer.side for layer in layers.values()})
     made = plan(tuple(layers.values()), request)
     units = _units(checkpoint, layers, made, options, activations)
-    arguments = _arguments(name, options, request)
-    step = {
-        "command": "share-ffn",
-        "arguments": arguments,
-        "prunecli": __version__,
-        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
-    }
+    step = history_step(COMMAND, checkpoint, given(_arguments(name, options, request)))
     return Decision(name, request, made, units, step, _reasons(name, options, made))
 
 
@@ -190,7 +185,7 @@ def _units(
 
 
 def _arguments(name: str | None, options: Options, request: Request) -> dict[str, Any]:
-    found = {
+    return {
         "config": name,
         "encoder": None if name else request.encoder,
         "decoder": None if name else request.decoder,
@@ -205,7 +200,6 @@ def _arguments(name: str | None, options: Options, request: Request) -> dict[str
         "dtype": options.dtype,
         "seed": options.seed,
     }
-    return {key: value for key, value in found.items() if value is not None}
 
 
 def _reasons(name: str | None, options: Options, made: FfnPlan) -> tuple[str, ...]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli import __version__
 from prunecli.checkpoint.attention import KINDS, AttentionKind, AttentionLayer, attention_layers
+from prunecli.checkpoint.history import given, history_step
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.plan import (
     Importance,
@@ -26,6 +25,7 @@ from prunecli.methods.heads.statistics import HeadScores, Method, check_matches,
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
 
+COMMAND = "prune-heads"
 DEFAULT_RATIO = 0.2
 """What goes without a noticeable loss in both of the paper's models (4.2)."""
 
@@ -100,7 +100,8 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     selection = plan([Layer(layer.name, layer.kind, layer.heads) for layer in found], importance, request)
     arguments = _arguments(options, request, selection, scores)
     files = () if scores is None else options.scores
-    return Decision(selection, _step(checkpoint, arguments, files), _reasons(options, request, scores))
+    step = history_step(COMMAND, checkpoint, given(arguments), files)
+    return Decision(selection, step, _reasons(options, request, scores))
 
 
 def _from_selection(
@@ -114,7 +115,8 @@ def _from_selection(
     kept = read_selection(path, layers)
     removed = sum(layer.num_heads - len(kept[layer.name]) for layer in layers)
     arguments = {"removed": removed, "dtype": options.dtype}
-    return Decision(Selection(kept, removed), _step(checkpoint, arguments, (path,)), (f"Heads by {path}.",))
+    step = history_step(COMMAND, checkpoint, given(arguments), (path,))
+    return Decision(Selection(kept, removed), step, (f"Heads by {path}.",))
 
 
 def _importance(
@@ -167,20 +169,6 @@ def _arguments(
         "seed": options.seed if scores is None else None,
         "dtype": options.dtype,
     }
-
-
-def _step(checkpoint: Checkpoint, arguments: Mapping[str, Any], files: Sequence[Path]) -> dict[str, Any]:
-    """The entry for `Structure.history`; files by name, so that equal runs give equal bytes anywhere."""
-    statistics = [{"file": path.name, "sha256": sha256(path.read_bytes()).hexdigest()} for path in files]
-    step: dict[str, Any] = {
-        "command": "prune-heads",
-        "arguments": {name: value for name, value in arguments.items() if value is not None},
-        "prunecli": __version__,
-        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
-    }
-    if statistics:
-        step["statistics"] = statistics[0] if len(statistics) == 1 else statistics
-    return step
 
 
 def _reasons(options: Options, request: Request, scores: HeadScores | None) -> tuple[str, ...]:

@@ -35,12 +35,6 @@ class Effects:
     values: tuple[float, ...]
     p_values: tuple[float, ...]
 
-    @property
-    def harms(self) -> tuple[float, ...]:
-        """By how much each variant is worse than the whole model."""
-        sign = -1 if self.metric == "loss" else 1
-        return tuple(sign * (self.base - value) for value in self.values)
-
 
 def mean_effects(metric: Metric, outcomes: Sequence[Sequence[float]]) -> Effects:
     """Means over the examples, compared by a paired t-test, two-sided.

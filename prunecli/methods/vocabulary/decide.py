@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prunecli import __version__
+from prunecli.checkpoint.history import given, history_step
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
@@ -160,8 +160,7 @@ def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -
 def _step(
     checkpoint: Checkpoint, text: Text, options: Options, sizes: tuple[int, int], parts: Mapping[str, int]
 ) -> dict[str, Any]:
-    """The entry for `Structure.history`; text by name, so that equal runs give equal bytes anywhere."""
-    arguments: dict[str, Any] = {
+    arguments = {
         "split": list(text.splits),
         "langs": list(text.languages),
         "text": list(text.files),
@@ -169,16 +168,11 @@ def _step(
         "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
         "dtype": options.dtype,
     }
-    return {
-        "command": COMMAND,
-        "arguments": {name: value for name, value in arguments.items() if value not in (None, [])},
-        "prunecli": __version__,
-        "source": {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint},
-        "vocabulary": {
-            "before": sizes[0],
-            "after": sizes[1],
-            "parts": dict(parts),
-            "sentences": text.sentences,
-            "text_sha256": text.sha256,
-        },
+    made = {
+        "before": sizes[0],
+        "after": sizes[1],
+        "parts": dict(parts),
+        "sentences": text.sentences,
+        "text_sha256": text.sha256,
     }
+    return history_step(COMMAND, checkpoint, given(arguments), vocabulary=made)

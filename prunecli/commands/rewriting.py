@@ -1,0 +1,129 @@
+"""What every rewriting command does with its decision: write the result, or only size it, and say what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.checkpoint.stream import Output
+    from prunecli.checkpoint.structure import Structure
+    from prunecli.pipeline import Rewrite, Summary
+    from prunecli.progress import Progress
+
+
+@dataclass(frozen=True)
+class How:
+    """--output (None: --dry-run was given), --force, --quiet and --json."""
+
+    output: Path | None
+    force: bool
+    quiet: bool
+    json: bool
+
+    @property
+    def progress(self) -> Progress:
+        """Of the whole command."""
+        return console.progress(self.quiet or self.json)
+
+    def note(self, *lines: str) -> None:
+        """Lines on stderr, but with --quiet."""
+        for line in () if self.quiet else lines:
+            console.note(line)
+
+    def show(self, payload: Callable[[], Mapping[str, Any]], tables: Callable[[], None]) -> None:
+        """The result on stdout, in one of two forms; none with --quiet alone."""
+        if self.json:
+            console.print_json(payload())
+        elif not self.quiet:
+            tables()
+
+    def check(self, source: Checkpoint) -> None:
+        """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
+        from prunecli.checkpoint.transaction import refuse_target
+
+        source.require_architecture()
+        if self.output is not None:
+            refuse_target(self.output, force=self.force, source=source.path)
+
+
+@dataclass(frozen=True)
+class Written:
+    """The result, in its place or, after a dry run (`output` is None), nowhere."""
+
+    source: Checkpoint
+    made: Rewrite
+    summary: Summary
+    output: Path | None
+
+    def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
+        """What its JSON begins with."""
+        from prunecli.checkpoint.documents import header
+
+        return {
+            **header(format, [self.source], seed),
+            "output": None if self.output is None else str(self.output),
+            "arguments": dict(self.made.structure.history[-1]["arguments"]),
+        }
+
+    def sizes(self) -> dict[str, int]:
+        """Parameters and bytes, before and after, for its JSON."""
+        return asdict(self.summary)
+
+    def rows(self) -> list[list[str]]:
+        """The same for a table."""
+        of = self.summary
+        return [
+            ["parameters", *change(of.parameters_before, of.parameters_after)],
+            ["bytes", *change(of.bytes_before, of.bytes_after, console.bytes_text)],
+        ]
+
+    def show_sizes(self) -> None:
+        """The same as a line."""
+        lines = (f"{name} {before} -> {after} ({left})" for name, before, after, left in self.rows())
+        console.out(", ".join(lines))
+
+    def show_place(self, dry: str = "nothing is written") -> None:
+        """Where the result is, and what opens it."""
+        from prunecli.architectures import REDUCED_PREFIX
+
+        reduced = str(self.made.config.get("model_type")).startswith(REDUCED_PREFIX)
+        opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
+        what = opens if reduced else "stock layout"
+        console.out(f"Dry run: {dry}." if self.output is None else f"Written: {self.output} ({what})")
+
+
+def write(
+    source: Checkpoint, parts: tuple[Structure, tuple[Output, ...]], step: Mapping[str, Any], how: How
+) -> Written:
+    """Write the structure and the tensors that a method made, `step` its entry in the history."""
+    from prunecli.pipeline import Rewrite, stock_config
+
+    structure = parts[0].after(step)
+    return write_made(source, Rewrite(structure, parts[1], stock_config(source, structure)), how)
+
+
+def write_made(source: Checkpoint, made: Rewrite, how: How) -> Written:
+    """Write `made`; of a dry run only its sizes are known."""
+    from prunecli.pipeline import rewrite_checkpoint, summarize
+
+    if how.output is None:
+        summary = summarize(source, made)
+    else:
+        summary = rewrite_checkpoint(source, made, how.output, force=how.force, progress=how.progress)
+    return Written(source, made, summary, how.output)
+
+
+def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> tuple[str, str, str]:
+    """Cells of a table: before, after, what is left."""
+    return text(before), text(after), f"{after / before:.1%}" if before else "-"
+
+
+def removal(before: int, after: int) -> tuple[str, str, str]:
+    """Cells of a table: before, kept, what is removed."""
+    return str(before), str(after), f"{1 - after / before:.1%}" if before else "-"

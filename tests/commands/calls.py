@@ -1,0 +1,67 @@
+"""Calls of one command: what it printed, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.app import describe
+
+
+@dataclass(frozen=True)
+class Result:
+    status: int
+    out: str
+    err: str
+
+
+def call(command: Callable[..., None], *arguments: object) -> Result:
+    """Failures are described as the command line does."""
+    result = _invoked(command, arguments)
+    if result.exception is None or isinstance(result.exception, SystemExit):
+        return Result(result.exit_code, result.stdout, result.stderr)
+    text, status = describe(result.exception)
+    return Result(status, result.stdout, result.stderr + text)
+
+
+def raising(command: Callable[..., None], *arguments: object) -> Any:
+    """The test runner's own result; failures are raised."""
+    result = _invoked(command, arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def _invoked(command: Callable[..., None], arguments: tuple[object, ...]) -> Any:
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(command)
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def refused(result: Result, message: str, status: int) -> None:
+    assert result.status == status, result.err
+    assert message in result.err
+    assert "Traceback" not in result.err
+    if "Error: " in result.err:
+        assert len(result.err[result.err.index("Error: ") :].splitlines()) <= 2
+
+
+def repeats(command: Callable[..., None], folder: Path, *arguments: object) -> None:
+    """Two runs into directories of the same name write the same files, byte for byte."""
+    found = []
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+        output = folder / name / "out"
+        result = call(command, *arguments, "-o", output)
+        assert result.status == 0, result.err
+        found.append({path.name: path.read_bytes() for path in output.iterdir()})
+    assert found[0] == found[1]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
