@@ -26,6 +26,7 @@ from prunecli.modules.attention import fit_heads, module_name
 from prunecli.modules.embeddings import fit_embeddings, has_module, tied_names
 from prunecli.modules.ffn import fit_ffn, shared_names
 from prunecli.modules.filling import CHUNK_BYTES, expert_names, fill, fill_places, places
+from prunecli.modules.inference_linear import speed_up_linears
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
@@ -78,6 +79,8 @@ def assemble(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -
         _replace(model, layer, checkpoint, family, dtype)
     _fit_heads(model, checkpoint, family)
     _fit_ffns(model, ffn_layers(checkpoint), checkpoint, family, device)
+    if device.type == "cpu":
+        speed_up_linears(model)
     return model
 
 

@@ -61,7 +61,7 @@ def _padded(rows: Tensor) -> Tensor:
 
 
 def _linear_float32(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.numel() < MIN_ONEDNN or not _has_onednn_linear():
+    if weight.numel() < MIN_ONEDNN or not has_onednn_linear():
         return functional.linear(rows, weight, bias)
     return _onednn(rows, weight, bias)
 
@@ -133,7 +133,7 @@ def _native_float16() -> bool:
 @cache
 def _native_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU."""
-    return _has_onednn_linear() and _supports("_is_mkldnn_bf16_supported")
+    return has_onednn_linear() and _supports("_is_mkldnn_bf16_supported")
 
 
 def _supports(question: str) -> bool:
@@ -143,7 +143,7 @@ def _supports(question: str) -> bool:
 
 
 @cache
-def _has_onednn_linear() -> bool:
+def has_onednn_linear() -> bool:
     """Whether this build of torch has oneDNN's linear layer, which the public interface gives float32 no way to."""
     available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")

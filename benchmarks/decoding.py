@@ -1,0 +1,149 @@
+"""How near decoding comes to the memory's limit: bytes of weights that each step touches, over the measured bandwidth.
+
+    python benchmarks/make_checkpoint.py /data/moe --layers 24 --experts 26
+    python benchmarks/decoding.py /data/moe [/data/pruned ...] --beam 5 --dtype float32
+
+Batch 1. Active bytes are counted in a run of their own, call by call: the weights of each linear layer, the output
+layer among them, and of each expert that any beam was routed to. Keys, values and activations are left out, so the
+limit is a little too low. Several checkpoints run in turn on the same tokens, so that drift hits them alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunecli.modules.loading import load_model
+from prunecli.modules.sparse_ffn import Router, Routing, SparseFFN
+
+PROBE_BYTES = 1 << 30
+"""Read at a time to measure the bandwidth: far more than any cache holds."""
+
+
+def main() -> None:
+    options = parse()
+    torch.set_num_threads(options.threads)
+    models = {
+        path.name: load_model(path, device=options.device, dtype=options.dtype)
+        for path in options.checkpoints
+    }
+    active = {name: active_bytes(model, options) for name, model in models.items()}
+    rates = [bandwidth(options.device)]
+    seconds = measure(models, options)
+    rates.append(bandwidth(options.device))
+    rate = sum(rates) / len(rates)
+    threads = f"{options.threads} threads" if options.device == "cpu" else options.device
+    print(f"{options.dtype}, batch 1, beam {options.beam}, {options.tokens} tokens, {threads}, ", end="")
+    print(f"bandwidth {rate / 1e9:.1f} GB/s (before {rates[0] / 1e9:.1f}, after {rates[1] / 1e9:.1f})")
+    first = seconds[next(iter(seconds))]
+    for name, taken in seconds.items():
+        median, limit = statistics.median(taken), active[name] / rate
+        gain = statistics.median(base / own for base, own in zip(first, taken, strict=True))
+        print(
+            f"{name}: {options.tokens / median:.2f} tokens/s, {active[name] / options.tokens / 2**30:.2f} GiB a "
+            f"step; time / limit {median / limit:.2f}; speed / the first's {gain:.2f}"
+        )
+
+
+def active_bytes(model: Any, options: argparse.Namespace) -> int:
+    """Bytes of weights that one `generate` touches, encoder included."""
+    touched = 0
+
+    def linear(module: nn.Linear, _args: Any) -> None:
+        nonlocal touched
+        touched += module.weight.nbytes
+
+    def experts(ffn: SparseFFN, routing: Routing) -> None:
+        nonlocal touched
+        each = (ffn.fc1_weight.nbytes + ffn.fc2_weight.nbytes) // ffn.num_experts
+        touched += each * int(routing.experts.unique().numel())
+
+    with watched(model, linear, experts):
+        generate(model, options)
+    return touched
+
+
+@contextmanager
+def watched(model: Any, linear: Any, experts: Any) -> Iterator[None]:
+    """Inside, every call of a linear layer and every routing is told."""
+    handles, layers = [], []
+    for module in model.modules():
+        if isinstance(module, SparseFFN):
+            layers.append(module)
+            module.observer = lambda routing, ffn=module: experts(ffn, routing)
+        elif isinstance(module, nn.Linear) and not isinstance(module, Router):
+            handles.append(module.register_forward_pre_hook(linear))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for ffn in layers:
+            ffn.observer = None
+
+
+def generate(model: Any, options: argparse.Namespace) -> None:
+    """Decode one random sentence to a fixed length."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(10, model.config.vocab_size, (1, options.source), generator=generator)
+    with torch.inference_mode():
+        model.generate(
+            ids.to(model.device),
+            num_beams=options.beam,
+            do_sample=False,
+            min_new_tokens=options.tokens,
+            max_new_tokens=options.tokens,
+        )
+    if model.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(models: dict[str, Any], options: argparse.Namespace) -> dict[str, list[float]]:
+    """Seconds of each run, after one that warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    for run in range(options.runs + 1):
+        for name, model in models.items():
+            start = time.perf_counter()
+            generate(model, options)
+            if run:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def bandwidth(device: str) -> float:
+    """Bytes a second that a sum reads; the best of several."""
+    values = torch.ones(PROBE_BYTES // 4, device=device)
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        values.sum().item()
+        return time.perf_counter() - start
+
+    return PROBE_BYTES / min(seconds() for _ in range(8))
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("checkpoints", type=Path, nargs="+", help="the baseline first")
+    parser.add_argument("--beam", type=int, default=5)
+    parser.add_argument("--source", type=int, default=28, help="tokens of the source sentence")
+    parser.add_argument("--tokens", type=int, default=28, help="tokens that are generated")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
