@@ -6,7 +6,8 @@ import ctypes
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -30,6 +31,22 @@ def count() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def neighbours(device: str) -> int:
+    """How many of them, this one among them, share a "cpu" or a "cuda" device of this machine."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(count()))) if count() > 1 else 1
+    if device != "cuda":
+        return here
+    import torch
+
+    return -(-here // max(1, torch.cuda.device_count()))
+
+
+class StoppedError(PruneError):
+    """This process ends because the one that started it says so."""
+
+    exit_status = 128 + signal.SIGTERM
+
+
 PARENT = "PRUNECLI_PARENT"
 """The environment variable that names the process with which a step of a recipe ends."""
 
@@ -44,6 +61,9 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM))
     if str(os.getppid()) != parent:  # it ended before this
         sys.exit(128 + signal.SIGTERM)
+
+
+GOES_ON = "Mend what that one says; the same command goes on from what is finished."
 
 
 @dataclass(frozen=True)
@@ -67,6 +87,12 @@ class Place:
         """The items of this process: every n-th."""
         return items[self.rank :: self.processes]
 
+    def joined(self, done: Sequence[T]) -> list[T]:
+        """What all processes made of their shares, in the order that the items had before they were shared."""
+        parts = self.gathered(list(done))
+        total = sum(map(len, parts))
+        return [parts[number % self.processes][number // self.processes] for number in range(total)]
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the processes."""
         gathered = self.gathered(list(values))
@@ -75,6 +101,39 @@ class Place:
     def first(self, value: T) -> T:
         """The `value` of the first process, on each of them."""
         return self.gathered(value)[0]
+
+    def same(self, values: Mapping[str, Any]) -> None:
+        """Have all processes work on the same.
+
+        Args:
+            values: what the work depends on, under the names by which a message calls it.
+
+        Raises:
+            PruneError: it differs; all processes raise it.
+        """
+        found = self.gathered(dict(values))
+        differing = [name for name in values if any(one.get(name) != found[0][name] for one in found)]
+        if differing:
+            raise PruneError(
+                f"process {self.rank} of {self.processes} stops: "
+                f"they do not have the same {', '.join(differing)}",
+                "Start all with the same command, on machines with the same files.",
+            )
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Waits until all processes are through the block; where one fails, all end.
+
+        Raises:
+            PruneError: another process has failed, or ended.
+        """
+        try:
+            yield
+        except PruneError:
+            self.gathered(False)
+            raise
+        if False in self.gathered(True):
+            raise PruneError(f"process {self.rank} of {self.processes} stops: another one has failed")
 
     def gathered(self, value: T) -> list[T]:
         """The `value` of every process, on each of them; waits for all.
@@ -91,8 +150,7 @@ class Place:
             torch.distributed.all_gather_object(found, value)
         except RuntimeError as error:  # gloo's, when a connection closes
             raise PruneError(
-                f"process {self.rank} of {self.processes} stops: another one has ended",
-                "Mend what that one says; the same command goes on from what is finished.",
+                f"process {self.rank} of {self.processes} stops: another one has ended", GOES_ON
             ) from error
         return found
 
@@ -105,26 +163,83 @@ ALONE = Place()
 def together() -> Iterator[Place]:
     """Join the processes that were started together; alone, nothing is joined.
 
+    `cuda` without a number is from then on another GPU for each process of a machine, where there are as many.
+
     Raises:
         PruneError: they cannot reach each other.
+        StoppedError: this one was told to end, meanwhile.
     """
     if count() == 1:
         yield ALONE
         return
+    try:
+        import torch
+
+        group = torch.distributed
+        if group.is_initialized():
+            yield Place(group.get_rank(), group.get_world_size())
+            return
+        _join()
+        try:
+            yield Place(group.get_rank(), group.get_world_size())
+        finally:
+            group.destroy_process_group()
+    except SystemExit as end:
+        if end.code != StoppedError.exit_status:
+            raise
+        raise StoppedError(
+            f"process {rank()} of {count()} stops: it was told to, as torchrun does when another one has ended",
+            GOES_ON,
+        ) from end
+
+
+def _join() -> None:
     import torch
 
-    group = torch.distributed
-    if group.is_initialized():
-        yield Place(group.get_rank(), group.get_world_size())
-        return
     try:
-        group.init_process_group("gloo", timeout=PATIENCE)
+        _letting_signals_through(lambda: torch.distributed.init_process_group("gloo", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         raise PruneError(
             f"the {count()} processes cannot join: {' '.join(str(error).split())}",
             "Start them with torchrun --nproc-per-node N -m prunecli ….",
         ) from error
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+
+
+def _letting_signals_through(wait: Callable[[], None]) -> None:
+    """Wait in another thread: torch waits outside of Python, where no signal would be heard."""
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            wait()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="join", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if failed:
+        raise failed[0]
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """A signal that would end this process waits until the block is through: torchrun sends one to the survivors."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handlers = {
+        number: signal.signal(number, lambda found, _frame: came.append(found))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
-        yield Place(group.get_rank(), group.get_world_size())
+        yield
     finally:
-        group.destroy_process_group()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for found in came[:1]:
+            signal.raise_signal(found)

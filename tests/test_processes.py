@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prunecli.processes import ALONE, Place, count, rank, together
+from prunecli.errors import OutputError
+from prunecli.processes import ALONE, Place, count, neighbours, rank, together, undisturbed
+from tests.places import at_once
 from tests.tiny import tiny_nllb_moe
 
 
@@ -78,6 +82,81 @@ def test_shares_cover_everything_once() -> None:
     items = list(range(11))
     shares = [Place(number, 3).share(items) for number in range(3)]
     assert sorted(item for share in shares for item in share) == items
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_what_is_made_of_shares_comes_back_in_order(count: int) -> None:
+    items = list(range(7))
+    found = at_once(count, lambda place: place.joined([10 * item for item in place.share(items)]))
+    assert found == [[10 * item for item in items]] * count
+
+
+def test_processes_with_other_text_are_refused() -> None:
+    def work(place: Place) -> None:
+        place.same({"pairs": ["a-b"], "text": "other" if place.rank == 2 else "same"})
+
+    for number, error in enumerate(at_once(3, work)):
+        assert f"process {number} of 3 stops: they do not have the same text" in str(error)
+    assert at_once(3, lambda place: place.same({"text": "same"})) == [None] * 3
+
+
+def test_where_one_fails_all_end() -> None:
+    def work(place: Place) -> None:
+        with place.in_step():
+            if place.rank == 1:
+                raise OutputError("gates.json: exists already")
+
+    first, second, third = at_once(3, work)
+    assert isinstance(second, OutputError)
+    assert str(first) == "process 0 of 3 stops: another one has failed"
+    assert str(third) == "process 2 of 3 stops: another one has failed"
+
+
+def test_who_shares_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert neighbours("cpu") == neighbours("cuda") == 1
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    assert neighbours("cpu") == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert neighbours("cpu") == 4
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    assert neighbours("cuda") == 2
+
+
+def test_a_signal_waits_for_what_must_be_whole() -> None:
+    done = []
+
+    def write() -> None:
+        with undisturbed():
+            signal.raise_signal(signal.SIGINT)
+            done.append("written")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert done == ["written"]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_is_heard_while_the_others_are_waited_for(folder: Path) -> None:
+    """The other is never started: torchrun ends the one that waits, which says so."""
+    code = "from prunecli.commands.app import main; main(['collect-gates', 'm', '--data', 'data'])"
+    waiting = (
+        "import torch, sys\n"
+        "real = torch.distributed.init_process_group\n"
+        "def join(*arguments, **more):\n"
+        "    print('joining', flush=True)\n"
+        "    real(*arguments, **more)\n"
+        "torch.distributed.init_process_group = join\n"
+    )
+    first, second = start(folder, code=waiting + code)
+    second.kill()
+    assert any(line == "joining\n" for line in first.stdout)
+    time.sleep(1)  # by now torch waits, outside of Python
+    first.terminate()
+    _, err = first.communicate(timeout=20)
+    second.communicate()
+    assert first.returncode == 143
+    assert "process 0 of 2 stops: it was told to" in err
 
 
 def test_evaluate_by_two_processes_equals_one(folder: Path) -> None:

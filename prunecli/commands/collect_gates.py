@@ -5,11 +5,13 @@ from __future__ import annotations
 import enum
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.options import (
     BatchTokensOption,
@@ -85,6 +87,8 @@ def collect_gates(
 
     The file holds sums over real tokens, so files of several runs add up. An interrupted run goes on where it stopped
     when it is started again with the same arguments. A model that does not fit is run layer by layer.
+
+    Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
     from prunecli.checkpoint.documents import header, refuse_existing, write_json
     from prunecli.checkpoint.dtypes import parse_size
@@ -92,30 +96,38 @@ def collect_gates(
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import chosen_text
 
-    refuse_existing(output, force=force)
     # Huge pages, of which torch takes note at its first tensor: see modules.layerwise.machine.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     budget = None if memory is None else parse_size(memory)
-    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
-        sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
-        text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
-        text = text.first(max_sentences)
+    with processes.together() as place, ExitStack() as stack:
+        with place.in_step():
+            if place.is_first:  # which alone writes it
+                refuse_existing(output, force=force)
+            opened = stack.enter_context(open_checkpoint(console.demo_checkpoint(checkpoint)))
+            sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
+            text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
+            text = text.first(max_sentences)
 
-        from prunecli.commands.gate_run import GateRun, means_of
-        from prunecli.methods.experts.score import CollectOptions
-        from prunecli.methods.experts.statistics import FORMAT, gates_payload
-        from prunecli.modules.loading import choose_device, choose_dtype
+            from prunecli.commands.gate_run import GateRun, means_of, own_device
+            from prunecli.methods.experts.score import CollectOptions
+            from prunecli.methods.experts.statistics import FORMAT, gates_payload
+            from prunecli.modules.loading import choose_device, choose_dtype
 
-        options = CollectOptions(mode.value, beam, batch_tokens)
-        where = choose_device(device)
-        kind = choose_dtype(dtype, opened, where)
-        means = means_of(opened, options, where, kind, budget, spill_dir)
-        key = _key(opened.fingerprint, text, chosen, options, dtype)
-        run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet))
+            options = CollectOptions(mode.value, beam, batch_tokens)
+            where = own_device(choose_device(device))
+            kind = choose_dtype(dtype, opened, where)
+            key = _key(opened.fingerprint, text, chosen, options, dtype)
+        place.same({**key, "dtype": str(kind), "device": where.type, "memory": budget is None})
+        means = means_of(opened, options, where, kind, budget, spill_dir, place)
+        run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet), place)
         statistics = run.in_memory(where, kind) if means is None else run.by_layer(means)
-        payload = {**header(FORMAT, [opened], None), **gates_payload(statistics)}
-    write_json(output, payload, force=force)
-    run.forget()
+        with place.in_step():
+            if place.is_first:
+                payload = {**header(FORMAT, [opened], None), **gates_payload(statistics)}
+                write_json(output, payload, force=force)
+        run.forget()
+    if not place.is_first:
+        return
     if json:
         console.print_json({name: value for name, value in payload.items() if name != "entries"})
     elif not quiet:

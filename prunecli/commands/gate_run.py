@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.errors import PruneError, UsageError
+from prunecli.processes import neighbours
 
 if TYPE_CHECKING:
     import torch
 
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.data.parallel import ParallelText
-    from prunecli.methods.experts.layer_major import Means
-    from prunecli.methods.experts.resume import Saver
+    from prunecli.methods.experts.layer_major import Means, Work
+    from prunecli.methods.experts.layer_snapshots import Snapshots
     from prunecli.methods.experts.score import CollectOptions, State
     from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.processes import Place
     from prunecli.progress import Progress
 
 SLACK = 1.1
@@ -41,6 +43,7 @@ class GateRun:
         key: everything that the sums depend on.
         output: the result's file; what is done is kept beside it.
         progress: hears of it.
+        place: of several processes; the first writes what is done.
     """
 
     checkpoint: Checkpoint
@@ -50,6 +53,7 @@ class GateRun:
     key: Mapping[str, Any]
     output: Path
     progress: Progress
+    place: Place
 
     def in_memory(self, device: torch.device, dtype: torch.dtype) -> GateStatistics:
         """Hold the whole model."""
@@ -57,7 +61,7 @@ class GateRun:
         from prunecli.methods.experts.score import collect_gates
         from prunecli.modules.loading import load_model
 
-        with self._kept() as (state, saver):
+        with self._kept() as (state, save):
             model = load_model(self.checkpoint.path, device=device, dtype=dtype)
             return collect_gates(
                 self.checkpoint,
@@ -67,22 +71,23 @@ class GateRun:
                 self.pairs,
                 self.options,
                 state=state,
-                save=saver,
+                save=save,
                 progress=self.progress,
+                place=self.place,
             )
 
     def by_layer(self, means: Means) -> GateStatistics:
         """Hold a layer at a time."""
         from prunecli.data.tokens import load_tokenizer
         from prunecli.methods.experts.layer_major import Work, collect_gates_by_layer
-        from prunecli.methods.experts.layer_passes import Snapshots
+        from prunecli.methods.experts.layer_snapshots import Snapshots
         from prunecli.methods.experts.resume import layers_path
 
         work = Work()
-        snapshots = Snapshots(layers_path(self.output), {**self.key, "compute": str(means.dtype)})
-        with self._kept() as (state, saver):
-            if (size := snapshots.group_size(state.batches)) is not None:
-                console.note(f"Going on from {snapshots.path}: {size} batches are part of the way through.")
+        key = {**self.key, "compute": str(means.dtype)}
+        snapshots = Snapshots(layers_path(self.output, self.place), key, place=self.place)
+        with self._kept() as (state, save):
+            self._say_begun(snapshots, state)
             statistics = collect_gates_by_layer(
                 self.checkpoint,
                 load_tokenizer(self.checkpoint.path),
@@ -91,38 +96,68 @@ class GateRun:
                 self.options,
                 means,
                 state=state,
-                save=saver,
+                save=save,
                 snapshots=snapshots,
                 progress=self.progress,
                 work=work,
+                place=self.place,
             )
-        console.note(_report(work.bytes_read, work.seconds, work.readings, work.spilled_bytes))
+        console.note(_report(work, int(sum(self.place.sums([work.bytes_read])))))
         return statistics
+
+    def _say_begun(self, snapshots: Snapshots, state: State) -> None:
+        """Say what becomes of the layers that an interrupted run was through with."""
+        from prunecli.methods.experts.layer_snapshots import belongs
+        from prunecli.methods.experts.resume import layers_paths
+
+        if (size := snapshots.group_size(state.batches)) is not None:
+            console.note(f"Going on from {snapshots.path}: {size} batches are part of the way through.")
+            return
+        for path in layers_paths(self.output):
+            if belongs(path, snapshots.key, state.batches):
+                console.note(
+                    f"{path} is of a run with another number of processes, or lacks what goes with it: "
+                    "these batches begin again at the first layer."
+                )
+                return
 
     def forget(self) -> None:
         """Remove what was kept of an unfinished run."""
-        from prunecli.methods.experts.resume import layers_path, partial_path
+        from prunecli.methods.experts.resume import layers_paths, partial_path
 
-        partial_path(self.output).unlink(missing_ok=True)
-        layers_path(self.output).unlink(missing_ok=True)
+        for path in (partial_path(self.output), *layers_paths(self.output)):
+            path.unlink(missing_ok=True)
 
     @contextmanager
-    def _kept(self) -> Iterator[tuple[State, Saver]]:
+    def _kept(self) -> Iterator[tuple[State, Callable[[State], None]]]:
         """What an interrupted run left; if this one ends early, what it leaves is kept and said."""
         from prunecli.methods.experts.resume import Saver, layers_path, partial_path, read_state
 
         path = partial_path(self.output)
-        state, saver = read_state(path, self.key), Saver(path, self.key)
+        saver = Saver(path, self.key)
+        state = self.place.first(read_state(path, self.key))
         if state.batches:
             console.note(f"Going on from {path}: {state.batches} batches are done.")
+        if not self.place.is_first:
+            yield state, lambda _state: None
+            return
         try:
             yield state, saver
         except (KeyboardInterrupt, SystemExit, PruneError):
             saver.write()
-            kept = [one for one in (path, layers_path(self.output)) if one.exists()]
+            kept = [one for one in (path, layers_path(self.output, self.place)) if one.exists()]
             if kept:
                 console.note(f"Kept in {' and '.join(map(str, kept))}: the same command goes on from it.")
             raise
+
+
+def own_device(device: torch.device) -> torch.device:
+    """`cuda` by the number that this process has, of several; for threads too, whose `cuda` is the first."""
+    import torch
+
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def means_of(
@@ -132,8 +167,9 @@ def means_of(
     dtype: torch.dtype,
     memory: int | None,
     spill_directory: Path | None,
+    place: Place,
 ) -> Means | None:
-    """What a run by layers may use; None where the whole model is to be held.
+    """What a run by layers may use; None where the whole model is to be held, by all processes.
 
     Raises:
         UsageError: beam search on a model that does not fit.
@@ -142,7 +178,8 @@ def means_of(
     from prunecli.modules.layerwise.machine import free_memory
 
     if memory is None:
-        whole, free = whole_model_bytes(checkpoint, dtype), free_memory(device)
+        whole = whole_model_bytes(checkpoint, dtype)
+        free = min(place.gathered(free_memory(device) // neighbours(device.type)))
         if SLACK * whole <= free:
             return None
         said = f"takes {console.bytes_text(whole)}, {console.bytes_text(free)} are free"
@@ -158,10 +195,10 @@ def means_of(
     return Means(device, dtype, memory, spill_directory)
 
 
-def _report(bytes_read: int, seconds: float, readings: int, spilled_bytes: int) -> str:
-    rate = console.bytes_text(bytes_read / max(seconds, 1e-9))
-    times = "once" if readings == 1 else f"{readings} times"
-    spilled = f"; {console.bytes_text(spilled_bytes)} of states in a file" if spilled_bytes else ""
+def _report(work: Work, bytes_read: int) -> str:
+    rate = console.bytes_text(bytes_read / max(work.seconds, 1e-9))
+    times = "once" if work.readings == 1 else f"{work.readings} times"
+    spilled = f"; {console.bytes_text(work.spilled_bytes)} of states in a file" if work.spilled_bytes else ""
     return (
         f"Went through the layers {times}: {console.bytes_text(bytes_read)} of weights read, "
         f"{rate} a second{spilled}."

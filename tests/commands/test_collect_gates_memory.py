@@ -14,9 +14,13 @@ import torch
 
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands import gate_run
+from prunecli.commands.collect_gates import collect_gates
 from prunecli.errors import UsageError
+from prunecli.methods.experts.layer_major import whole_model_bytes
 from prunecli.methods.experts.score import CollectOptions
 from prunecli.modules.layerwise import machine
+from prunecli.processes import ALONE
+from tests.commands.calls import Result, call, refused
 from tests.tiny import tiny_nllb_moe
 
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
@@ -24,7 +28,8 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     tiny_nllb_moe(tmp_path / "model", pickled=True, shards=3)
     (tmp_path / "text").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
@@ -32,7 +37,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str) -> Result:
+    return call(collect_gates, *arguments)
+
+
+def new_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command where its memory is counted: torch is in it, and nothing of other tests."""
     command = [sys.executable, "-m", "prunecli", "collect-gates", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
@@ -45,29 +55,30 @@ def content(path: Path) -> dict[str, Any]:
 
 def test_the_file_is_the_same_but_for_the_command_line(folder: Path) -> None:
     arguments = ("model", "--data", "text", "--batch-tokens", "20")
-    assert run(folder, *arguments, "-o", "whole.json").returncode == 0
-    made = run(folder, *arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
-    assert made.returncode == 0, made.stderr
-    assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.stderr)
+    assert run(*arguments, "-o", "whole.json").status == 0
+    made = run(*arguments, "--memory", "4GiB", "--spill-dir", ".", "-o", "layers.json")
+    assert made.status == 0, made.err
+    assert re.search(r"Went through the layers once: .* of weights read, .* a second\.", made.err)
     assert content(folder / "whole.json") == content(folder / "layers.json")
     assert sorted(path.name for path in folder.iterdir()) == ["layers.json", "model", "text", "whole.json"]
 
 
-def test_on_the_bundled_demo(tmp_path: Path) -> None:
+def test_on_the_bundled_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     few = ("--max-sentences", "12")
-    assert run(tmp_path, *few, "-o", "whole.json").returncode == 0
-    assert run(tmp_path, *few, "--memory", "4GiB", "-o", "layers.json").returncode == 0
+    assert run(*few, "-o", "whole.json").status == 0
+    assert run(*few, "--memory", "4GiB", "-o", "layers.json").status == 0
     assert content(tmp_path / "whole.json") == content(tmp_path / "layers.json")
 
 
 def test_too_little_names_what_works_and_that_does(folder: Path) -> None:
-    refused = run(folder, "model", "--data", "text", "--memory", "10MiB")
-    assert refused.returncode == 2
-    named = re.search(r"--memory 10MiB is too little: the smallest that works is ([\d.]+)MiB", refused.stderr)
+    said = new_process(folder, "model", "--data", "text", "--memory", "10MiB")
+    assert said.returncode == 2
+    named = re.search(r"--memory 10MiB is too little: the smallest that works is ([\d.]+)MiB", said.stderr)
     assert named
-    assert "Traceback" not in refused.stderr
+    assert "Traceback" not in said.stderr
     enough = f"{float(named[1]) + 32}MiB"  # a process is never twice of the same size
-    assert run(folder, "model", "--data", "text", "--memory", enough).returncode == 0
+    assert new_process(folder, "model", "--data", "text", "--memory", enough).returncode == 0
 
 
 MEASURED = """
@@ -84,7 +95,7 @@ finally:
 def test_the_whole_process_stays_within_it(folder: Path) -> None:
     tiny_nllb_moe(folder / "wide", d_model=256, ffn=1024, experts=48, dtype="F16")  # 400 MB in float32
     arguments = ("collect-gates", "wide", "--data", "text")
-    named = re.search(r"works is ([\d.]+)MiB", run(folder, *arguments[1:], "--memory", "1MiB").stderr)
+    named = re.search(r"works is ([\d.]+)MiB", new_process(folder, *arguments[1:], "--memory", "1MiB").stderr)
     assert named
     budget = int(float(named[1])) + 32
     command = [sys.executable, "-c", MEASURED, *arguments, "--memory", f"{budget}MiB"]
@@ -105,26 +116,20 @@ def test_the_whole_process_stays_within_it(folder: Path) -> None:
     ],
 )
 def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], said: str, status: int) -> None:
-    made = run(folder, "model", "--data", "text", *arguments)
-    assert said in made.stderr
-    assert made.returncode == status
-    assert "Traceback" not in made.stderr
+    refused(run("model", "--data", "text", *arguments), said, status)
     assert not (folder / "gates.json").exists()
 
 
 def test_a_shard_that_is_cut_short(folder: Path) -> None:
     shard = sorted((folder / "model").glob("*.bin"))[1]
     shard.write_bytes(shard.read_bytes()[:-2000])
-    made = run(folder, "model", "--data", "text", "--memory", "4GiB")
-    assert made.returncode == 1
-    assert shard.name in made.stderr
-    assert "Traceback" not in made.stderr
+    refused(run("model", "--data", "text", "--memory", "4GiB"), shard.name, 1)
 
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch, mode: Any = "forced") -> Any:
     monkeypatch.setattr(machine, "free_memory", lambda _device: free)
     with open_checkpoint(folder / "model") as checkpoint:
-        return gate_run.means_of(checkpoint, CollectOptions(mode), CPU, torch.float32, None, None)
+        return gate_run.means_of(checkpoint, CollectOptions(mode), CPU, torch.float32, None, None, ALONE)
 
 
 def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +141,15 @@ def test_one_that_does_not_is_run_by_layers(
 ) -> None:
     assert chosen(folder, 10_000, monkeypatch).memory == 8_000
     assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
+
+
+def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert chosen(folder, 10_000, monkeypatch).memory == 4_000
+    free = whole_model_bytes(open_checkpoint(folder / "model"), torch.float32) * 3 // 2
+    assert chosen(folder, free, monkeypatch) is not None
+    assert chosen(folder, 2 * free, monkeypatch) is None
 
 
 def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

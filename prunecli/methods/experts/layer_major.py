@@ -1,14 +1,16 @@
 """Gate statistics of a model that does not fit in memory: the whole text goes through one layer after another.
 
 Batches, and the order in which their sums are added, are those of `score`: the statistics are the same to the last bit.
+Several processes share the batches and go through the layers in step, each reading the weights for itself.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,29 +21,21 @@ from prunecli.checkpoint.dtypes import parse_dtype
 from prunecli.checkpoint.layout import sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.data.parallel import ParallelText
-from prunecli.errors import OutputError, UsageError
+from prunecli.errors import UsageError
+from prunecli.methods.experts.batches import Pair, batches_of
 from prunecli.methods.experts.fit import weight_bytes
-from prunecli.methods.experts.layer_passes import Passes, Snapshots, steps
+from prunecli.methods.experts.layer_groups import Group, Room
+from prunecli.methods.experts.layer_passes import Passes, steps
+from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import (
-    Batch,
     CollectOptions,
-    Pair,
     State,
-    batches_of,
     check_languages,
     recording,
     statistics_of,
 )
 from prunecli.methods.experts.statistics import GateStatistics
-from prunecli.modules.layerwise.budget import (
-    Demand,
-    Plan,
-    Shape,
-    activation_bytes,
-    plan_memory,
-    size_text,
-    state_bytes,
-)
+from prunecli.modules.layerwise.budget import Demand, Shape
 from prunecli.modules.layerwise.machine import (
     available_memory,
     disk_room,
@@ -54,6 +48,7 @@ from prunecli.modules.layerwise.parts import Skeleton, fill_resident, make_skele
 from prunecli.modules.layerwise.reading import Reader
 from prunecli.modules.layerwise.running import LayerMajor
 from prunecli.modules.layerwise.states import States
+from prunecli.processes import ALONE, Place, neighbours
 from prunecli.progress import Progress, silent
 
 MARGIN = 32 << 20
@@ -67,7 +62,7 @@ class Means:
     Attributes:
         device: to compute on.
         dtype: to compute in.
-        memory: bytes, of the whole process on a CPU, of the device else.
+        memory: bytes, of the whole process on a CPU, of the device else; of several processes, for each.
         spill_directory: for the states that find no room in memory; None: the system's folder for temporary files.
     """
 
@@ -107,6 +102,7 @@ def collect_gates_by_layer(
     snapshots: Snapshots | None = None,
     progress: Progress = silent,
     work: Work | None = None,
+    place: Place = ALONE,
 ) -> GateStatistics:
     """As `score.collect_gates`, in forced mode, with the weights read as they are needed.
 
@@ -118,6 +114,7 @@ def collect_gates_by_layer(
         save: called with the state after every such group of batches.
         snapshots: where the states are kept after a layer, to go on from.
         work: is kept up to date.
+        place: all of them call this, with the same state, and have the same result.
 
     Raises:
         UnsupportedModelError: the model has no experts.
@@ -125,6 +122,7 @@ def collect_gates_by_layer(
         DataError: a language that the tokenizer lacks.
         CheckpointError: weights that cannot be read.
         OutputError: no room for the states.
+        PruneError: another process has ended.
     """
     if options.mode != "forced":
         raise UsageError(
@@ -137,24 +135,15 @@ def collect_gates_by_layer(
     if means.device.type == "cpu":
         map_large_blocks()
     skeleton = make_skeleton(checkpoint, means.device, means.dtype)
-    run = _Run(checkpoint, skeleton, tokenizer, means, progress, work)
+    room = room_for(checkpoint, skeleton, means, place)
+    run = _Run(checkpoint, skeleton, tokenizer, means, progress, work, room, place)
     batches = batches_of(skeleton.model, tokenizer, text, pairs, options.batch_tokens)
-    left = (batch for number, batch in enumerate(batches) if number >= state.batches)
     # A group that was begun is gone on with as it was cut then, whatever the memory is now.
     begun = snapshots.group_size(state.batches) if snapshots else None
-    for group in run.groups(left, begun):
+    for group in run.room.groups(islice(batches, state.batches, None), begun):
         state = run.through(group, state, snapshots)
         save(state)
     return statistics_of(checkpoint, options, state, pairs)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Batches that go through the layers together, and how memory is used meanwhile."""
-
-    batches: list[Batch]
-    plan: Plan
-    states: int
 
 
 @dataclass
@@ -167,44 +156,11 @@ class _Run:
     means: Means
     progress: Progress
     work: Work
-    shape: Shape = field(init=False)
-    process: int = field(init=False)
+    room: Room
+    place: Place
     filled: bool = False
 
-    def __post_init__(self) -> None:
-        self.shape = shape_of(self.checkpoint, self.skeleton, self.means.dtype)
-        self.process = resident_now() if self.means.device.type == "cpu" else 0
-
-    def groups(self, batches: Iterable[Batch], first: int | None) -> Iterator[_Group]:
-        """Cut the batches where memory and disk are full; the first group has `first` batches where that is given."""
-        disk = disk_room(self.means.spill_directory)
-        found: list[Batch] = []
-        activations = encoder = decoder = 0
-        plan: Plan | None = None
-        for batch in batches:
-            wider = max(activations, self._activations(batch))
-            more_encoder, more_decoder = self._states(batch)
-            wanted = plan_memory(self.means.memory, self._demand(wider))
-            room = self._room(wanted) + disk
-            full = max(encoder + more_encoder, decoder + more_decoder) > room
-            if plan is not None and found and (full if first is None else len(found) == first):
-                yield _Group(found, plan, max(encoder, decoder))
-                first = None
-                found, encoder, decoder, wider = [], 0, 0, self._activations(batch)
-                wanted = plan_memory(self.means.memory, self._demand(wider))
-            found.append(batch)
-            activations, plan = wider, wanted
-            encoder, decoder = encoder + more_encoder, decoder + more_decoder
-            if len(found) == 1 and max(encoder, decoder) > self._room(plan) + disk:
-                raise OutputError(
-                    f"{spill_directory(self.means.spill_directory)}: no room for the states of one batch "
-                    f"({size_text(max(encoder, decoder))})",
-                    "Name a --spill-dir with more room, give more --memory, or a smaller --batch-tokens.",
-                )
-        if found and plan is not None:
-            yield _Group(found, plan, max(encoder, decoder))
-
-    def through(self, group: _Group, state: State, snapshots: Snapshots | None) -> State:
+    def through(self, group: Group, state: State, snapshots: Snapshots | None) -> State:
         """All layers with one group; returns the state after it."""
         start = time.monotonic()
         if not self.filled:
@@ -213,14 +169,15 @@ class _Run:
                 self.checkpoint.info(place.name).nbytes for place in self.skeleton.resident
             )
             self.filled = True
-        room = min(self._room(group.plan), 3 * group.states + (1 << 20))
+        memory = min(self.room.in_memory(group.plan), 3 * group.states + (1 << 20))
         model, layers = self.skeleton.model, sparse_layers(self.checkpoint)
-        total = steps(self.skeleton.stages, group.batches)
+        mine = self.place.share(group.batches)
+        total = steps(self.skeleton.stages, mine)
         with (
             torch.inference_mode(),
             recording(model, layers) as recorder,
             self.progress("collecting gates, layer by layer", total, "batches x layers") as advance,
-            States(room, self.means.spill_directory) as states,
+            States(memory, self.means.spill_directory) as states,
             Reader(
                 self.checkpoint, group.plan.buffers, self.skeleton.widest_bytes, self.means.device
             ) as reader,
@@ -232,9 +189,10 @@ class _Run:
                 recorder,
                 int(self.tokenizer.pad_token_id),
                 advance,
+                self.place,
             )
             try:
-                sums = passes.run(group.batches, state, snapshots)
+                sums = passes.run(mine, state, len(group.batches), snapshots)
             finally:
                 self.work.bytes_read += reader.bytes_read
                 self.work.spilled_bytes = max(self.work.spilled_bytes, states.spilled_bytes)
@@ -242,35 +200,37 @@ class _Run:
                 self.work.seconds += time.monotonic() - start
         return State(state.batches + len(group.batches), sums)
 
-    def _demand(self, activations: int) -> Demand:
-        return Demand(self.process, self.skeleton.resident_bytes, self.skeleton.widest_bytes, activations)
-
-    def _room(self, plan: Plan) -> int:
-        """Bytes of states that may be held in memory."""
-        return plan.states if self.means.device.type == "cpu" else available_memory() // 2
-
-    def _make_room(self, group: _Group) -> Callable[[], None]:
+    def _make_room(self, group: Group) -> Callable[[], None]:
         if self.means.device.type != "cpu":
             return lambda: None
-        activations = max(map(self._activations, group.batches))
+        activations = self.room.activations(group.batches)
         return partial(keep_below, self.means.memory - activations - MARGIN)
 
-    def _activations(self, batch: Batch) -> int:
-        sources = max(map(len, batch.sources))
-        targets = [max(map(len, labels)) for labels in batch.targets.values()]
-        return max(
-            activation_bytes(self.shape, len(batch.sources), length, sources)
-            for length in (sources, *targets)
+
+def room_for(checkpoint: Checkpoint, skeleton: Skeleton, means: Means, place: Place = ALONE) -> Room:
+    """What the run may use, the least of what the processes find.
+
+    Raises:
+        OutputError: no such spill directory.
+    """
+    on_cpu = means.device.type == "cpu"
+    with place.in_step():
+        found = (
+            resident_now() if on_cpu else 0,
+            disk_room(means.spill_directory) // neighbours("cpu"),
+            available_memory() // 2 // neighbours("cpu"),
+            means.memory,
         )
-
-    def _states(self, batch: Batch) -> tuple[int, int]:
-        """Bytes of states while the encoder runs, and while the decoder does (with the encoder's output)."""
-
-        def held(rows: Sequence[Sequence[int]]) -> int:
-            return state_bytes(self.shape, len(rows) * max(map(len, rows)), sum(map(len, rows)))
-
-        output = len(batch.sources) * max(map(len, batch.sources)) * self.shape.d_model * self.shape.itemsize
-        return held(batch.sources) + output, output + sum(map(held, batch.targets.values()))
+    process, disk, host, memory = zip(*place.gathered(found), strict=True)
+    return Room(
+        memory=min(memory),
+        states=None if on_cpu else min(host),
+        disk=min(disk),
+        directory=spill_directory(means.spill_directory),
+        demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
+        shape=shape_of(checkpoint, skeleton, means.dtype),
+        processes=place.processes,
+    )
 
 
 def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,53 +12,14 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.data.batching import pad
-from prunecli.methods.experts.score import Batch, Pair, Recorder, State, force
+from prunecli.methods.experts.batches import Batch, Pair
+from prunecli.methods.experts.layer_snapshots import Snapshots
+from prunecli.methods.experts.score import Recorder, State, force
 from prunecli.methods.experts.statistics import ANY, SUMS, GateSums
 from prunecli.modules.layerwise.parts import Skeleton, Stage
-from prunecli.modules.layerwise.running import Begun, LayerMajor
-from prunecli.modules.layerwise.snapshot import read_header, read_snapshot, write_snapshot
+from prunecli.modules.layerwise.running import Begun, LayerMajor, Pass
 from prunecli.modules.layerwise.states import Held, States
-
-SNAPSHOT_EVERY_S = 60.0
-
-
-@dataclass
-class Snapshots:
-    """The states of a group after its last finished layer, in a file.
-
-    Attributes:
-        path: of the file.
-        key: of the run: a file with another one is not gone on from.
-        every_s: seconds between two.
-    """
-
-    path: Path
-    key: Mapping[str, Any]
-    every_s: float = SNAPSHOT_EVERY_S
-    written: float = field(default_factory=time.monotonic)
-
-    def group_size(self, batches: int) -> int | None:
-        """How many batches the group has that was begun after so many `batches`; None: there is none."""
-        found = self.header(batches)
-        return None if found is None else int(found["group"])
-
-    def header(self, batches: int) -> dict[str, Any] | None:
-        """What is known of the group that was begun after so many `batches`."""
-        found = read_header(self.path)
-        if found is None or found.get("key") != json.loads(json.dumps(self.key)):
-            return None
-        return found if found.get("batches") == batches else None
-
-    def read(self, states: States) -> dict[str, Any]:
-        """The trees of the file, their tensors now in `states`."""
-        found: dict[str, Any] = read_snapshot(self.path, states)
-        return found
-
-    def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: States) -> None:
-        """Replace the file, if the last one is old enough."""
-        if time.monotonic() - self.written >= self.every_s:
-            write_snapshot(self.path, {"key": dict(self.key), **header}, dict(tree), states)
-            self.written = time.monotonic()
+from prunecli.processes import ALONE, Place
 
 
 @dataclass
@@ -75,6 +33,7 @@ class Passes:
         recorder: observes its sparse layers.
         pad_id: of the tokenizer.
         advance: is told of each batch that is through a layer.
+        place: of several processes, each with batches of its own: they add up after every sparse layer.
     """
 
     layers: LayerMajor
@@ -83,11 +42,19 @@ class Passes:
     recorder: Recorder
     pad_id: int
     advance: Callable[[float], None]
+    place: Place = ALONE
 
     def run(
-        self, batches: Sequence[Batch], state: State, snapshots: Snapshots | None
+        self, batches: Sequence[Batch], state: State, group: int, snapshots: Snapshots | None
     ) -> dict[Pair, GateSums]:
-        """Encoder, then decoder; returns `state`'s sums with those of `batches`."""
+        """Encoder, then decoder; returns `state`'s sums with those of the group.
+
+        Args:
+            batches: those of the group that this process has.
+            state: before the group.
+            group: batches of all processes.
+            snapshots: of the group.
+        """
         sums = dict(state.sums)
         encoded: list[Held] = []
         begun: Begun | None = None
@@ -102,40 +69,71 @@ class Passes:
             begun = Begun(int(header["stage"]), tree["outputs"])
             self.advance(steps(self.skeleton.stages[: begun.stage + 1], batches))
 
-        def keep(side: Side, begun: Begun) -> None:
-            if snapshots is not None:
-                header = {
-                    "batches": state.batches,
-                    "group": len(batches),
-                    "side": side,
-                    "stage": begun.stage,
-                    "pairs": list(sums),
-                }
-                arrays = [
-                    [torch.from_numpy(getattr(entry, name)) for name in SUMS] for entry in sums.values()
-                ]
-                tree = {"outputs": begun.outputs, "encoded": encoded, "sums": arrays}
-                snapshots.write(header, tree, self.states)
+        def layer_done(side: Side, found: list[dict[Pair, GateSums]], begun: Begun) -> None:
+            self._add(sums, found, begun.stage)
+            if snapshots is None or not snapshots.due():
+                return
+            header = {
+                "batches": state.batches,
+                "group": group,
+                "side": side,
+                "stage": begun.stage,
+                "pairs": list(sums),
+            }
+            arrays = [[torch.from_numpy(getattr(entry, name)) for name in SUMS] for entry in sums.values()]
+            tree = {"outputs": begun.outputs, "encoded": encoded, "sums": arrays}
+            snapshots.write(header, tree, self.states)
 
         if side == "encoder":
-            self.layers.run(
+            found: list[dict[Pair, GateSums]] = [{} for _ in batches]
+            self._run(
                 [partial(self._encoder, batch) for batch in batches],
-                sides=("encoder",),
+                "encoder",
+                [(number, (batch.source, ANY)) for number, batch in enumerate(batches)],
+                found,
+                begun,
+                partial(layer_done, "encoder", found),
                 finish=lambda _number, output: encoded.append(self.states.put(output)),
-                after=self._adding(sums, [(batch.source, ANY) for batch in batches]),
-                begun=begun,
-                layer_done=partial(keep, "encoder"),
             )
             begun = None
+        found = [{} for _ in batches]
         passes = [(number, target) for number, batch in enumerate(batches) for target in batch.targets]
-        self.layers.run(
+        self._run(
             [partial(self._decoder, batches[number], target, encoded[number]) for number, target in passes],
-            sides=("decoder",),
-            after=self._adding(sums, [(batches[number].source, target) for number, target in passes]),
-            begun=begun,
-            layer_done=partial(keep, "decoder"),
+            "decoder",
+            [(number, (batches[number].source, target)) for number, target in passes],
+            found,
+            begun,
+            partial(layer_done, "decoder", found),
         )
         return sums
+
+    def _run(
+        self,
+        passes: Sequence[Pass],
+        side: Side,
+        keys: Sequence[tuple[int, Pair]],
+        found: list[dict[Pair, GateSums]],
+        begun: Begun | None,
+        layer_done: Callable[[Begun], None],
+        finish: Callable[[int, Any], None] = lambda _number, _output: None,
+    ) -> None:
+        """The passes through one side; what a sparse layer routed of one is put in `found` under its batch and key."""
+
+        def after(stage: Stage, number: int) -> None:
+            if stage.sparse is not None:
+                batch, key = keys[number]
+                found[batch][key] = self.recorder.take().layer(self.recorder.position(stage.sparse))
+            self.advance(1)
+
+        if passes:
+            self.layers.run(
+                passes, sides=(side,), finish=finish, after=after, begun=begun, layer_done=layer_done
+            )
+            return
+        for index, stage in enumerate(self.skeleton.stages):  # nothing for this process: it keeps step
+            if stage.side == side and index > (-1 if begun is None else begun.stage):
+                layer_done(Begun(index, []))
 
     def _masked(self, batch: Batch) -> tuple[Tensor, Tensor]:
         ids, mask = pad(batch.sources, self.pad_id)
@@ -149,16 +147,16 @@ class Passes:
         output = self.states.get(encoded).to(self.skeleton.device)
         force(self.skeleton.model, batch.targets[target], self.pad_id, output, self._masked(batch)[1])
 
-    def _adding(self, sums: dict[Pair, GateSums], keys: Sequence[Pair]) -> Callable[[Stage, int], None]:
-        """Adds what a sparse layer routed of a pass to the sums under its key."""
-
-        def add(stage: Stage, number: int) -> None:
-            if stage.ffn is not None:
-                key, found = keys[number], self.recorder.take()
-                sums[key] = sums[key] + found if key in sums else found
-            self.advance(1)
-
-        return add
+    def _add(self, sums: dict[Pair, GateSums], found: list[dict[Pair, GateSums]], stage: int) -> None:
+        """Add what the layer routed of the batches of all processes, in the order of the batches."""
+        layer = self.skeleton.stages[stage].sparse
+        if layer is None:
+            return
+        position = self.recorder.position(layer)
+        for batch in self.place.joined(found):
+            for key, one in batch.items():
+                before = sums[key] if key in sums else self.recorder.nothing()
+                sums[key] = before.plus_layer(position, one)
 
 
 def steps(stages: Sequence[Stage], batches: Sequence[Batch]) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from prunecli.checkpoint.documents import write_json
 from prunecli.methods.experts.score import State
 from prunecli.methods.experts.statistics import COUNTS, SUMS, GateSums
+from prunecli.processes import ALONE, Place, undisturbed
 
 SAVE_EVERY_S = 20.0
 
@@ -22,9 +23,16 @@ def partial_path(output: Path) -> Path:
     return output.with_name(f".{output.name}.partial")
 
 
-def layers_path(output: Path) -> Path:
-    """Where a run by layers keeps the batches' states for the result `output`."""
-    return output.with_name(f".{output.name}.layers")
+def layers_path(output: Path, place: Place = ALONE) -> Path:
+    """Where a process of a run by layers keeps its batches' states for the result `output`."""
+    whose = "" if place.processes == 1 else f".{place.rank}of{place.processes}"
+    return output.with_name(f".{output.name}.layers{whose}")
+
+
+def layers_paths(output: Path) -> list[Path]:
+    """What runs by layers have left beside `output` here, with however many processes."""
+    name = layers_path(output).name
+    return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
 
 
 def read_state(path: Path, key: Mapping[str, Any]) -> State:
@@ -71,5 +79,6 @@ class Saver:
     def write(self) -> None:
         """Write the last state, if there is one."""
         if self.last is not None:
-            write_state(self._path, self._key, self.last)
+            with undisturbed():
+                write_state(self._path, self._key, self.last)
             self._written = self._clock()

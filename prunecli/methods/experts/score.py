@@ -1,15 +1,16 @@
 """Measure: gate statistics of a mixture-of-experts translation model (2212.09811, 4.1-4.2).
 
 Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums go batch by
-batch into `State`, a value that can be saved and continued with the same result to the last bit.
+batch into `State`, a value that can be saved and continued with the same result to the last bit. Several processes
+share the batches, whose sums are added in the same order all the same: how many they are changes no bit either.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -18,20 +19,21 @@ from torch import Tensor
 
 from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.batching import length_bucketed, pad
+from prunecli.data.batching import pad
 from prunecli.data.lengths import length_limit
 from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.tokens import encode, language_id
+from prunecli.data.tokens import language_id
 from prunecli.errors import StatisticsError
+from prunecli.methods.experts.batches import Batch, Pair, batches_of, chunks
 from prunecli.methods.experts.beams import live_beams
 from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
+from prunecli.processes import ALONE, Place
 from prunecli.progress import Progress, silent
 
-Pair = tuple[str, str]
-Ids = Sequence[int]
-"""Token ids of a sentence; arrays, since a text in many languages is held as a whole."""
+BATCHES_APART = 4
+"""Batches of each of several processes from one adding up to the next, at which they wait for the slowest."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +64,6 @@ class State:
     sums: Mapping[Pair, GateSums] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Sentences of one source, to be decoded into every target; `targets[language][sentence]` are label ids."""
-
-    source: str
-    sources: Sequence[Ids]
-    targets: Mapping[str, Sequence[Ids]]
-
-
 def collect_gates(
     checkpoint: Checkpoint,
     model: Any,
@@ -82,6 +75,7 @@ def collect_gates(
     state: State = State(),
     save: Callable[[State], None] = lambda _state: None,
     progress: Progress = silent,
+    place: Place = ALONE,
 ) -> GateStatistics:
     """Run `model` over the text of `pairs` and sum what its routers do.
 
@@ -91,11 +85,13 @@ def collect_gates(
     Args:
         model: what `load_model` made of `checkpoint`.
         state: of an interrupted run with the same arguments, to go on from.
-        save: called with the state after every batch.
+        save: called with the state after every batch; of several processes, after a few of each.
+        place: all of them call this, with the same state, and have the same result.
 
     Raises:
         UnsupportedModelError: the model has no experts.
         DataError: a language that the tokenizer lacks.
+        PruneError: another process has ended.
     """
     layers = sparse_layers(checkpoint)
     check_languages(tokenizer, pairs)
@@ -106,18 +102,28 @@ def collect_gates(
         recording(model, layers) as recorder,
         progress("collecting gates", total, unit) as advance,
     ):
-        for number, batch in enumerate(batches_of(model, tokenizer, text, pairs, options.batch_tokens)):
-            if number >= state.batches:
-                found = _run(model, tokenizer, batch, recorder, options)
-                sums = {
-                    key: state.sums[key] + value if key in state.sums else value
-                    for key, value in found.items()
-                }
-                # One assignment: an interrupt finds the state before the batch or after it, never between.
-                state = State(number + 1, {**state.sums, **sums})
-                save(state)
-            advance(len(batch.sources) * len(batch.targets))
+        batches = batches_of(model, tokenizer, text, pairs, options.batch_tokens)
+        for batch in islice(batches, state.batches):
+            advance(batch.sentences)
+        for chunk in chunks(batches, 1 if place.processes == 1 else BATCHES_APART * place.processes):
+            found = []
+            for batch in place.share(chunk):
+                found.append(_run(model, tokenizer, batch, recorder, options))
+                advance(batch.sentences)
+            # One assignment: an interrupt finds the state before these batches or after them, never between.
+            state = _added(state, place.joined(found))
+            save(state)
+            advance(sum(one.sentences for one in chunk) - sum(one.sentences for one in place.share(chunk)))
     return statistics_of(checkpoint, options, state, pairs)
+
+
+def _added(state: State, found: Sequence[Mapping[Pair, GateSums]]) -> State:
+    """The state after more batches."""
+    sums = dict(state.sums)
+    for batch in found:
+        for key, value in batch.items():
+            sums[key] = sums[key] + value if key in sums else value
+    return State(state.batches + len(found), sums)
 
 
 def check_languages(tokenizer: Any, pairs: Sequence[Pair]) -> None:
@@ -155,32 +161,6 @@ def statistics_of(
         top_k=int(family.top_k or 1),
         entries={pair_name(*pair): state.sums[pair[0], ANY] + state.sums[pair] for pair in pairs},
     )
-
-
-def batches_of(
-    model: Any, tokenizer: Any, text: ParallelText, pairs: Sequence[Pair], batch_tokens: int
-) -> Iterator[Batch]:
-    """Every batch, in an order that is a function of the arguments."""
-    longest = model.config.max_position_embeddings - 1
-    rows: dict[str, list[Ids]] = {}  # as targets, in which languages are met again for each source
-
-    def labels_of(language: str) -> list[Ids]:
-        if language not in rows:
-            found = encode(tokenizer, text.sentences[language], language, as_target=True, max_length=longest)
-            rows[language] = [array("i", ids) for ids in found]
-        return rows[language]
-
-    for source in dict.fromkeys(pair[0] for pair in pairs):
-        found = encode(tokenizer, text.sentences[source], source, max_length=longest)
-        sources = [array("i", ids) for ids in found]
-        labels = {target: labels_of(target) for name, target in pairs if name == source}
-        lengths = [(len(ids), max(len(rows[i]) for rows in labels.values())) for i, ids in enumerate(sources)]
-        for batch in length_bucketed(lengths, batch_tokens):
-            yield Batch(
-                source,
-                [sources[i] for i in batch],
-                {target: [rows[i] for i in batch] for target, rows in labels.items()},
-            )
 
 
 def _run(
@@ -269,7 +249,7 @@ class Recorder:
 
     def take(self) -> GateSums:
         """The sums since the last call, in original expert ids."""
-        taken = GateSums.zeros(len(self._layers), self._layers[0].original_experts)
+        taken = self.nothing()
         for index, (tokens, gate_sum, top1, conf1, top2, conf2) in self._sums.items():
             ids = np.asarray(self._layers[index].experts)
             taken.tokens[index] = int(tokens)
@@ -278,6 +258,14 @@ class Recorder:
                 getattr(taken, name)[index, ids] = named[name].cpu().numpy()
         self._sums = {}
         return taken
+
+    def nothing(self) -> GateSums:
+        """What `take` gives where nothing was routed."""
+        return GateSums.zeros(len(self._layers), self._layers[0].original_experts)
+
+    def position(self, layer: SparseLayer) -> int:
+        """Where in the sums a layer stands."""
+        return [one.name for one in self._layers].index(layer.name)
 
 
 @contextmanager

@@ -57,6 +57,17 @@ class GateSums:
     def __add__(self, other: GateSums) -> GateSums:
         return GateSums(*(getattr(self, name) + getattr(other, name) for name in SUMS))
 
+    def layer(self, index: int) -> GateSums:
+        """Those of one layer: `[1]` and `[1, experts]`."""
+        return GateSums(*(getattr(self, name)[index : index + 1] for name in SUMS))
+
+    def plus_layer(self, index: int, one: GateSums) -> GateSums:
+        """With those of one layer added to it."""
+        made = GateSums(*(getattr(self, name).copy() for name in SUMS))
+        for name in SUMS:
+            getattr(made, name)[index] += getattr(one, name)[0]
+        return made
+
     @classmethod
     def zeros(cls, layers: int, experts: int) -> GateSums:
         """No tokens yet: integer counts, float64 sums."""

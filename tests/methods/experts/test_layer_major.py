@@ -15,8 +15,9 @@ from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.methods.experts import layer_major
+from prunecli.methods.experts.layer_groups import Room
 from prunecli.methods.experts.layer_major import Means, Work, collect_gates_by_layer
-from prunecli.methods.experts.layer_passes import Snapshots
+from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import SUMS, GateStatistics
@@ -95,7 +96,7 @@ def test_pickled_shards(tmp_path: Path) -> None:
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
     """Have so much room for states, in memory and on the disk, whatever this process takes."""
-    monkeypatch.setattr(layer_major._Run, "_room", lambda _self, _plan: memory)
+    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(layer_major, "disk_room", lambda _directory: disk)
 
 

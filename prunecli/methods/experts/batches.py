@@ -1,0 +1,64 @@
+"""The batches that gate statistics are collected from, and how several processes share them."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from prunecli.data.batching import length_bucketed
+from prunecli.data.parallel import ParallelText
+from prunecli.data.tokens import encode
+
+Pair = tuple[str, str]
+Ids = Sequence[int]
+"""Token ids of a sentence; arrays, since a text in many languages is held as a whole."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sentences of one source, to be decoded into every target; `targets[language][sentence]` are label ids."""
+
+    source: str
+    sources: Sequence[Ids]
+    targets: Mapping[str, Sequence[Ids]]
+
+    @property
+    def sentences(self) -> int:
+        """To be decoded: those of all targets."""
+        return len(self.sources) * len(self.targets)
+
+
+def batches_of(
+    model: Any, tokenizer: Any, text: ParallelText, pairs: Sequence[Pair], batch_tokens: int
+) -> Iterator[Batch]:
+    """Every batch, in an order that is a function of the arguments."""
+    longest = model.config.max_position_embeddings - 1
+    rows: dict[str, list[Ids]] = {}  # as targets, in which languages are met again for each source
+
+    def labels_of(language: str) -> list[Ids]:
+        if language not in rows:
+            found = encode(tokenizer, text.sentences[language], language, as_target=True, max_length=longest)
+            rows[language] = [array("i", ids) for ids in found]
+        return rows[language]
+
+    for source in dict.fromkeys(pair[0] for pair in pairs):
+        found = encode(tokenizer, text.sentences[source], source, max_length=longest)
+        sources = [array("i", ids) for ids in found]
+        labels = {target: labels_of(target) for name, target in pairs if name == source}
+        lengths = [(len(ids), max(len(rows[i]) for rows in labels.values())) for i, ids in enumerate(sources)]
+        for batch in length_bucketed(lengths, batch_tokens):
+            yield Batch(
+                source,
+                [sources[i] for i in batch],
+                {target: [rows[i] for i in batch] for target, rows in labels.items()},
+            )
+
+
+def chunks(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
+    """So many batches at a time; the last time what is left."""
+    left = iter(batches)
+    while chunk := list(islice(left, size)):
+        yield chunk

@@ -1,0 +1,192 @@
+"""`collect-gates` by several processes, as torchrun starts them: equal to one, and its bad endings."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.commands.collect_gates import collect_gates
+from tests.commands.calls import call
+from tests.tiny import tiny_nllb_moe
+
+LINES = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+ARGUMENTS = ("model", "--data", "data", "--langs", "eng_Latn,fra_Latn", "--batch-tokens", "16")
+DRIVER = """
+import os, signal, sys, time
+from pathlib import Path
+
+from prunecli.methods.experts import layer_passes, layer_snapshots, resume, score
+
+resume.SAVE_EVERY_S = 0.0
+layer_snapshots.Snapshots.due = lambda self: True
+score.BATCHES_APART = 1
+what, rank, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+def act():
+    global calls
+    calls -= 1
+    if calls != 0 or os.environ["RANK"] != rank:
+        return
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "fail":
+        raise RuntimeError("a bug")
+    Path("waiting").touch()
+    time.sleep(60)
+
+def watched(real):
+    def run(*arguments, **more):
+        act()
+        return real(*arguments, **more)
+    return run
+
+score._run = watched(score._run)
+layer_passes.Passes._add = watched(layer_passes.Passes._add)
+
+from prunecli.commands.app import main
+main(sys.argv[4:])
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tiny_nllb_moe(tmp_path / "model", experts=16)
+    (tmp_path / "data").mkdir()
+    for language in ("eng_Latn", "fra_Latn"):
+        (tmp_path / "data" / f"val.{language}").write_text("".join(f"{line}\n" for line in LINES))
+    (tmp_path / "driver.py").write_text(DRIVER)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Two processes, as torchrun starts them."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    return subprocess.Popen(
+        [sys.executable, *TORCHRUN, *arguments],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def alone(*more: str) -> str:
+    """The same by one process, with as many threads; what it said."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        result = call(collect_gates, *ARGUMENTS, *more)
+    finally:
+        torch.set_num_threads(threads)
+    assert result.status == 0, result.err
+    return result.err
+
+
+def assert_same(path: Path) -> None:
+    """The file is that of one process, which had nothing to go on from."""
+    assert "Going on" not in alone("-o", "one.json")
+    assert content(path) == content(path.with_name("one.json"))
+
+
+def content(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    found.pop("command")
+    return found
+
+
+def left(folder: Path) -> list[str]:
+    known = {"model", "data", "driver.py", "waiting"}
+    return sorted(path.name for path in folder.iterdir() if path.name not in known)
+
+
+def test_two_processes_equal_one(folder: Path) -> None:
+    status, out, err = run(folder, "-m", "prunecli", "collect-gates", *ARGUMENTS)
+    assert status == 0, err
+    assert out.count("eng_Latn-fra_Latn") == 1  # the first alone speaks
+    assert err.count("Written to gates.json.") == 1
+    assert left(folder) == ["gates.json"]
+    assert_same(folder / "gates.json")
+
+
+def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder: Path) -> None:
+    status, out, err = run(folder, "driver.py", "kill", "1", "3", "collect-gates", *ARGUMENTS)
+    assert (status, out) == (1, "")
+    assert "process 0 of 2 stops: " in err
+    assert "Kept in .gates.json.partial: the same command goes on from it." in err
+    assert left(folder) == [".gates.json.partial"]
+    assert "Going on from .gates.json.partial: 4 batches are done." in alone()
+    assert left(folder) == ["gates.json"]
+    assert_same(folder / "gates.json")
+
+
+def test_one_that_fails_ends_the_other_and_two_go_on_from_the_last_layer(folder: Path) -> None:
+    layers = ("collect-gates", *ARGUMENTS, "--memory", "4GiB")
+    status, out, err = run(folder, "driver.py", "fail", "0", "3", *layers)
+    assert (status, out) == (1, "")
+    assert "a fault in prunecli: RuntimeError: a bug" in err
+    assert "process 1 of 2 stops: " in err
+    kept = [".gates.json.layers.0of2", ".gates.json.layers.1of2"]
+    assert [name for name in left(folder) if not name.endswith(".next")] == kept
+
+    (folder / "copies").mkdir()
+    for name in kept:
+        shutil.copy(folder / name, folder / "copies" / name)
+    said = alone("--memory", "4GiB")
+    assert ".gates.json.layers.0of2 is of a run with another number of processes" in said
+    assert left(folder) == ["copies", "gates.json"]
+    (folder / "gates.json").rename(folder / "one.json")
+
+    for name in kept:
+        shutil.move(folder / "copies" / name, folder / name)
+    status, _, err = run(folder, "-m", "prunecli", *layers)
+    assert status == 0, err
+    assert "Going on from .gates.json.layers.0of2: " in err
+    assert left(folder) == ["copies", "gates.json", "one.json"]
+    assert content(folder / "gates.json") == content(folder / "one.json")
+
+
+def test_control_c_ends_all(folder: Path) -> None:
+    process = start(folder, "driver.py", "wait", "1", "3", "collect-gates", *ARGUMENTS)
+    deadline = time.monotonic() + 60
+    while not (folder / "waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert out == ""
+    assert "Kept in .gates.json.partial: the same command goes on from it." in err
+    assert left(folder) == [".gates.json.partial"]
+    assert "Going on from .gates.json.partial" in alone()
+
+
+def test_bad_input_is_said_once_and_ends_all(folder: Path) -> None:
+    (folder / "gates.json").write_text("mine")
+    status, out, err = run(folder, "-m", "prunecli", "collect-gates", *ARGUMENTS)
+    assert (status, out) == (1, "")
+    assert err.count("Error: gates.json: exists already") == 1
+    assert "process 1 of 2 stops: " in err
+    assert (folder / "gates.json").read_text() == "mine"

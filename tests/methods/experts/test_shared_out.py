@@ -1,0 +1,242 @@
+"""Gate statistics by several processes: to the last bit those of one, whatever their number, however often begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import PruneError, UsageError
+from prunecli.methods.experts import layer_major, score
+from prunecli.methods.experts.layer_groups import Room
+from prunecli.methods.experts.layer_major import Means, Work, collect_gates_by_layer
+from prunecli.methods.experts.layer_snapshots import Snapshots
+from prunecli.methods.experts.score import CollectOptions, State, collect_gates
+from prunecli.methods.experts.statistics import GateStatistics, gates_payload
+from prunecli.modules.layerwise.parts import fill_resident
+from prunecli.modules.loading import load_model
+from prunecli.processes import ALONE, Place
+from tests.methods.experts.test_layer_major import no_room, stopping
+from tests.methods.experts.test_score import PAIRS, TEXT
+from tests.places import at_once
+from tests.tiny import tiny_nllb_moe
+
+FORCED = CollectOptions("forced", batch_tokens=40)
+BEAM = CollectOptions("beam", beam=2, batch_tokens=40)
+CPU = torch.device("cpu")
+PLENTY = 64 << 30
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
+
+
+def in_memory(path: Path, options: CollectOptions = FORCED, place: Place = ALONE, **more: Any) -> Any:
+    with open_checkpoint(path) as checkpoint:
+        model = load_model(path, device="cpu")
+        return collect_gates(
+            checkpoint, model, load_tokenizer(path), TEXT, PAIRS, options, place=place, **more
+        )
+
+
+def by_layer(path: Path, place: Place = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
+    means = Means(CPU, torch.float32, memory)
+    with open_checkpoint(path) as checkpoint:
+        return collect_gates_by_layer(
+            checkpoint, load_tokenizer(path), TEXT, PAIRS, FORCED, means, place=place, **more
+        )
+
+
+def assert_same(found: list[Any], whole: GateStatistics) -> None:
+    for one in found:
+        assert not isinstance(one, BaseException), one
+        assert gates_payload(one) == gates_payload(whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "apart"), [(FORCED, 2, 1), (FORCED, 3, 2), (FORCED, 9, 4), (BEAM, 2, 2)]
+)
+def test_in_memory(
+    path: Path, options: CollectOptions, count: int, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "BATCHES_APART", apart)
+    assert_same(at_once(count, lambda place: in_memory(path, options, place)), in_memory(path, options))
+
+
+def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    real = score._run
+
+    def counting(model: Any, tokenizer: Any, batch: Any, *more: Any) -> Any:
+        ran.append(batch.sentences)
+        return real(model, tokenizer, batch, *more)
+
+    monkeypatch.setattr(score, "_run", counting)
+    in_memory(path)
+    alone = sorted(ran)
+    ran.clear()
+    at_once(2, lambda place: in_memory(path, place=place))
+    assert sorted(ran) == alone
+
+
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_another_number_of_processes_goes_on(
+    path: Path, before: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "BATCHES_APART", 1)
+    states: list[State] = []
+
+    def begin(place: Place) -> Any:
+        return in_memory(path, place=place, save=states.append if place.is_first else lambda _state: None)
+
+    at_once(before, begin)
+    assert len(states) > 1
+    done = states[0]
+    assert done.batches == before
+    assert_same(at_once(after, lambda place: in_memory(path, place=place, state=done)), in_memory(path))
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+def test_by_layer(path: Path, count: int) -> None:
+    assert_same(at_once(count, lambda place: by_layer(path, place)), by_layer(path))
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_in_groups(path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = in_memory(path)
+    no_room(monkeypatch, 15_000, 0)
+    alone = Work()
+    by_layer(path, work=alone)
+    works = [Work() for _ in range(count)]
+    saved: list[State] = []
+
+    def collect(place: Place) -> Any:
+        save = saved.append if place.is_first else lambda _state: None
+        return by_layer(path, place, work=works[place.rank], save=save)
+
+    assert_same(at_once(count, collect), whole)
+    assert {work.readings for work in works} == {len(saved)}
+    assert 1 < len(saved) < alone.readings  # each process has room of its own
+    # What was begun by layers is gone on with in memory, by one.
+    assert_same([in_memory(path, state=saved[0])], whole)
+
+
+def test_groups_are_cut_where_the_process_with_the_least_is_full(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rooms: list[Room] = []
+    real = layer_major._Run.through
+
+    def through(run: Any, *more: Any) -> Any:
+        rooms.append(run.room)
+        return real(run, *more)
+
+    monkeypatch.setattr(layer_major._Run, "through", through)
+    at_once(3, lambda place: by_layer(path, place, PLENTY - place.rank))
+    assert len(rooms) == 3
+    assert rooms[0] == rooms[1] == rooms[2]
+    assert rooms[0].memory == PLENTY - 2
+
+
+def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
+    """Run until the first has done so much."""
+
+    def begin(place: Place) -> Any:
+        more = {"progress": stopping(after)} if place.is_first else {}
+        return by_layer(path, place, snapshots=snapshots(folder, place, 0.0), **more)
+
+    found = at_once(count, begin)
+    assert isinstance(found[1], PruneError)
+
+
+def snapshots(folder: Path, place: Place, every_s: float = 1e9) -> Snapshots:
+    return Snapshots(folder / f"states.{place.rank}of{place.processes}", {"run": 1}, every_s, place)
+
+
+def begun_again(path: Path, folder: Path, count: int = 2) -> tuple[list[Any], list[Work], list[int | None]]:
+    works, sizes = [Work() for _ in range(count)], []
+
+    def go_on(place: Place) -> Any:
+        kept = snapshots(folder, place)
+        sizes.append(kept.group_size(0))
+        return by_layer(path, place, snapshots=kept, work=works[place.rank])
+
+    return at_once(count, go_on), works, sizes
+
+
+@pytest.mark.parametrize("after", [5, 9, 14])
+def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, tmp_path: Path) -> None:
+    interrupted(path, tmp_path, after)
+    found, works, sizes = begun_again(path, tmp_path)
+    assert_same(found, in_memory(path))
+    plain = Work()
+    by_layer(path, work=plain)
+    assert None not in sizes
+    assert all(work.bytes_read < plain.bytes_read for work in works)
+
+
+def test_files_of_different_layers_are_not_mixed(path: Path, tmp_path: Path) -> None:
+    interrupted(path, tmp_path, 5)
+    early = (tmp_path / "states.1of2").read_bytes()
+    interrupted(path, tmp_path, 9)
+    (tmp_path / "states.1of2").write_bytes(early)
+    found, _, sizes = begun_again(path, tmp_path)
+    assert sizes == [None, None]
+    assert_same(found, in_memory(path))
+
+
+def test_a_kill_between_the_files_of_two_processes_loses_no_layer(path: Path, tmp_path: Path) -> None:
+    """One file has taken its place, the other has not yet."""
+    interrupted(path, tmp_path, 5)
+    early = (tmp_path / "states.1of2").read_bytes()
+    interrupted(path, tmp_path, 9)
+    (tmp_path / "states.1of2").rename(tmp_path / "states.1of2.next")
+    (tmp_path / "states.1of2").write_bytes(early)
+    found, _, sizes = begun_again(path, tmp_path)
+    assert None not in sizes
+    assert_same(found, in_memory(path))
+
+
+def test_one_that_cannot_write_keeps_the_others_from_it(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prunecli.methods.experts import layer_snapshots
+
+    real = layer_snapshots.write_snapshot
+    monkeypatch.setattr(
+        layer_snapshots, "write_snapshot", lambda path, *more: "1of2" not in path.name and real(path, *more)
+    )
+    interrupted(path, tmp_path, 9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_number_of_processes_begins_the_layers_again(path: Path, tmp_path: Path) -> None:
+    interrupted(path, tmp_path, 9)
+    found, _, sizes = begun_again(path, tmp_path, 3)
+    assert sizes == [None] * 3
+    assert_same(found, in_memory(path))
+
+
+def test_too_little_memory_for_one_is_said_by_all(path: Path) -> None:
+    found = at_once(2, lambda place: by_layer(path, place, PLENTY if place.is_first else 1 << 20))
+    assert all(isinstance(one, UsageError) and "--memory 1MiB is too little" in str(one) for one in found)
+
+
+def test_a_failure_of_one_ends_the_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = fill_resident
+
+    def failing(place: Place) -> Any:
+        if not place.is_first:
+            raise PruneError("a shard has vanished")
+        return by_layer(path, place)
+
+    monkeypatch.setattr(layer_major, "fill_resident", real)
+    first, second = at_once(2, failing)
+    assert "a shard has vanished" in str(second)
+    assert str(first) == "process 0 stops: another one has ended"
