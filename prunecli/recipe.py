@@ -117,7 +117,8 @@ def resolve(
             if step is not None:
                 steps.append(step)
     report = None if text.report is None else _resolve_report(text.report, variables, faults)
-    faults += _wiring_faults(steps)
+    settable = {name: value for name, value in variables.items() if name in text.variables}
+    faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
     if report is not None:
         faults += _report_faults(report, steps)
     if faults:
@@ -297,17 +298,7 @@ def _wiring_faults(steps: Sequence[Step]) -> list[str]:
         if sum(step.name == name for step in steps) > 1
     ]
     made: list[tuple[Path, Step]] = []
-    for number, step in enumerate(steps):
-        for source in step.inputs:
-            if any(related(source, output) for output, _ in made) or source.exists():
-                continue
-            later = [
-                other.name
-                for other in steps[number + 1 :]
-                if any(lies_in(source, output) for output in other.outputs)
-            ]
-            reason = f"only the later step {later[0]!r} makes it" if later else "no step makes it"
-            faults.append(f"step {step.name!r}: its input {source} does not exist, and {reason}")
+    for step in steps:
         for output in step.outputs:
             faults += [
                 f"step {step.name!r}: its output {output} is in the way of {other} of step {writer.name!r}"
@@ -318,6 +309,37 @@ def _wiring_faults(steps: Sequence[Step]) -> list[str]:
                 faults.append(f"step {step.name!r}: its output {output} would replace its input")
             made.append((output, step))
     return faults
+
+
+def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> list[str]:
+    """One fault for each input that neither exists nor is made by then, with the variables that name it."""
+    missing: dict[tuple[Path, str], list[str]] = {}
+    for number, step in enumerate(steps):
+        made = [output for earlier in steps[:number] for output in earlier.outputs]
+        for source in step.inputs:
+            if any(related(source, output) for output in made) or source.exists():
+                continue
+            later = [
+                other.name
+                for other in steps[number + 1 :]
+                if any(lies_in(source, output) for output in other.outputs)
+            ]
+            reason = f"only the later step {later[0]!r} makes it" if later else "no step makes it"
+            missing.setdefault((source, reason), []).append(step.name)
+    faults = []
+    for (source, reason), names in missing.items():
+        where = f"step {names[0]!r}: its" if len(names) == 1 else f"steps {_joined(names)}: their"
+        given_by = [f"--set {name}=…" for name, value in settable.items() if value == str(source)]
+        remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
+        faults.append(f"{where} input {source} does not exist, and {reason}{remedy}")
+    return faults
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Steps by name; of many the first alone, and how many more."""
+    if len(names) > 3:
+        return f"{names[0]!r} and {len(names) - 1} more"
+    return ", ".join(map(repr, names[:-1])) + f" and {names[-1]!r}"
 
 
 def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:

@@ -82,6 +82,9 @@ def read_recipe(path: Path) -> RecipeText:
     Raises:
         UsageError: it is missing, is not YAML, or has fields that a recipe has not; all faults are listed.
     """
+    if not path.is_file():
+        wrong = "a directory, not a recipe" if path.is_dir() else "no such file"
+        raise UsageError(f"{path}: {wrong}", "Give the path of a recipe: a YAML file of steps.")
     try:
         text = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:

@@ -225,8 +225,26 @@ def test_files_that_are_no_recipe_are_refused(workplace, text, expected):
 
 
 def test_a_missing_recipe_is_refused(workplace):
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: cannot read this recipe: No such file"):
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: no such file\nGive the path of a recipe"):
         read_recipe(workplace / "nowhere.yaml")
+
+
+def test_a_directory_is_no_recipe(workplace):
+    with pytest.raises(UsageError, match=r"a directory, not a recipe\nGive the path of a recipe"):
+        read_recipe(workplace)
+
+
+def test_a_missing_input_is_said_once_with_the_variable_that_names_it(workplace):
+    text = """\
+variables: {data: flores, other: flores, one: x}
+steps:
+  - {name: a, command: collect, arguments: {data: "${data}", output: a.json}}
+  - {name: b, command: collect, arguments: {data: "${data}", output: b.json}}
+"""
+    message = refusal(workplace, text)
+    assert message.count("flores does not exist") == 1
+    assert "steps 'a' and 'b': their input flores does not exist, and no step makes it" in message
+    assert "--set data=… or --set other=… names another" in message
 
 
 def test_outputs_within_one_another_are_refused(workplace):

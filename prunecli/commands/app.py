@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
 from prunecli.commands import console
@@ -33,8 +34,29 @@ COMMANDS = {
 
 INTERRUPTED = "Interrupted: nothing half-written was left behind."
 
+
+class _Flags:
+    """Help that names no type after a switch: `--force <bool>` would ask for a value that it does not take."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Group(_Flags, TyperGroup):
+    pass
+
+
+class _Command(_Flags, TyperCommand):
+    pass
+
+
 app = typer.Typer(
     name="prunecli",
+    cls=_Group,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -68,18 +90,26 @@ def _register() -> None:
         for name in names:
             function_name = name.replace("-", "_")
             module = import_module(f"prunecli.commands.{function_name}")
-            app.command(name, rich_help_panel=panel)(_interruptible(getattr(module, function_name)))
+            function = getattr(module, function_name)
+            described = _paragraphs(function.__doc__ or "")
+            app.command(name, cls=_Command, help=described, rich_help_panel=panel)(_interruptible(function))
+
+
+def _paragraphs(text: str) -> str:
+    """A docstring whose lines end where a terminal's do, not where the source's did."""
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
 def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, which says one line on Ctrl-C; typer ends it with status 130 but says nothing."""
+    """`command`, which says one line on Ctrl-C (typer ends it with status 130 but says nothing), and heeds --quiet."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
         try:
-            command(*arguments, **options)
+            with console.hushed(bool(options.get("quiet"))):
+                command(*arguments, **options)
         except KeyboardInterrupt:
-            console.note(INTERRUPTED)
+            console.warn(INTERRUPTED)
             raise
 
     return run

@@ -19,7 +19,8 @@ from prunecli.commands.options import (
     PairsOption,
     QuietOption,
 )
-from prunecli.errors import OutputError, UsageError
+from prunecli.commands.outputs import check_outputs
+from prunecli.errors import UsageError
 
 
 def bench_latency(
@@ -42,12 +43,10 @@ def bench_latency(
         Optional[int],  # noqa: UP045
         typer.Option("--threads", min=1, help="CPU threads; default: torch's choice.", show_default=False),
     ] = None,
-    memory: Annotated[
+    no_memory: Annotated[
         bool,
-        typer.Option(
-            "--memory/--no-memory", help="Also load each checkpoint by itself, for load time and peak memory."
-        ),
-    ] = True,
+        typer.Option("--no-memory", help="Leave out load time and peak memory: each is a load of its own."),
+    ] = False,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
@@ -78,14 +77,9 @@ def bench_latency(
         threads=threads,
         device=device,
         dtype=dtype,
-        memory=memory,
+        memory=not no_memory,
     )
-    if output.exists() and not force:
-        raise OutputError(f"{output} exists", "Choose another output, or replace it with --force.")
-    if not output.parent.is_dir():
-        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
-    if plot is not None:
-        _check_plot(plot)
+    check_outputs(output, plot, force=force)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
     text, chosen = found.chosen_text(data, split, None, None, pairs, None)
     chosen = tuple(found.pruned_pairs(list(labels.values()), chosen)) or chosen
@@ -101,14 +95,6 @@ def bench_latency(
     elif not quiet:
         _show(payload)
         console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
-
-
-def _check_plot(plot: Path) -> None:
-    from prunecli.analysis.plots import require_matplotlib
-
-    require_matplotlib()
-    if not plot.parent.is_dir():
-        raise OutputError(f"{plot.parent}: no such directory", "Make it first, or choose another --plot.")
 
 
 def _draw(payload: Mapping[str, Any], plot: Path) -> None:
@@ -139,7 +125,7 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _show(payload: Mapping[str, Any]) -> None:
-    title = f"{payload['sentences']} sentences {payload['pair']}, {payload['new_tokens']} new tokens each"
+    title = f"{_count(payload['sentences'], 'sentence')} of {payload['pair']}, {payload['new_tokens']} new tokens each"
     columns = ["checkpoint", "batch", "beam", "tokens/s", "s/sentence", "speed-up"]
     rows = []
     for index in range(len(payload["results"][0]["timings"])):

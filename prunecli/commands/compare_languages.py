@@ -10,7 +10,8 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import ForceOption, JsonOption, LangsOption, QuietOption
-from prunecli.errors import OutputError, StatisticsError, UsageError
+from prunecli.commands.outputs import check_outputs
+from prunecli.errors import StatisticsError
 
 FORMAT = "prunecli.languages/1"
 TABLE_PAIRS = 12
@@ -21,7 +22,7 @@ def compare_languages(
     gates: Annotated[
         Optional[list[Path]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
         typer.Argument(
-            metavar="[GATES.json]...", help="Gate statistics; default: ./gates.json.", show_default=False
+            metavar="GATES.json", help="Gate statistics; default: ./gates.json.", show_default=False
         ),
     ] = None,
     ratio: Annotated[
@@ -62,7 +63,7 @@ def compare_languages(
     Shows how alike the experts are that language pairs with a common source or target select, which languages
     have like importance vectors, and how many experts each layer keeps under a global threshold.
     """
-    from prunecli.checkpoint.documents import header, refuse_existing, write_json
+    from prunecli.checkpoint.documents import header, write_json
     from prunecli.commands.language_comparison import compare, comparison_of
     from prunecli.methods.experts.statistics import merge, read_gates
 
@@ -71,16 +72,7 @@ def compare_languages(
         raise StatisticsError(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
-    for path in [output, *([] if plot is None else [plot])]:
-        refuse_existing(path, force=force)
-        if not path.parent.is_dir():
-            raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
-    if plot is not None:
-        from prunecli.analysis.plots import require_matplotlib
-
-        if plot.suffix.lower() != ".png":
-            raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
-        require_matplotlib()
+    check_outputs(output, plot, force=force)
     comparison = comparison_of(
         ratio=ratio,
         metric=metric,

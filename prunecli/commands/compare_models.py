@@ -27,7 +27,8 @@ from prunecli.commands.options import (
     TargetFileOption,
     TextFilesOption,
 )
-from prunecli.errors import OutputError, UsageError
+from prunecli.commands.outputs import check_outputs
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.analysis.model_similarity import Comparison, Portion, SimilarityOptions
@@ -49,7 +50,7 @@ def compare_models(
     other: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Argument(
-            metavar="[OTHER]",
+            metavar="OTHER",
             help="The checkpoint to compare it with; default: CHECKPOINT is compared with itself, component by "
             "component.",
             show_default=False,
@@ -101,12 +102,11 @@ def compare_models(
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
     from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
-    from prunecli.checkpoint.documents import refuse_existing, write_json
+    from prunecli.checkpoint.documents import write_json
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.evaluation.evaluate import labels_for
 
-    refuse_existing(output, force=force)
-    _check_outputs(output, plot)
+    check_outputs(output, plot, force=force)
     compared = _compared(checkpoint, other)
     if benchmarks and len(compared) == 1:
         raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
@@ -150,16 +150,6 @@ class _Choice:
     langs: str | None
     pairs: str | None
     max_sentences: int | None
-
-
-def _check_outputs(output: Path, plot: Path | None) -> None:
-    for path in (output, *(() if plot is None else (plot,))):
-        if not path.parent.is_dir():
-            raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
-    if plot is not None:
-        from prunecli.analysis.plots import require_matplotlib
-
-        require_matplotlib()
 
 
 def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:

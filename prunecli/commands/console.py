@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +17,24 @@ from prunecli import processes
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 REPORT_EVERY_S = 10.0
 """Seconds between the plain progress lines of an output that is not a terminal."""
 
+DUMB = ("dumb", "unknown")
+"""Terminals that cannot write over a line, on which rich draws no bar."""
+
 LONGEST_LINE = 1000
 """Characters of a message's line; the rest is left out."""
+
+
+GAP = 3
+"""Spaces between two columns of a table."""
+
+NO_TERMINAL_WIDTH = 160
+"""Columns of a table in a file or a pipe."""
 
 
 def plain(text: str) -> str:
@@ -32,8 +46,27 @@ def plain(text: str) -> str:
     return "\n".join(lines)
 
 
+_hushed: ContextVar[bool] = ContextVar("hushed", default=False)
+
+
+@contextmanager
+def hushed(quiet: bool) -> Iterator[None]:
+    """With `quiet`, notes are not shown."""
+    before = _hushed.set(quiet)
+    try:
+        yield
+    finally:
+        _hushed.reset(before)
+
+
 def note(text: str) -> None:
-    """One plain line on stderr."""
+    """One plain line on stderr, but for --quiet: what was taken by default, what was written."""
+    if not _hushed.get():
+        warn(text)
+
+
+def warn(text: str) -> None:
+    """One plain line on stderr, with --quiet too."""
     if processes.rank() == 0:
         print(plain(text), file=sys.stderr, flush=True)  # noqa: T201
 
@@ -55,30 +88,66 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], tex
     from rich.table import Table
 
     made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(columns):
+    for index, column in enumerate(_headings(columns, rows)):
         made.add_column(column, justify="left" if index < text_columns else "right", overflow="fold")
     for row in rows:
         made.add_row(*row)
     return made
 
 
+def _headings(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The columns' names, in several lines where the output is too narrow: rich would break values as well."""
+    cells = [[row[index] for row in rows if index < len(row)] for index in range(len(columns))]
+    least = [
+        max(map(len, (*name.split(), *texts)), default=0) for name, texts in zip(columns, cells, strict=True)
+    ]
+    named = list(columns)
+    for index in sorted(range(len(columns)), key=lambda index: least[index] - len(columns[index])):
+        lengths = (max(map(len, name.split("\n"))) for name in named)
+        if 2 + GAP * (len(columns) - 1) + sum(map(max, zip(least, lengths, strict=True))) <= width():
+            break
+        named[index] = "\n".join(textwrap.wrap(columns[index], least[index]))
+    return named
+
+
 def show(renderable: Any) -> None:
     """Print a rich renderable on stdout; wide enough for its tables where stdout is not a terminal."""
     if processes.rank() != 0:
         return
+    from rich.table import Table
+    from rich.text import Text
+
+    console = _stdout()
+    with console.capture() as captured:
+        if isinstance(renderable, Table) and renderable.title:
+            # A table would wrap its title at its own width.
+            console.print(Text(str(renderable.title), style="bold"))
+            renderable.title = None
+        console.print(renderable)
+    shown = captured.get().removesuffix("\n")
+    out(shown if console.is_terminal else "\n".join(line.rstrip() for line in shown.split("\n")))
+
+
+def width() -> int:
+    """Columns of what `show` prints on."""
+    return _stdout().width
+
+
+def _stdout() -> Console:
     from rich.console import Console
 
-    console = Console(file=sys.stdout, highlight=False)
+    # No markup and no emoji: names of checkpoints and languages may hold brackets and colons.
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console = Console(file=sys.stdout, highlight=False, width=160)
-    console.print(renderable)
+        console.width = NO_TERMINAL_WIDTH
+    return console
 
 
 def progress(quiet: bool = False) -> Progress:
     """Bars with rate and time left in a terminal, a plain line now and then elsewhere, nothing with `quiet`."""
     if quiet or processes.rank() != 0:
         return silent
-    return _bars if sys.stderr.isatty() else _lines
+    return _bars if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB else _lines
 
 
 @contextmanager
@@ -91,20 +160,30 @@ def _bars(
         DownloadColumn,
         MofNCompleteColumn,
         Progress,
+        ProgressColumn,
+        Task,
         TextColumn,
         TimeRemainingColumn,
-        TransferSpeedColumn,
     )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            if not speed:
+                return Text()
+            return Text(f"{bytes_text(speed)}/s" if unit == "bytes" else f"{speed:,.1f}/s")
 
     amount = (
-        (DownloadColumn(), TransferSpeedColumn())
+        (DownloadColumn(binary_units=True),)
         if unit == "bytes"
-        else (MofNCompleteColumn(), TextColumn(unit))
+        else (MofNCompleteColumn(), TextColumn(unit, markup=False))
     )
     with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=16),
         *amount,
+        Rate(),
         TimeRemainingColumn(),
         console=Console(file=sys.stderr),
         transient=True,
@@ -128,7 +207,7 @@ def _lines(
             reported = now
             rate = done / (now - start)
             of = "" if total is None else f" of {total:,.0f}"
-            left = "" if total is None or rate == 0 else f", {(total - done) / rate:,.0f} s left"
+            left = "" if total is None or not 0 < done < total else f", {(total - done) / rate:,.0f} s left"
             note(f"{description}: {done:,.0f}{of} {unit}, {rate:,.1f} a second{left}")
 
     yield advance

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from prunecli.checkpoint.attention import AttentionLayer
 
-WIDTH = 16
-"""Heads in a line of the table; layers with more take several."""
+MOST = 16
+"""Heads in a line of the table at most, as far as they fit; layers with more take several lines."""
 
 
 def head_table(
@@ -31,20 +31,34 @@ def head_table(
         digits: significant digits of a value.
     """
     layers = [layer for layer in layers if layer.name in values]
-    heads = max((layer.original_heads for layer in layers), default=0)
-    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(min(heads, WIDTH)))]
-    rows = [row for layer in layers for row in _rows(layer, values[layer.name], digits)]
+    cells = {layer.name: _cells(layer, values[layer.name], digits) for layer in layers}
+    heads = max(map(len, cells.values()), default=0)
+    count = _in_a_line(heads, [text for texts in cells.values() for text in texts])
+    columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
+    rows = [row for layer in layers for row in _rows(layer, cells[layer.name], count)]
     return console.table(title, columns, rows)
 
 
-def _rows(layer: AttentionLayer, values: Sequence[float], digits: int) -> list[list[str]]:
+def _cells(layer: AttentionLayer, values: Sequence[float], digits: int) -> list[str]:
+    """The value of each head of the original model; a dash for those that are gone."""
     by_head = dict(zip(layer.heads, values, strict=True))
+    return [f"{by_head[head]:.{digits}g}" if head in by_head else "-" for head in range(layer.original_heads)]
+
+
+def _in_a_line(heads: int, texts: Sequence[str]) -> int:
+    """Heads that fit the width; of more, lines of one length, unless that would be half of what fits."""
+    width = max((len(text) for text in texts), default=0)
+    labels = len(" attention ") + len("layer") + console.GAP
+    first = max(width, len("head 0")) + console.GAP
+    fit = min(MOST, 1 + max(0, console.width() - labels - first) // (width + console.GAP))
+    if heads <= fit:
+        return heads
+    return next((count for count in range(fit, fit // 2, -1) if heads % count == 0), fit)
+
+
+def _rows(layer: AttentionLayer, cells: Sequence[str], count: int) -> list[list[str]]:
     found = []
-    for start in range(0, max(layer.original_heads, 1), WIDTH):
-        cells = [
-            f"{by_head[head]:.{digits}g}" if head in by_head else "-"
-            for head in range(start, min(start + WIDTH, layer.original_heads))
-        ]
-        label = [layer.kind, str(layer.layer)] if start == 0 else [f"  from head {start}", ""]
-        found.append([*label, *cells])
+    for start in range(0, max(len(cells), 1), count or 1):
+        label = [layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]
+        found.append([*label, *cells[start : start + count]])
     return found

@@ -101,7 +101,7 @@ def compare(statistics: GateStatistics, comparison: Comparison) -> dict[str, Any
         "metric": comparison.metric,
         "ratio": comparison.ratio,
         "strategy": comparison.strategy,
-        "balance": str(comparison.balance),
+        "balance": "{}:{}".format(*comparison.balance.as_integer_ratio()),
         "mode": statistics.mode,
         "pairs": pairs,
         "similarity": _similarity(statistics, comparison, pairs) if len(pairs) <= MOST_PAIRS else None,

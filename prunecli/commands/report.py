@@ -9,13 +9,14 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import ForceOption, QuietOption
+from prunecli.commands.outputs import check_outputs
 
 
 def report(
     directory: Annotated[
         Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
         typer.Argument(
-            metavar="[DIR]",
+            metavar="DIR",
             help="Directory of results and checkpoints; default: this one.",
             show_default=False,
         ),
@@ -30,18 +31,14 @@ def report(
     loaded, nothing is fetched, and the page opens without a network.
     """
     from prunecli import demo
-    from prunecli.checkpoint.documents import refuse_existing
-    from prunecli.errors import OutputError
     from prunecli.reporting.collect import collect
     from prunecli.reporting.markup import counted
     from prunecli.reporting.page import report_page, write_page
 
-    refuse_existing(output, force=force)
-    if not output.parent.is_dir():
-        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+    check_outputs(output, force=force)
     material = collect(directory or Path(), {"demo": demo.CHECKPOINT}, console.progress(quiet))
     for one in material.unreadable:
-        console.note(f"Unreadable, left out: {one.name}: {one.reason}")
+        console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
     write_page(output, report_page(material))
     if not quiet:
         checkpoints = counted(len(material.checkpoints), "checkpoint")

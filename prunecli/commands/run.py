@@ -57,12 +57,16 @@ def run(
             verdict = "up to date" if reason is None else _shown(step)
             console.note(f"{numbers[step.name]} {step.name}: {verdict}")
 
-    outcomes = run_steps(
-        plan.steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
-    )
+    try:
+        outcomes = run_steps(
+            plan.steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
+        )
+    except KeyboardInterrupt:  # the step has said so already
+        console.warn(f"{recipe}: the same command goes on with this step.")
+        raise typer.Exit(130) from None
     last = outcomes[-1]
     if last.status != 0:
-        console.note(
+        console.warn(
             f"{recipe}: step {last.step.name!r} failed with status {last.status}; the run stops here."
         )
         raise typer.Exit(last.status)

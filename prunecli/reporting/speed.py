@@ -18,7 +18,7 @@ def speed_section(material: Material) -> Html | None:
 
 def _latency(name: str, latency: Latency) -> Html:
     about = (
-        f"{counted(latency.sentences, 'sentence')} {latency.pair}, {counted(latency.new_tokens, 'new token')} each; "
+        f"{counted(latency.sentences, 'sentence')} of {latency.pair}, {counted(latency.new_tokens, 'new token')} each; "
         f"mean ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up; {latency.device}"
     )
     threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"

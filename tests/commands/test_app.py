@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from prunecli import __version__
-from prunecli.commands import app
+from prunecli.commands import app, console
 from prunecli.errors import CheckpointError, UsageError
 
 
@@ -84,3 +84,26 @@ def test_debug_shows_the_traceback_of_a_failure() -> None:
     assert "Traceback" not in plain.stderr
     assert "no-such-directory" in plain.stderr
     assert "Traceback" in debug.stderr
+
+
+def test_help_wraps_its_text_at_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    assert "where it stopped when it is started again" in run("collect-gates", "--help").stdout
+
+
+def test_help_names_no_type_after_a_switch() -> None:
+    for arguments in (("--help",), ("bench-latency", "--help")):
+        assert "bool" not in run(*arguments).stdout.lower()
+
+
+def test_quiet_leaves_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    def command(quiet: bool) -> None:
+        console.note("No checkpoint given.")
+        console.warn("This file is damaged.")
+
+    app._interruptible(command)(quiet=False)
+    assert capsys.readouterr().err.splitlines() == ["No checkpoint given.", "This file is damaged."]
+    app._interruptible(command)(quiet=True)
+    assert capsys.readouterr().err.splitlines() == ["This file is damaged."]
+    console.note("Afterwards.")
+    assert capsys.readouterr().err == "Afterwards.\n"

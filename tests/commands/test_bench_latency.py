@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
@@ -23,13 +23,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def _run(*arguments):
-    app = typer.Typer()
-    app.command()(bench_latency)
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+_run = partial(raising, bench_latency)
 
 
 QUICK = (
@@ -90,7 +84,9 @@ def test_json(folder):
         (("nothing", *QUICK, "--sentences", "1"), CheckpointError, "nothing"),
         (("full", *QUICK, "-o", "data/test.eng_Latn"), OutputError, "exists"),
         (("full", *QUICK, "-o", "nothing/latency.json"), OutputError, "no such directory"),
-        (("full", *QUICK, "--plot", "nothing/speed.png"), OutputError, "another --plot"),
+        (("full", *QUICK, "--plot", "nothing/speed.png"), OutputError, "nothing: no such directory"),
+        (("full", *QUICK, "--plot", "data/test.eng_Latn"), OutputError, "exists already"),
+        (("full", *QUICK, "--plot", "speed.pdf"), UsageError, "only PNG"),
     ],
 )
 def test_refused(folder, arguments, error, message):

@@ -37,6 +37,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
     assert result.exit_code == 0
     found = json.loads((workplace / "languages.json").read_text())
     assert found["format"] == "prunecli.languages/1"
+    assert found["balance"] == "1:1"
     assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "nllb-moe"}]
     # 75 % of 2 x 16 leaves 8, 4 a side: just the language's own. Sisters share 2 of 6, strangers none.
     relations = found["similarity"]["relations"]

@@ -5,12 +5,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from prunecli import demo
 from prunecli.commands.compare_models import compare_models
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from tests.commands.calls import raising
 from tests.families import tiny_family
 from tests.ffn_layouts import write_changed
 
@@ -35,12 +34,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def _run(*arguments):
-    app = typer.Typer()
-    app.command()(compare_models)
-    result = CliRunner().invoke(app, [*map(str, arguments), "--device", "cpu"])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return raising(compare_models, *arguments, "--device", "cpu")
 
 
 PAIR = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
@@ -148,6 +142,8 @@ def _copied(folder: Path, config: dict) -> Path:
         (("full", "twin", *PAIR, "-o", "text.txt"), OutputError, "exists already"),
         (("full", "twin", *PAIR, "-o", "none/similarity.json"), OutputError, "no such directory"),
         (("full", "twin", *PAIR, "--plot", "none/map.png"), OutputError, "no such directory"),
+        (("full", "twin", *PAIR, "--plot", "text.txt"), OutputError, "exists already"),
+        (("full", "twin", *PAIR, "--plot", "map.pdf"), UsageError, "only PNG"),
     ],
 )
 def test_refused(folder, arguments, error, message):

@@ -6,16 +6,17 @@ from io import StringIO
 
 import pytest
 
+from prunecli.commands import console
 from prunecli.commands.head_table import head_table
 from tests.analysis.test_head_plots import LAYERS, VALUES, layer
 
 
-def lines(table: object) -> list[list[str]]:
+def lines(table: object, width: int = 200) -> list[list[str]]:
     from rich.console import Console
 
-    console = Console(file=StringIO(), width=200)
-    console.print(table)
-    return [line.split() for line in console.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
+    screen = Console(file=StringIO(), width=width)
+    screen.print(table)
+    return [line.split() for line in screen.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
 
 
 def test_pruned_heads_have_no_value() -> None:
@@ -34,7 +35,21 @@ def test_layers_of_many_heads_take_several_lines() -> None:
     wide = layer("decoder", 3, tuple(range(18)), original=18)
     _, _, _, first, second = lines(head_table({wide.name: [n / 7 for n in range(18)]}, [wide]))
     assert first[:5] == ["decoder", "3", "0", "0.143", "0.286"]
-    assert second == ["from", "head", "16", "2.29", "2.43"]
+    assert len(first) == 2 + 9
+    assert second[:4] == ["from", "9", "1.29", "1.43"]
+
+
+@pytest.mark.parametrize(("heads", "in_a_line"), [(4, 4), (6, 6), (8, 4), (12, 6), (16, 4), (7, 6)])
+def test_no_value_is_broken_in_a_terminal_of_80_columns(
+    monkeypatch: pytest.MonkeyPatch, heads: int, in_a_line: int
+) -> None:
+    monkeypatch.setattr(console, "width", lambda: 80)
+    wide = layer("decoder", 3, tuple(range(heads)), original=heads)
+    table = head_table({wide.name: [0.001234 + n / 1e6 for n in range(heads)]}, [wide])
+    _, columns, _, first, *more = lines(table, width=80)
+    assert len(columns) - 3 == in_a_line
+    shown = [text for line in (first[2:], *(line[2:] for line in more)) for text in line]
+    assert shown == [f"{0.001234 + n / 1e6:.3g}" for n in range(heads)]
 
 
 def test_layers_without_values_are_left_out() -> None:

@@ -130,6 +130,14 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace):
     assert "Traceback" not in result.stderr
 
 
+def test_the_recipe_of_the_page_is_one(tmp_path):
+    page = (RECIPES[0].parents[1] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
+    path = tmp_path / "page.yaml"
+    path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
+    recipe = resolve(path, read_recipe(path), signatures(), {}, command._builtins())
+    assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
+
+
 def test_faults_end_with_status_2_and_run_nothing(workplace):
     result = prunecli(workplace, "recipe.yaml", "--set", "ration=1")
     assert result.returncode == 2
@@ -140,7 +148,10 @@ def test_faults_end_with_status_2_and_run_nothing(workplace):
 def test_a_missing_recipe_ends_with_status_2(tmp_path):
     result = prunecli(tmp_path, "nowhere.yaml")
     assert result.returncode == 2
-    assert result.stderr.strip() == "Error: nowhere.yaml: cannot read this recipe: No such file or directory"
+    assert result.stderr.splitlines() == [
+        "Error: nowhere.yaml: no such file",
+        "Give the path of a recipe: a YAML file of steps.",
+    ]
 
 
 def test_an_unknown_command_is_a_fault(tmp_path, monkeypatch):
@@ -198,6 +209,20 @@ def test_an_interrupt_lets_the_step_clean_up(tmp_path, number):
     finally:
         parent.kill()
     assert (tmp_path / "cleaned").read_text() == str(int(number))
+
+
+def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(workplace, monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(command, "_execute", interrupted)
+    with pytest.raises(typer.Exit) as ended:
+        command.run(Path("recipe.yaml"))
+    assert ended.value.exit_code == 130
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "recipe.yaml: the same command goes on with this step."
+    ]
 
 
 def test_a_step_that_a_signal_ended_has_the_status_of_a_shell(tmp_path):

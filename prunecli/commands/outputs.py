@@ -1,0 +1,28 @@
+"""What commands that measure check of their outputs before the work begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prunecli.checkpoint.documents import refuse_existing
+from prunecli.errors import OutputError, UsageError
+
+
+def check_outputs(output: Path, plot: Path | None = None, *, force: bool) -> None:
+    """Refuse what could not be written in the end.
+
+    Raises:
+        OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
+        UsageError: the plot is no PNG file.
+        PruneError: there is a plot to draw, and no matplotlib.
+    """
+    for path in (output, *(() if plot is None else (plot,))):
+        refuse_existing(path, force=force)
+        if not path.parent.is_dir():
+            raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    if plot is not None:
+        from prunecli.analysis.plots import require_matplotlib
+
+        if plot.suffix.lower() != ".png":
+            raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
+        require_matplotlib()
