@@ -10,6 +10,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
+from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointsArgument,
@@ -98,6 +99,8 @@ def evaluate(
         bool,
         typer.Option("--all-pairs", help=f"Show every pair, also where there are more than {PAIRS_SHOWN}."),
     ] = False,
+    memory: MemoryOption = None,
+    spill_dir: SpillDirOption = None,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
@@ -132,6 +135,7 @@ def evaluate(
     from prunecli.evaluation.scoring import spm_file, spm_missing
     from prunecli.evaluation.tasks import TaskOptions, evaluate_task
 
+    budget = memory_bytes(memory, spill_dir)
     files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences)
     parallel = {
         "--data": data,
@@ -142,7 +146,7 @@ def evaluate(
         "--spm": spm,
         "--hypotheses": hypotheses,
     }
-    other = tasks.check_task(task, files, stride, parallel)
+    other = tasks.check_task(task, files, stride, parallel, memory)
     if plot is not None:
         evaluation_plot.check_plot(plot, force)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
@@ -171,9 +175,11 @@ def evaluate(
     else:
         if processes.count() > 1:
             raise UsageError(f"--task {other}: one process does it", "Start it without torchrun.")
-        settings = TaskOptions(batch_tokens, device, dtype, stride, seed)
+        settings = TaskOptions(batch_tokens, device, dtype, stride, seed, budget, spill_dir)
         named = tasks.text_of(other, files)
-        payload = evaluate_task(labels, other, named, settings, output, force=force, progress=progress)
+        payload = evaluate_task(
+            labels, other, named, settings, output, force=force, progress=progress, report=tasks.report
+        )
     if plot is not None:
         evaluation_plot.plot_evaluation(plot, payload, labels)
     if json:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prunecli.data.labelled import LabelledText
     from prunecli.data.plain import PlainText
     from prunecli.evaluation.tasks import OtherTask
+    from prunecli.modules.layerwise.session import Work
 
 TRANSLATION = "translation"
 COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
@@ -50,12 +51,13 @@ class TextOptions:
 
 
 def check_task(
-    task: str, options: TextOptions, stride: int | None, parallel: Mapping[str, Any]
+    task: str, options: TextOptions, stride: int | None, parallel: Mapping[str, Any], memory: str | None
 ) -> OtherTask | None:
     """The task, or None for translation; options that belong to another task are refused.
 
     Args:
         parallel: option -> value of those of translation; None where it is not given.
+        memory: value of --memory; None where it is not given.
 
     Raises:
         UsageError: no such task, or an option that does not go with it.
@@ -68,6 +70,7 @@ def check_task(
         "--whole-files": (options.whole_files, ("lm", "mlm")),
         "--labelled": (options.labelled is not None, ("classification",)),
         "--stride": (stride is not None, ("lm",)),
+        "--memory": (memory is not None, ("lm", "mlm")),
         **{name: (value is not None, (TRANSLATION,)) for name, value in parallel.items()},
     }
     for name, (is_given, own) in given.items():
@@ -93,6 +96,13 @@ def text_of(task: OtherTask, options: TextOptions) -> PlainText | LabelledText:
     if not options.text:
         raise UsageError(f"--task {task} needs text", "Name one or more files with --text FILE.")
     return read_plain(options.text, whole_files=options.whole_files).first(options.max_sentences)
+
+
+def report(label: str, work: Work) -> None:
+    """Say what a checkpoint that was run layer by layer took."""
+    from prunecli.commands.memory_options import report_work
+
+    report_work(work, label)
 
 
 def show_task(payload: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -113,6 +114,8 @@ def score_heads(
         int, typer.Option("--bootstrap", min=1, help="Resamples of the significance test of chrf++ and bleu.")
     ] = 1000,
     seed: SeedOption = 12345,
+    memory: MemoryOption = None,
+    spill_dir: SpillDirOption = None,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
@@ -131,10 +134,12 @@ def score_heads(
     from prunecli.checkpoint.attention import attention_layers
     from prunecli.checkpoint.documents import header, refuse_existing, write_json
     from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, choose_task, material, selection
 
     refuse_existing(output, force=force)
-    _check_options(method, metric, select_data, select_split, plot)
+    budget = memory_bytes(memory, spill_dir)
+    _check_options(method, metric, select_data, select_split, plot, budget)
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
         choice = Choice(
@@ -148,7 +153,8 @@ def score_heads(
         from prunecli.evaluation.decoding import DecodingOptions
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, gradient_dtype
         from prunecli.methods.heads.statistics import FORMAT, scores_payload
-        from prunecli.modules.loading import load_model
+        from prunecli.modules.layerwise.session import Means
+        from prunecli.modules.loading import choose_device, choose_dtype, load_model
 
         options = AblationOptions(
             check_metric(chosen_task, None if metric is None else metric.value),
@@ -159,8 +165,14 @@ def score_heads(
         if method is MethodName.gradient:
             dtype = gradient_dtype(opened, dtype)
         tokenizer = load_tokenizer(opened.path)
-        subject = Subject(opened, load_model(opened.path, device=device, dtype=dtype), tokenizer)
-        scores, more = _score(subject, reported, selected, method, options, console.progress(quiet))
+        progress, more = console.progress(quiet), dict[str, Any]()
+        if budget is not None:
+            where = choose_device(device)
+            means = Means(where, choose_dtype(dtype, opened, where), budget, spill_dir)
+            scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress)
+        else:
+            subject = Subject(opened, load_model(opened.path, device=device, dtype=dtype), tokenizer)
+            scores, more = _score(subject, reported, selected, method, options, progress)
         sampled = method is not MethodName.gradient
         payload = {
             **header(FORMAT, [opened], seed if sampled else None),
@@ -183,7 +195,13 @@ def _check_options(
     select_data: Path | None,
     select_split: str | None,
     plot: Path | None,
+    memory: int | None,
 ) -> None:
+    if method is not MethodName.gradient and memory is not None:
+        raise UsageError(
+            f"--memory goes with --method gradient: {method.value} runs parts of the model again and again",
+            "Leave out --memory on a machine that holds the model, or choose --method gradient.",
+        )
     if method is MethodName.gradient and metric is not None:
         raise UsageError(
             "--metric goes with --method ablation or all-but-one: the gradient is that of the loss",

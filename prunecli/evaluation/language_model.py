@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from prunecli.evaluation.layer_major import Runner, in_memory
 from prunecli.evaluation.objective import (
     Batch,
     TaskName,
@@ -48,18 +50,20 @@ def lm_losses(
     *,
     stride: int | None = None,
     advance: Callable[[float], None] = lambda _tokens: None,
+    run: Runner = in_memory,
 ) -> TextLosses:
     """Losses of a causal language model; each token is predicted once, in the windows of `lm_windows`.
 
     Args:
         advance: called with the counted tokens of each finished batch.
+        run: how passes are run: with the whole model in memory, or layer by layer.
 
     Raises:
         PruneError: as `lm_windows`; a loss that is not finite.
     """
     windows = lm_windows(tokenizer, model, texts, stride=stride)
     batches = window_batches(windows, padding_id(model, tokenizer), batch_tokens)
-    made = _losses(model, batches, "lm", len(windows), advance)
+    made = _losses(model, batches, "lm", len(windows), advance, run)
     owners = np.array([window.text for window in windows])
     nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     np.add.at(nats, owners, made.nats)
@@ -75,6 +79,7 @@ def mlm_losses(
     *,
     seed: int = 0,
     advance: Callable[[float], None] = lambda _tokens: None,
+    run: Runner = in_memory,
 ) -> TextLosses:
     """Losses of a masked language model on the tokens that `mlm_batches` hides.
 
@@ -82,20 +87,27 @@ def mlm_losses(
         PruneError: as `mlm_batches`; a loss that is not finite.
     """
     batches = mlm_batches(tokenizer, model, texts, batch_tokens, seed=seed)
-    return _losses(model, batches, "mlm", len(texts), advance)
+    return _losses(model, batches, "mlm", len(texts), advance, run)
 
 
 def _losses(
-    model: Any, batches: Sequence[Batch], task: TaskName, examples: int, advance: Callable[[float], None]
+    model: Any,
+    batches: Sequence[Batch],
+    task: TaskName,
+    examples: int,
+    advance: Callable[[float], None],
+    run: Runner,
 ) -> TextLosses:
     nats, tokens = np.zeros(examples), np.zeros(examples, np.int64)
-    with torch.inference_mode():
-        for batch in batches:
-            sums, counts = token_losses(model, batch, task)
-            require_finite(sums, batch)
-            nats[list(batch.indices)] = sums.double().cpu().numpy()
-            tokens[list(batch.indices)] = counts.numpy()
-            advance(int(counts.sum()))
+
+    def finish(number: int, found: tuple[Tensor, Tensor]) -> None:
+        (sums, counts), batch = found, batches[number]
+        require_finite(sums, batch)
+        nats[list(batch.indices)] = sums.double().cpu().numpy()
+        tokens[list(batch.indices)] = counts.numpy()
+        advance(int(counts.sum()))
+
+    run(batches, [partial(token_losses, model, batch, task) for batch in batches], finish)
     return TextLosses(nats, tokens)
 
 

@@ -15,6 +15,7 @@ from prunecli.data.labelled import LabelledText, label_ids
 from prunecli.data.plain import PlainText
 from prunecli.errors import OutputError
 from prunecli.evaluation.evaluate import FORMAT, LEVEL
+from prunecli.modules.layerwise.session import Work
 from prunecli.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -29,7 +30,13 @@ TESTS: Mapping[OtherTask, tuple[str, str]] = {
     "lm": ("paired t-test", "bits_per_byte"),
 }
 """Task -> the test of significance, and the score that it tests."""
+LAYER_MAJOR: tuple[OtherTask, ...] = ("lm", "mlm")
+"""Tasks that can run layer by layer."""
 Advance = Callable[[float], None]
+
+
+def ignored(_done: float) -> None:
+    """An `Advance` that nobody listens to."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +48,8 @@ class TaskOptions:
         device, dtype: as in `load_model`.
         stride: of the windows of `lm`; None: half of the context.
         seed: of the tokens that `mlm` hides.
+        memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
+        spill_directory: with `memory`: as in `Means`.
     """
 
     batch_tokens: int = 2048
@@ -48,6 +57,8 @@ class TaskOptions:
     dtype: str = "auto"
     stride: int | None = None
     seed: int = 0
+    memory: int | None = None
+    spill_directory: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +78,7 @@ def evaluate_task(
     *,
     force: bool = False,
     progress: Progress = silent,
+    report: Callable[[str, Work], None] = lambda _label, _work: None,
 ) -> dict[str, Any]:
     """Measure each checkpoint at `task` on `text`, compare with the first, write `output`.
 
@@ -76,6 +88,7 @@ def evaluate_task(
     Args:
         checkpoints: label -> directory, the baseline first.
         text: labelled for classification.
+        report: called for each checkpoint that was run layer by layer with what that took.
 
     Returns:
         What was written: the payload of evaluation.json (`prunecli.evaluation/1`).
@@ -93,7 +106,7 @@ def evaluate_task(
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())
     measured = {
-        label: _measure(label, checkpoint, task, text, options, progress)
+        label: _measure(label, checkpoint, task, text, options, progress, report)
         for label, checkpoint in opened.items()
     }
     payload = _payload(opened, task, text, options, measured)
@@ -116,11 +129,17 @@ def _measure(
     text: PlainText | LabelledText,
     options: TaskOptions,
     progress: Progress,
+    report: Callable[[str, Work], None],
 ) -> _Measured:
     from prunecli.data.tokens import load_tokenizer
     from prunecli.modules.loading import load_model
 
     tokenizer = load_tokenizer(checkpoint.path)
+    if options.memory is not None and isinstance(text, PlainText):
+        work = Work()
+        found = _by_layer(label, checkpoint, tokenizer, task, text, options, progress, work)
+        report(label, work)
+        return found
     model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
     if isinstance(text, LabelledText):
         with progress(f"{label}: classifying", len(text), "examples") as advance:
@@ -133,11 +152,36 @@ def _measure(
     return found
 
 
-def _causal(model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance) -> _Measured:
+def _by_layer(
+    label: str,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    task: OtherTask,
+    text: PlainText,
+    options: TaskOptions,
+    progress: Progress,
+    work: Work,
+) -> _Measured:
+    from prunecli.evaluation.layer_major import by_layer
+    from prunecli.modules.layerwise.session import Means, Session
+    from prunecli.modules.loading import choose_device, choose_dtype
+
+    assert options.memory is not None
+    device = choose_device(options.device)
+    dtype = choose_dtype(options.dtype, checkpoint, device)
+    session = Session(checkpoint, Means(device, dtype, options.memory, options.spill_directory), work)
+    run = by_layer(session, f"{label}: predicting", progress)
+    measure = _causal if task == "lm" else _masked
+    return measure(session.skeleton.model, tokenizer, text, options, run=run)
+
+
+def _causal(
+    model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
+) -> _Measured:
     from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
 
     made = lm_losses(
-        model, tokenizer, text.texts, options.batch_tokens, stride=options.stride, advance=advance
+        model, tokenizer, text.texts, options.batch_tokens, stride=options.stride, advance=advance, **how
     )
     scores = {
         "perplexity": perplexity(made.loss),
@@ -150,10 +194,14 @@ def _causal(model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, a
     return _Measured(scores, made.nats / np.log(2) / sizes)
 
 
-def _masked(model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance) -> _Measured:
+def _masked(
+    model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
+) -> _Measured:
     from prunecli.evaluation.language_model import mlm_losses, perplexity
 
-    made = mlm_losses(model, tokenizer, text.texts, options.batch_tokens, seed=options.seed, advance=advance)
+    made = mlm_losses(
+        model, tokenizer, text.texts, options.batch_tokens, seed=options.seed, advance=advance, **how
+    )
     scores = {"perplexity": perplexity(made.loss), "loss": made.loss, "tokens": int(made.tokens.sum())}
     return _Measured(scores, made.nats / np.maximum(made.tokens, 1))
 

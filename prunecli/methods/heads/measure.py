@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,7 @@ from prunecli.methods.heads.ablate import (
     without_each,
 )
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
-from prunecli.methods.heads.score import gradient_importance
+from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import VALUES, HeadScores, Method
 from prunecli.modules.loading import choose_dtype
 from prunecli.progress import Progress, silent
@@ -113,16 +113,24 @@ def gradient_dtype(checkpoint: Checkpoint, dtype: str) -> str:
 
 
 def score_by_gradient(
-    subject: Subject, material: Material, batch_tokens: int, progress: Progress = silent
+    subject: Subject,
+    material: Material,
+    batch_tokens: int,
+    progress: Progress = silent,
+    *,
+    importance: Callable[..., HeadSums] = gradient_importance,
 ) -> HeadScores:
     """Importance of every head (4.1), summed over the examples of `material`.
+
+    Args:
+        importance: `gradient_importance`, or a `GradientByLayer` whose session's skeleton is the model.
 
     Raises:
         PruneError: text, model or losses that cannot be used.
     """
     layers = attention_layers(subject.checkpoint)
     batches = _batches(subject, material, batch_tokens)
-    sums = gradient_importance(subject.model, layers, batches, material.task, progress)
+    sums = importance(subject.model, layers, batches, material.task, progress)
     count = sum(len(batch.indices) for found in batches.values() for batch in found)
     return _scores(subject, material.task, "gradient", layers, count, sums)
 

@@ -15,6 +15,7 @@ from prunecli.checkpoint.attention import AttentionLayer
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch, TaskName, example_losses, require_finite
 from prunecli.modules.heads import output_projections
+from prunecli.modules.layerwise.swaps import frozen
 from prunecli.progress import Progress, silent
 
 HeadSums = dict[str, NDArray[np.float64]]
@@ -46,8 +47,8 @@ def gradient_importance(
     total = sum(len(batch.indices) for found in batches.values() for batch in found)
     with (
         torch.enable_grad(),
-        _frozen(model),
-        _products(model, layers) as products,
+        frozen(model),
+        head_products(model, layers) as products,
         progress("scoring heads", total, "examples") as advance,
     ):
         for text, found in batches.items():
@@ -56,7 +57,7 @@ def gradient_importance(
                 check_finite(losses.detach(), batch, text)
                 losses.sum().backward()  # type: ignore[no-untyped-call]
                 advance(len(batch.indices))
-    return {layer.name: _taken(layer, products.get(layer.name)) for layer in layers}
+    return {layer.name: taken(layer, products.get(layer.name)) for layer in layers}
 
 
 def check_finite(losses: Tensor, batch: Batch, text: str) -> None:
@@ -72,20 +73,7 @@ def check_finite(losses: Tensor, batch: Batch, text: str) -> None:
 
 
 @contextmanager
-def _frozen(model: nn.Module) -> Iterator[None]:
-    """Parameters ask for no gradients within the block: those of activations are all that is needed."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)
-
-
-@contextmanager
-def _products(model: nn.Module, layers: Sequence[AttentionLayer]) -> Iterator[dict[str, Tensor]]:
+def head_products(model: nn.Module, layers: Sequence[AttentionLayer]) -> Iterator[dict[str, Tensor]]:
     """Attention's name -> `[heads]` float64, grown by each backward pass within the block."""
     sums: dict[str, Tensor] = {}
     heads = {layer.name: layer.num_heads for layer in layers}
@@ -115,7 +103,12 @@ def _watch(name: str, heads: int, sums: dict[str, Tensor]) -> Any:
     return hook
 
 
-def _taken(layer: AttentionLayer, found: Tensor | None) -> NDArray[np.float64]:
+def taken(layer: AttentionLayer, found: Tensor | None) -> NDArray[np.float64]:
+    """What `head_products` found of an attention.
+
+    Raises:
+        PruneError: a gradient was not finite.
+    """
     values: NDArray[np.float64] = np.zeros(layer.num_heads) if found is None else found.cpu().numpy()
     if not np.isfinite(values).all():
         raise PruneError(

@@ -118,6 +118,37 @@ def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
     return (dense + scores) * shape.itemsize + sparse
 
 
+def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
+    """Bytes that one layer needs for a batch on the way back, at most; see `activation_bytes`.
+
+    With t = batch x length tokens: what the layer's operations keep of their inputs, and the gradients at work.
+    Parameters get none, so that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals,
+    queries, keys, values and attention with their gradients; 10 of the FFN's width those of an activation that is
+    made of several operations; attention weights are counted five times where they exist at all.
+    """
+    tokens = batch * length
+    dense = tokens * (24 * shape.d_model + 10 * shape.ffn_dim) + batch * keys * 8 * shape.d_model
+    scores = 5 * batch * shape.heads * length * max(length, keys)
+    sparse = tokens * (8 * shape.top_k * shape.d_model + 12 * shape.experts) * 4 if shape.experts else 0
+    return (dense + scores) * shape.itemsize + sparse
+
+
+def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) -> int:
+    """Bytes of a batch's logits and losses, at most: logits with and without their bias, in float32, logarithms.
+
+    And 12 values of d_model a token for what comes between the last layer and the logits.
+
+    Args:
+        vocabulary: values that a token's logits have.
+        tokens: with padding.
+        backward: whether gradients of all of them are held too.
+    """
+    cast = 4 if shape.itemsize < 4 else 0
+    forward = max(2 * shape.itemsize, shape.itemsize + cast + 4)
+    per_value = max(forward, 12 + cast) if backward else forward
+    return tokens * (vocabulary * per_value + 12 * shape.d_model * shape.itemsize)
+
+
 def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
     """Bytes of a batch's state between layers, and of its rows in a sparse one.
 

@@ -96,7 +96,7 @@ class Reader:
         torch.get_num_threads()  # see modules.threads
         self._started.set()
         try:
-            with torch.inference_mode():
+            with torch.no_grad():
                 if self._device.type == "cuda":
                     side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
                     with torch.cuda.stream(side):

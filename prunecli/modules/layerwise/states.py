@@ -128,7 +128,8 @@ class States:
         """Replace the entries from `start` on along the first axis."""
         offset = held.offset + start * held.row_bytes
         if held.in_memory:
-            self._view(offset, rows.numel() * held.dtype.itemsize, held.dtype).view(rows.shape).copy_(rows)
+            place = self._view(offset, rows.numel() * held.dtype.itemsize, held.dtype)
+            place.view(rows.shape).copy_(rows.detach())
             return
         assert self._file is not None
         data = rows.detach().to("cpu", held.dtype).contiguous().view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,33 @@
+"""`score-heads --memory`: the gradient method on a model whose layers stay on disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands.memory_options import report_work
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.methods.heads.measure import Material
+    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.modules.layerwise.session import Means
+
+
+def score_by_layer(
+    checkpoint: Checkpoint, tokenizer: Any, reported: Material, batch_tokens: int, means: Means, progress: Any
+) -> HeadScores:
+    """The gradient method, holding a layer at a time.
+
+    Raises:
+        PruneError: text, model, memory or losses that cannot be used.
+    """
+    from prunecli.methods.heads.layer_major import GradientByLayer
+    from prunecli.methods.heads.measure import Subject, score_by_gradient
+    from prunecli.modules.layerwise.session import Session, Work
+
+    work = Work()
+    session = Session(checkpoint, means, work)
+    subject = Subject(checkpoint, session.skeleton.model, tokenizer)
+    scores = score_by_gradient(subject, reported, batch_tokens, progress, importance=GradientByLayer(session))
+    report_work(work, back=True)
+    return scores

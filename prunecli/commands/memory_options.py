@@ -1,0 +1,69 @@
+"""`--memory` and `--spill-dir` of commands that run a model layer by layer where they are told to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Optional
+
+import typer
+
+from prunecli.commands import console
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.modules.layerwise.session import Work
+
+MemoryOption = Annotated[
+    Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+    typer.Option(
+        "--memory",
+        help="Run layer by layer within so much memory, such as 8GiB.",
+        metavar="SIZE",
+        show_default=False,
+    ),
+]
+SpillDirOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--spill-dir",
+        help="With --memory: where a file goes for what the text's hidden states need beyond it; "
+        "default: the folder for temporary files.",
+        metavar="DIR",
+        show_default=False,
+    ),
+]
+
+
+def memory_bytes(memory: str | None, spill_directory: Path | None) -> int | None:
+    """The size that is asked for, in bytes; before torch is imported, which is told to use huge pages.
+
+    Raises:
+        UsageError: not a size; or a directory without one.
+    """
+    import os
+
+    from prunecli.checkpoint.dtypes import parse_size
+
+    if memory is None:
+        if spill_directory is not None:
+            raise UsageError("--spill-dir goes with --memory", "Give --memory SIZE, or leave it out.")
+        return None
+    # Of which torch takes note at its first tensor: see modules.layerwise.machine.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    return parse_size(memory)
+
+
+def report_work(work: Work, label: str | None = None, *, back: bool = False) -> None:
+    """Say what a run layer by layer read.
+
+    Args:
+        label: of the checkpoint, where there are several.
+        back: whether it went back through the layers too.
+    """
+    rate = console.bytes_text(work.bytes_read / max(work.seconds, 1e-9))
+    times = "once" if work.readings == 1 else f"in {work.readings} groups"
+    spilled = f"; {console.bytes_text(work.spilled_bytes)} of states in a file" if work.spilled_bytes else ""
+    console.note(
+        f"{'' if label is None else f'{label}: '}Went through the layers{' and back' if back else ''} {times}: "
+        f"{console.bytes_text(work.bytes_read)} of weights read, {rate} a second{spilled}."
+    )

@@ -1,0 +1,225 @@
+"""`--memory` and `--spill-dir` of `evaluate` and `score-heads`, typed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.evaluate import evaluate
+from prunecli.commands.score_heads import score_heads
+from prunecli.errors import CheckpointError, OutputError, PruneError, UnsupportedModelError, UsageError
+from prunecli.modules.layerwise import session
+from prunecli.modules.layerwise.running import LayerMajor
+from prunecli.modules.layerwise.session import Session
+from prunecli.modules.layerwise.states import States
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe, write_json
+
+COMMANDS = {"evaluate": evaluate, "score-heads": score_heads}
+LM = ("model", "--task", "lm", "--text", "text.txt", "--batch-tokens", "20")
+EVALUATE, GRADIENT = ("evaluate", *LM), ("score-heads", *LM)
+SPILL = ("--memory", "8GiB", "--spill-dir", ".")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")  # which the command would set for good
+    tiny_family(tmp_path / "model", "gpt2")
+    (tmp_path / "text.txt").write_text("the hat\nno\nten hens in the inn\n" + "the tin " * 60 + "\n")
+    (tmp_path / "data").mkdir()
+    for language in ("eng_Latn", "fra_Latn"):
+        (tmp_path / "data" / f"val.{language}").write_text("the hen\nno\na hat in the inn\n")
+    return tmp_path
+
+
+def run(command: str, *arguments: str) -> Any:
+    """One call of a command; its refusals are raised."""
+    app = typer.Typer()
+    app.command()(COMMANDS[command])
+    result = CliRunner().invoke(app, [*arguments, "--device", "cpu"])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def content(path: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(Path(path).read_text())
+    found.pop("command")
+    return found
+
+
+def test_perplexity_is_the_same_to_the_last_digit(folder: Path) -> None:
+    run(*EVALUATE, "-o", "whole.json")
+    made = run(*EVALUATE, *SPILL, "-o", "layers.json")
+    said = r"model: Went through the layers once: [\d.]+ KiB of weights read, .* a second\."
+    assert re.search(said, made.stderr)
+    assert content("whole.json") == content("layers.json")
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"data", "layers.json", "model", "text.txt", "whole.json"}
+
+
+def test_several_checkpoints_and_hidden_tokens(folder: Path) -> None:
+    for seed in (0, 1):
+        tiny_family(folder / f"masked{seed}", "roberta", seed=seed)
+    arguments = ("evaluate", "masked0", "masked1", "--task", "mlm", "--text", "text.txt")
+    run(*arguments, "-o", "whole.json")
+    made = run(*arguments, *SPILL, "-o", "layers.json")
+    assert [f"masked{seed}: Went through" in made.stderr for seed in (0, 1)] == [True, True]
+    assert content("whole.json") == content("layers.json")
+
+
+def test_importance_of_a_language_model_is_the_same_to_the_last_digit(folder: Path) -> None:
+    run(*GRADIENT, "-o", "whole.json")
+    made = run(*GRADIENT, *SPILL, "-o", "layers.json")
+    assert "Went through the layers and back once: " in made.stderr
+    assert content("whole.json") == content("layers.json")
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
+def test_importance_of_a_translator_is_the_same_within_rounding(model_type: str, folder: Path) -> None:
+    if model_type == "nllb-moe":
+        tiny_nllb_moe(folder / "translator", pickled=True, shards=3)
+    else:
+        tiny_family(folder / "translator", model_type)
+    arguments = ("score-heads", "translator", "--data", "data")
+    run(*arguments, "-o", "whole.json")
+    run(*arguments, *SPILL, "-o", "layers.json")
+    whole, layers = content("whole.json"), content("layers.json")
+    sums, wanted = layers.pop("sum"), whole.pop("sum")
+    assert whole == layers
+    assert sums.keys() == wanted.keys()
+    for name, values in wanted.items():
+        assert sums[name] == pytest.approx(values, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("command", "room"), [(EVALUATE, 20_000), (GRADIENT, 60_000)], ids=["evaluate", "score-heads"]
+)
+def test_groups_and_a_file(
+    command: tuple[str, ...], room: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "_room", lambda _self, _plan: 0)
+    monkeypatch.setattr(session, "disk_room", lambda _directory: room)
+    made = run(*command, "--memory", "8GiB")
+    assert re.search(r"Went through the layers.* in \d+ groups: .*KiB of states in a file\.", made.stderr)
+
+
+@pytest.mark.parametrize(
+    ("command", "more", "said", "error"),
+    [
+        (("evaluate", "model"), SPILL, r"--memory does not go with --task translation", UsageError),
+        (
+            ("evaluate", "model", "--task", "classification", "--labelled", "x"),
+            SPILL,
+            r"--memory does not go with --task classification",
+            UsageError,
+        ),
+        (GRADIENT, (*SPILL, "--method", "ablation"), r"--memory goes with --method gradient", UsageError),
+        (GRADIENT, (*SPILL, "--method", "all-but-one"), r"--memory goes with --method gradient", UsageError),
+        (EVALUATE, ("--spill-dir", "."), r"--spill-dir goes with --memory", UsageError),
+        (GRADIENT, ("--spill-dir", "."), r"--spill-dir goes with --memory", UsageError),
+        (EVALUATE, ("--memory", "much"), r'"much" is not a size', UsageError),
+        (GRADIENT, ("--memory", "0"), r'"0" is not a size', UsageError),
+        (EVALUATE, ("--memory", "1MiB"), r"too little: the smallest that works is \d+MiB", UsageError),
+        (GRADIENT, ("--memory", "1MiB"), r"too little: the smallest that works is \d+MiB", UsageError),
+        (EVALUATE, ("--memory", "8GiB", "--spill-dir", "nowhere"), r"nowhere: cannot hold", OutputError),
+        (GRADIENT, ("--memory", "8GiB", "--spill-dir", "nowhere"), r"nowhere: cannot hold", OutputError),
+    ],
+)
+def test_bad_input_is_said_plainly(
+    command: tuple[str, ...], more: tuple[str, ...], said: str, error: type[PruneError], folder: Path
+) -> None:
+    with pytest.raises(error, match=said) as caught:
+        run(*command, *more)
+    assert caught.value.remedy
+    assert not list(folder.glob("*.json"))
+
+
+@pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
+def test_a_family_that_is_not_declared(command: tuple[str, ...], folder: Path) -> None:
+    config = json.loads((folder / "model" / "config.json").read_text())
+    write_json(
+        folder / "model" / "config.json", {**config, "model_type": "opt", "architectures": ["OPTModel"]}
+    )
+    with pytest.raises(UnsupportedModelError, match="opt"):
+        run(*command, *SPILL)
+
+
+@pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
+def test_a_shard_that_vanishes_in_mid_pass(
+    command: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = folder / "model" / "model.safetensors"
+    real, left = States.put, [3]
+
+    def put(self: States, *args: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            os.truncate(file, 5_000)
+        return real(self, *args)
+
+    monkeypatch.setattr(States, "put", put)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
+        run(*command, *SPILL)
+    assert {path.name for path in folder.iterdir()} == {"data", "model", "text.txt"}
+
+
+def test_an_interrupt_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[States] = []
+    real = States.close
+    monkeypatch.setattr(States, "close", lambda self: (closed.append(self), real(self)))
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LayerMajor, "_keep", interrupted)
+    run(*EVALUATE, *SPILL)
+    assert len(closed) == 1
+    assert {path.name for path in folder.iterdir()} == {"data", "model", "text.txt"}
+
+
+MEASURED = """
+import sys
+from prunecli.commands.app import main
+from prunecli.evaluation.memory import peak_resident
+try:
+    main()
+finally:
+    print(f"peak {peak_resident()}", file=sys.stderr)
+"""
+WIDE = {
+    "hidden_size": 512,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 20,
+}
+
+
+@pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
+def test_the_whole_process_stays_within_it(command: tuple[str, ...], folder: Path) -> None:
+    """Of a model of 320 MiB in float32; two or three of its layers of 16 MiB are held."""
+    tiny_family(folder / "wide", "llama", dtype="F16", **WIDE)
+
+    def measured(memory: str) -> subprocess.CompletedProcess[str]:
+        arguments = [sys.executable, "-c", MEASURED, command[0], "wide", *command[2:], "--dtype", "float32"]
+        return subprocess.run(
+            [*arguments, "--memory", memory], capture_output=True, text=True, cwd=folder, check=False
+        )
+
+    named = re.search(r"works is ([\d.]+)MiB", measured("1MiB").stderr)
+    assert named
+    budget = int(float(named[1])) + 32
+    made = measured(f"{budget}MiB")
+    assert made.returncode == 0, made.stderr
+    peak = re.search(r"peak (\d+)", made.stderr)
+    assert peak
+    assert int(peak[1]) < budget << 20

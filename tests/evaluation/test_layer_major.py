@@ -1,0 +1,167 @@
+"""Losses layer by layer are those of the whole model, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.tokens import load_tokenizer
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.evaluation.language_model import TextLosses, lm_losses, mlm_losses
+from prunecli.evaluation.layer_major import by_layer, need_of
+from prunecli.evaluation.losses import Batch
+from prunecli.modules.layerwise import session as machinery
+from prunecli.modules.layerwise.budget import (
+    activation_bytes,
+    backward_bytes,
+    output_bytes,
+)
+from prunecli.modules.layerwise.session import Means, Session, Work
+from prunecli.modules.loading import load_model
+from tests.families import DECODERS, ENCODERS, tiny_family
+from tests.tiny import tiny_nllb_moe
+
+LINES = ("the hat on a hen", "no", "then ten of the hats " * 9, "a hen in the inn", "tin")
+CPU, PLENTY = torch.device("cpu"), 1 << 34
+MEASURES: dict[str, Any] = {**dict.fromkeys(DECODERS, lm_losses), **dict.fromkeys(ENCODERS, mlm_losses)}
+
+
+def layered(path: Path, model_type: str, memory: int = PLENTY, **more: Any) -> tuple[TextLosses, Work]:
+    work, kind = Work(), more.pop("dtype", torch.float32)
+    with open_checkpoint(path) as checkpoint:
+        session = Session(checkpoint, Means(CPU, kind, memory, more.pop("spill", None)), work)
+        run = by_layer(session, "predicting", *more.pop("progress", ()))
+        tokenizer = load_tokenizer(path)
+        return MEASURES[model_type](session.skeleton.model, tokenizer, LINES, 40, run=run, **more), work
+
+
+def whole(path: Path, model_type: str, dtype: str = "float32", **more: Any) -> TextLosses:
+    model = load_model(path, device="cpu", dtype=dtype)
+    return MEASURES[model_type](model, load_tokenizer(path), LINES, 40, **more)
+
+
+def assert_same(one: TextLosses, other: TextLosses) -> None:
+    assert other.nats.min() > 0
+    assert np.array_equal(one.nats, other.nats)
+    assert np.array_equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("model_type", [*DECODERS, *ENCODERS])
+def test_every_family(model_type: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type)
+    found, work = layered(path, model_type)
+    assert_same(found, whole(path, model_type))
+    assert work.readings == 1
+    with open_checkpoint(path) as checkpoint:
+        assert 0 < work.bytes_read <= checkpoint.total_bytes
+
+
+def test_other_strides_seeds_and_types(tmp_path: Path) -> None:
+    causal, masked = tiny_family(tmp_path / "a", "gpt2"), tiny_family(tmp_path / "b", "bert")
+    assert_same(layered(causal, "gpt2", stride=10)[0], whole(causal, "gpt2", stride=10))
+    assert_same(layered(masked, "bert", seed=3)[0], whole(masked, "bert", seed=3))
+    found, _ = layered(causal, "gpt2", dtype=torch.bfloat16)
+    assert_same(found, whole(causal, "gpt2", "bfloat16"))
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
+    monkeypatch.setattr(Session, "_room", lambda _self, _plan: memory)
+    monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
+
+
+def test_states_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, spill = tiny_family(tmp_path / "model", "llama"), tmp_path / "spill"
+    spill.mkdir()
+    no_room(monkeypatch, 0)
+    found, work = layered(path, "llama", spill=spill)
+    assert_same(found, whole(path, "llama"))
+    assert work.spilled_bytes > 0
+    assert list(spill.iterdir()) == []
+
+
+def test_groups_where_there_is_no_room_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_family(tmp_path / "model", "gpt2")
+    no_room(monkeypatch, 20_000, 0)
+    found, work = layered(path, "gpt2")
+    assert_same(found, whole(path, "gpt2"))
+    assert work.readings > 1
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["no room", "too little memory"])
+def test_nothing_is_read_before_it_is_known_to_do(
+    readable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny_family(tmp_path / "model", "gpt2")
+    monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
+    if readable:
+        no_room(monkeypatch, 100, 100)
+        with pytest.raises(OutputError, match="no room for the states of one batch"):
+            layered(path, "gpt2")
+    else:
+        with pytest.raises(UsageError, match="--memory 1MiB is too little"):
+            layered(path, "gpt2", 1 << 20)
+
+
+def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", "gpt2")
+
+    class Cutting:
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return lambda _amount: (path / "model.safetensors").open("r+b").truncate(10_000)
+
+        def __exit__(self, *_: Any) -> None: ...
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
+        layered(path, "gpt2", progress=(Cutting,))
+
+
+def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", "gpt2")
+    with open_checkpoint(path) as checkpoint:
+        session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
+        model, tokenizer = session.skeleton.model, load_tokenizer(path)
+        final = model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
+        with pytest.raises(DataError, match="example 1: the loss is nan"):
+            lm_losses(model, tokenizer, LINES[:1], 40, run=by_layer(session, "x"))
+        final.remove()
+
+
+def test_what_a_batch_takes(tmp_path: Path) -> None:
+    """A translation of 2 sentences: 5 tokens, then 7."""
+    ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
+    batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
+    with open_checkpoint(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
+        session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
+        vocabulary, shape = session.skeleton.model.config.vocab_size, session.shape
+        forward, back = (need_of(session, batch, backward=way) for way in (False, True))
+    assert forward.activations == max(
+        output_bytes(shape, vocabulary, 14, backward=False),
+        activation_bytes(shape, 2, 7, 5),
+    )
+    assert back.activations == max(
+        output_bytes(shape, vocabulary, 14, backward=True), backward_bytes(shape, 2, 7, 5)
+    )
+    encoder, decoder = 2 * 5 * 32 * 4, 2 * 7 * 32 * 4
+    assert forward.states == encoder + decoder
+    assert back.states == 3 * encoder + 2 * decoder + encoder + decoder, "every layer's output, and gradients"
+
+
+def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path: Path) -> None:
+    ids = torch.ones(2, 5, dtype=torch.long)
+    batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
+        session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
+        forward, back = (need_of(session, batch, backward=way) for way in (False, True))
+        width = session.shape.d_model
+    output, rows = 10 * width * 4, 10 * 2 * width * 4
+    assert forward.states == 2 * (output + rows)
+    assert back.states == 2 * (5 * output + 2 * rows + 2 * rows), (
+        "two sparse layers; rows and gradients of one"
+    )

@@ -1,0 +1,161 @@
+"""Importance layer by layer against that of the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.data.labelled import read_labelled
+from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.evaluation import objective
+from prunecli.evaluation.objective import Batch
+from prunecli.methods.heads.layer_major import GradientByLayer
+from prunecli.methods.heads.score import HeadSums, gradient_importance
+from prunecli.modules.layerwise import session as machinery
+from prunecli.modules.layerwise.session import Means, Session, Work
+from tests.families import DECODERS, ENCODERS
+from tests.methods.heads.test_score import FAMILIES, LINES, Subject
+
+CPU, PLENTY = torch.device("cpu"), 1 << 34
+TOLERANCE = 1e-5
+"""Relative; the gradients of an encoder's output are summed layer by layer, in another order than in memory."""
+
+
+def layered(
+    subject: Subject, batches: list[Batch], memory: int = PLENTY, **more: Any
+) -> tuple[HeadSums, Work]:
+    work = Work()
+    with open_checkpoint(subject.checkpoint.path) as checkpoint:
+        session = Session(checkpoint, Means(CPU, torch.float32, memory, more.pop("spill", None)), work)
+        named = {"val": batches[:1], "more": batches[1:]}
+        found = GradientByLayer(session)(
+            session.skeleton.model, subject.layers, named, subject.task, *more.pop("progress", ())
+        )
+        assert all(parameter.grad is None for parameter in session.skeleton.model.parameters())
+    return found, work
+
+
+def assert_close(found: HeadSums, wanted: HeadSums) -> None:
+    assert list(found) == list(wanted)
+    for name, values in wanted.items():
+        assert (values > 0).all()
+        np.testing.assert_allclose(found[name], values, rtol=TOLERANCE)
+        assert found[name].dtype == np.float64
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_every_family(model_type: str, tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "model", model_type)
+    batches, wanted = subject.batches(40), subject.score(40)
+    assert len(batches) > 1
+    found, work = layered(subject, batches)
+    assert_close(found, wanted)
+    if model_type in (*ENCODERS, *DECODERS):
+        assert all((found[name] == values).all() for name, values in wanted.items()), "to the last bit"
+    assert work.readings == 1
+    assert work.bytes_read < 2 * subject.checkpoint.total_bytes
+
+
+def test_classes(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
+    subject.task = "classification"
+    (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
+    text = read_labelled(tmp_path / "labelled")
+    batches = objective.classification_batches(subject.tokenizer, subject.model, text, 60)
+    wanted = gradient_importance(subject.model, subject.layers, {"val": batches}, "classification")
+    assert_close(layered(subject, batches)[0], wanted)
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
+    monkeypatch.setattr(Session, "_room", lambda _self, _plan: memory)
+    monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
+def test_states_in_a_file(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(tmp_path / "model", model_type)
+    (tmp_path / "spill").mkdir()
+    no_room(monkeypatch, 0)
+    found, work = layered(subject, subject.batches(40), spill=tmp_path / "spill")
+    assert_close(found, subject.score(40))
+    assert work.spilled_bytes > 0
+    assert list((tmp_path / "spill").iterdir()) == []
+
+
+@pytest.mark.parametrize("model_type", ["t5", "nllb-moe"])
+def test_what_is_reckoned_is_what_is_kept(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a group is said to keep finds room, and not much of that room is left over."""
+    subject, groups = Subject(tmp_path / "model", model_type), []
+    real = Session.groups
+    monkeypatch.setattr(Session, "groups", lambda *args: groups.append(real(*args)) or groups[0])
+    no_room(monkeypatch, 0)
+    _, work = layered(subject, subject.batches(1000))
+    (group,) = groups[0]
+    assert 0.4 * group.states < work.spilled_bytes < 1.05 * group.states + 4096
+
+
+def test_groups_where_there_is_no_room_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(tmp_path / "model", "m2m_100")
+    no_room(monkeypatch, 40_000, 0)
+    found, work = layered(subject, subject.batches(1))
+    assert_close(found, subject.score(1))
+    assert work.readings > 1
+
+
+def test_nothing_is_read_before_it_is_known_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(tmp_path / "model", "bert")
+    monkeypatch.setattr(machinery, "fill_resident", lambda *_: pytest.fail("read"))
+    with pytest.raises(UsageError, match="--memory 1MiB is too little: the smallest that works is"):
+        layered(subject, subject.batches(40), 1 << 20)
+    no_room(monkeypatch, 100, 100)
+    with pytest.raises(OutputError, match="no room for the states of one batch"):
+        layered(subject, subject.batches(40))
+
+
+@pytest.mark.parametrize("after", [1, 14], ids=["forwards", "back"])
+def test_a_shard_cut_short_meanwhile(after: int, tmp_path: Path) -> None:
+    subject, left = Subject(tmp_path / "model", "m2m_100"), [after]
+
+    class Cutting:
+        def __init__(self, *_: Any) -> None: ...
+
+        def __enter__(self) -> Any:
+            return self.advance
+
+        def advance(self, _amount: float) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                with (tmp_path / "model" / "model.safetensors").open("r+b") as file:
+                    file.truncate(10_000)
+
+        def __exit__(self, *_: Any) -> None: ...
+
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
+        layered(subject, subject.batches(40), progress=(Cutting,))
+
+
+def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> None:
+    subject = Subject(tmp_path / "m", "bert")
+    batches = subject.batches(1)
+    batches[1].labels[:] = objective.IGNORED
+    batches[1].labels[0, 1] = 0
+    work = Work()
+    with open_checkpoint(subject.checkpoint.path) as checkpoint:
+        session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), work)
+        model, seen = session.skeleton.model, []
+
+        def hurt(_module: Any, _inputs: Any, output: Any) -> Any:
+            seen.append(output)
+            return output * float("nan") if len(seen) == 2 else output
+
+        model.cls.register_forward_hook(hurt)
+        expected = rf"more, example {batches[1].indices[0] + 1}: the loss is nan"
+        with pytest.raises(DataError, match=expected):
+            GradientByLayer(session)(model, subject.layers, {"val": batches[:1], "more": batches[1:]}, "mlm")
