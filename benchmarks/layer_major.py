@@ -27,10 +27,9 @@ from pathlib import Path
 import torch
 
 from prunecli import demo
-from prunecli.checkpoint.declared import count
+from prunecli.checkpoint.operations import token_products
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-
-CHUNK = 16 << 20
+from prunecli.modules.speed import disk_speed, forget, matrix_speed
 
 
 def main() -> None:
@@ -39,22 +38,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         data = options.data or repeated_demo(Path(folder), options.sentences)
         gates = Path(folder) / "gates.json"
-        speeds = [matrix_speed(options.products_seconds)]
-        forget(options.checkpoint)
+        speeds = [matrix_speeds(options.products_seconds)]
+        forget_all(options.checkpoint)
         seconds, busy, peak, said = run(options, data, gates, ["--memory", options.memory])
-        speeds.append(matrix_speed(options.products_seconds))
+        speeds.append(matrix_speeds(options.products_seconds))
         read = read_bytes(said)
         with open_checkpoint(options.checkpoint) as checkpoint:
             flops = pass_flops(checkpoint, json.loads(gates.read_text()))
         if options.whole:
-            forget(options.checkpoint)
+            forget_all(options.checkpoint)
             whole, whole_busy, whole_peak, _ = run(options, data, gates.with_name("whole.json"), [])
             equal = entries(gates) == entries(gates.with_name("whole.json"))
             print(f"in memory: {whole:.0f} s, {whole_peak / 2**30:.2f} GiB; by layer / in memory: ", end="")
             print(f"{seconds / whole:.2f}, of processor time {busy / whole_busy:.2f}, ", end="")
             print(f"statistics {'equal' if equal else 'NOT EQUAL'}")
-    forget(options.checkpoint)
-    rate = disk_rate(options.checkpoint, options.disk_bytes)
+    os.sync()
+    rate = disk_speed(weight_files(options.checkpoint), options.disk_bytes, float("inf")).rate
     speed, share = (sum(values) / len(values) for values in zip(*speeds, strict=True))
     disk, products = read / rate, flops / speed
     print(said.strip())
@@ -107,65 +106,34 @@ def read_bytes(said: str) -> int:
     return int(float(found[1]) * 1024 ** ("B", "KiB", "MiB", "GiB").index(found[2]))
 
 
-def pass_flops(checkpoint: Checkpoint, gates: dict) -> float:  # type: ignore[type-arg]
+def pass_flops(checkpoint: Checkpoint, gates: dict) -> int:  # type: ignore[type-arg]
     """Floating-point operations of the layers' matrix products for the tokens that the statistics count."""
-    family, config = checkpoint.require_architecture(), checkpoint.config
-    width = int(config["d_model"])
-    tokens: dict[str, float] = {"encoder": 0, "decoder": 0}
-    sources: set[str] = set()
+    products = token_products(checkpoint.require_architecture(), checkpoint.config, checkpoint.structure)
+    sources: dict[str, int] = {}
+    pair_sources = targets = 0
     for pair, entry in gates["entries"].items():
         first = {layer.split(".")[1]: n for layer, n in zip(gates["layers"], entry["tokens"], strict=True)}
-        tokens["decoder"] += first.get("decoder", 0)
-        if (source := pair.split("-")[0]) not in sources:
-            sources.add(source)
-            tokens["encoder"] += first.get("encoder", 0)
-    total = 0.0
-    for stack in family.stacks:
-        depth = count(family, config, stack.depth)
-        step = int(config.get(stack.ffn.sparse_step or "", 0))
-        sparse = depth // step if step else 0
-        ffns = depth - sparse + sparse * int(family.top_k or 1)
-        per_token = depth * len(stack.attentions) * 4 * width**2
-        per_token += ffns * 2 * width * count(family, config, stack.ffn.width)
-        total += 2 * per_token * tokens[stack.side]
-    return total
+        sources[pair.split("-")[0]] = first["encoder"]
+        pair_sources += first["encoder"]
+        targets += first["decoder"]
+    return products.operations(sum(sources.values()), pair_sources, targets, output=False)
 
 
-def disk_rate(path: Path, limit: int) -> float:
-    """Bytes a second of reading the weight files one after another, `limit` bytes at most."""
-    done = 0
-    buffer = bytearray(CHUNK)
-    start = time.perf_counter()
-    for file in weight_files(path):
-        with file.open("rb", buffering=0) as opened:
-            while done < limit and (got := opened.readinto(buffer)):
-                done += got
-    return done / (time.perf_counter() - start)
-
-
-def matrix_speed(seconds: float) -> tuple[float, float]:
+def matrix_speeds(seconds: float) -> tuple[float, float]:
     """Operations a second, and a second of processor time, of products of 4096 rows by 1024 x 4096."""
-    rows, weight = torch.randn(4096, 1024), torch.randn(1024, 4096)
-    rows @ weight
-    products = 0
-    start, busy = time.perf_counter(), time.process_time()
-    while time.perf_counter() - start < seconds:
-        rows @ weight
-        products += 1
-    done = 2 * rows.numel() * 4096 * products
-    return done / (time.perf_counter() - start), done / (time.process_time() - busy)
+    done = matrix_speed(4096, 1024, 4096, torch.float32, torch.device("cpu"), seconds)
+    return done.speed, done.operations / done.processor_seconds
 
 
 def entries(gates: Path) -> object:
     return json.loads(gates.read_text())["entries"]
 
 
-def forget(path: Path) -> None:
+def forget_all(path: Path) -> None:
     """Ask for the weight files to be dropped from the page cache."""
     os.sync()
     for file in weight_files(path):
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        forget(file)
 
 
 def weight_files(path: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from prunecli.commands.options import CheckpointArgument, JsonOption
 if TYPE_CHECKING:
     from prunecli.checkpoint.inventory import Inventory
     from prunecli.checkpoint.reader import Checkpoint
-    from prunecli.methods.experts.fit import Fit
+    from prunecli.commands.inspect_fit import Fits
 
 FORMAT = "prunecli.inspect/1"
 
@@ -24,7 +24,7 @@ def inspect(
         Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
         typer.Option(
             "--fit",
-            help="Memory, such as 32GiB: does the model fit, and if not, the smallest ratio that does.",
+            help="Memory, such as 32GiB: what fits in it (whole, pruned, layer by layer), and how long a pass takes.",
             metavar="SIZE",
         ),
     ] = None,
@@ -42,7 +42,8 @@ def inspect(
 ) -> None:
     """Count a checkpoint's parameters and bytes by part, experts and heads by layer, changed FFNs and embeddings.
 
-    Only headers are read (and 16 values of each tensor for the fingerprint that --json prints).
+    Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
+    matrix products are measured too, for two seconds or so.
     """
     from prunecli.checkpoint.documents import header
     from prunecli.checkpoint.dtypes import parse_dtype, parse_size
@@ -54,43 +55,50 @@ def inspect(
     load = {"batch": fit_batch, "beam": fit_beam, "length": fit_length}
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         inventory = take_inventory(opened)
-        answer = None if budget is None else _fit(opened, budget, stored_as, balance, load)
+        answer = None if budget is None else _fits(opened, budget, stored_as, balance, load)
         if json:
             payload = {**header(FORMAT, [opened], None), **inventory_payload(opened, inventory)}
             if answer is not None:
-                from prunecli.methods.experts.fit import fit_payload
+                from prunecli.commands.inspect_fit_table import fits_payload
 
-                payload["fit"] = fit_payload(answer)
+                payload["fit"] = fits_payload(answer)
             console.print_json(payload)
             return
         _show(opened, inventory)
         if answer is not None:
-            _show_fit(answer, ["prune-experts", str(opened.path), "--balance", balance])
+            _show_fits(
+                answer, inventory, ["prune-experts", str(opened.path), "--balance", balance], stored_as
+            )
 
 
-def _fit(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fit:
+def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fits:
+    from prunecli.checkpoint.memory import Load
+    from prunecli.commands.inspect_fit import what_fits
     from prunecli.methods.experts.budget import Request, parse_balance
-    from prunecli.methods.experts.fit import smallest_ratio
 
-    return smallest_ratio(
-        opened, budget, dtype=dtype, request=Request(balance=parse_balance(balance)), **load
-    )
+    return what_fits(opened, budget, dtype, Request(balance=parse_balance(balance)), Load(**load))
 
 
-def _show_fit(fit: Fit, command: list[str]) -> None:
-    """The arithmetic, and `command` with the ratio (and type) that it leads to."""
+def _show_fits(fits: Fits, inventory: Inventory, command: list[str], dtype: str | None) -> None:
+    """What fits, and `command` with the ratio (and type) that it leads to.
+
+    Args:
+        dtype: the type asked for; None: any will do.
+    """
     from prunecli.checkpoint.dtypes import config_dtype
-    from prunecli.methods.experts.fit import explain
+    from prunecli.commands.inspect_fit_table import show_fits
 
-    for line in explain(fit):
-        console.out(line)
-    if fit.ratio == 0:
+    show_fits(fits, inventory)
+    wanted = [whole for whole in fits.wholes if whole.fits and dtype in (None, whole.target)]
+    if fits.wholes[0].fits:
         console.out("It fits as it is.")
-        return
-    words = [*command, "--ratio", f"{fit.ratio:g}"]
-    if fit.dtype is not None:
-        words += ["--dtype", config_dtype(fit.dtype)]
-    console.out(f"It does not fit with all its experts. Next: prunecli {shlex.join(words)}")
+    elif unpruned := [whole for whole in wanted if whole.pruned is None]:
+        console.out(f"It fits in {unpruned[0].dtype}.")
+    elif ratios := [whole.pruned for whole in wanted if whole.pruned is not None]:
+        least = min(ratios, key=lambda fit: fit.ratio)
+        words = [*command, "--ratio", f"{least.ratio:g}"]
+        words += [] if least.dtype is None else ["--dtype", config_dtype(least.dtype)]
+        console.out(f"It does not fit with all its experts. Next: prunecli {shlex.join(words)}")
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:

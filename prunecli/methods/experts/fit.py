@@ -1,14 +1,7 @@
 """The smallest ratio whose model fits in a given memory, with the arithmetic behind it.
 
-Memory = weights in the target type + what decoding holds at a stated batch, beam and length + a margin. With
-b = batch, s = batch x beam sequences, n tokens a sequence (source and target alike), d = d_model and w bytes
-per value:
-
-- attention cache: decoder layers x 2 x 2 x s x n x d x w (keys and values, own and cross), and once more for
-  the layer that a beam reorders;
-- encoder: b x n x (4 d + widest FFN) x w, and its output for every beam, s x n x d x w;
-- scores: s x vocabulary x 3 x 4 (logits, their log-softmax and the beam's sums in float32);
-- margin: 10 % of the memory, for the device's own context and for fragmentation.
+Memory = weights in the target type + what decoding holds at a stated batch, beam and length (both by the formulas of
+`checkpoint.memory`) + a margin of 10 % of the memory, for the device's own context and for fragmentation.
 """
 
 from __future__ import annotations
@@ -19,9 +12,10 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.dtypes import is_float, itemsize, parse_dtype
 from prunecli.checkpoint.layout import SparseLayer, sparse_layers
+from prunecli.checkpoint.memory import Load, decoding_bytes
+from prunecli.checkpoint.memory import weight_bytes as weight_bytes
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Layer, Request, kept_counts
 
@@ -33,17 +27,8 @@ MARGIN = Fraction(1, 10)
 
 
 @dataclass(frozen=True)
-class Load:
-    """What decodes: `batch` sentences at a time, `beam` hypotheses each, of up to `length` tokens."""
-
-    batch: int = 1
-    beam: int = 4
-    length: int = 128
-
-
-@dataclass(frozen=True)
 class Fit:
-    """The smallest ratio that fits; bytes throughout.
+    """The smallest ratio that fits, or the largest one where none does; bytes throughout.
 
     Attributes:
         ratio: fraction of the held experts to remove; `--ratio` with it keeps as many experts.
@@ -78,6 +63,11 @@ class Fit:
         """Bytes in use, the margin left out."""
         return self.dense + self.experts + self.cache + self.activations
 
+    @property
+    def fits(self) -> bool:
+        """Whether the memory holds it, and the margin."""
+        return self.total <= self.budget - self.margin
+
 
 def smallest_ratio(
     checkpoint: Checkpoint,
@@ -89,23 +79,40 @@ def smallest_ratio(
     length: int = 128,
     request: Request | None = None,
 ) -> Fit:
-    """The fewest experts to remove so that the model fits in `budget_bytes` while it decodes.
-
-    Args:
-        checkpoint: headers are read, nothing else.
-        budget_bytes: the memory.
-        dtype: type of the weights; None: as stored.
-        batch: sentences that decode at a time.
-        beam: hypotheses of each.
-        length: tokens of the longest source and target.
-        request: strategy, balance and minimum of the selection; its counts are ignored. A global threshold
-            may put its experts anywhere, so each is taken as the largest.
+    """As `nearest_ratio`, where there is one that fits.
 
     Raises:
         UsageError: not even the smallest model fits.
     """
-    load = Load(batch, beam, length)
     request = request or Request()
+    found = nearest_ratio(checkpoint, budget_bytes, Load(batch, beam, length), request, dtype=dtype)
+    if not found.fits:
+        raise UsageError(
+            f"No ratio fits in {_gib(budget_bytes)}: with {request.minimum} experts per layer the weights "
+            f"take {_gib(found.dense + found.experts)}, decoding {_gib(found.cache + found.activations)}, "
+            "10 % stays free.",
+            "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
+        )
+    return found
+
+
+def nearest_ratio(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, *, dtype: str | None = None
+) -> Fit:
+    """The fewest experts to remove so that the model fits in `budget_bytes` while it decodes; where none are few
+    enough, the most that may be removed.
+
+    Args:
+        checkpoint: headers are read, nothing else.
+        budget_bytes: the memory.
+        load: what decodes.
+        request: strategy, balance and minimum of the selection; its counts are ignored. A global threshold
+            may put its experts anywhere, so each is taken as the largest.
+        dtype: type of the weights; None: as stored.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or the model has no experts.
+    """
     target = None if dtype is None else parse_dtype(dtype)
     found = sparse_layers(checkpoint)
     layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
@@ -113,7 +120,7 @@ def smallest_ratio(
     held = sum(len(layer.experts) for layer in layers)
     dense = weight_bytes(checkpoint, target) - sum(each[layer.name] * len(layer.experts) for layer in layers)
     cache, activations = decoding_bytes(checkpoint, load, target)
-    margin = ceil(MARGIN * budget_bytes)
+    margin = margin_bytes(budget_bytes)
     room = budget_bytes - margin - dense - cache - activations
 
     def cost(keep: int) -> tuple[int, dict[str, int]]:
@@ -123,13 +130,6 @@ def smallest_ratio(
         return sum(each[name] * count for name, count in counts.items()), counts
 
     low = sum(min(request.minimum, len(layer.experts)) for layer in layers)
-    smallest = cost(low)[0]
-    if smallest > room:
-        raise UsageError(
-            f"No ratio fits in {_gib(budget_bytes)}: with {request.minimum} experts per layer the weights "
-            f"take {_gib(dense + smallest)}, decoding {_gib(cache + activations)}, 10 % stays free.",
-            "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
-        )
     high = held
     while low < high:
         middle = (low + high + 1) // 2
@@ -143,12 +143,9 @@ def smallest_ratio(
     )
 
 
-def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
-    """Bytes of all tensors, the floating-point ones in the type `target` (None: as stored)."""
-    return sum(
-        info.numel * itemsize(target if target is not None and is_float(info.dtype) else info.dtype)
-        for info in checkpoint.tensors.values()
-    )
+def margin_bytes(budget_bytes: int) -> int:
+    """What is left free of a memory."""
+    return ceil(MARGIN * budget_bytes)
 
 
 def expert_bytes(checkpoint: Checkpoint, layer: SparseLayer, target: str | None) -> int:
@@ -160,36 +157,6 @@ def expert_bytes(checkpoint: Checkpoint, layer: SparseLayer, target: str | None)
         info.numel // rows * itemsize(target if target is not None and is_float(info.dtype) else info.dtype)
         for info, rows in infos
     )
-
-
-def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tuple[int, int]:
-    """Bytes of the attention cache and of the activations, by the module's formulas."""
-    family = checkpoint.require_architecture()
-
-    def size(key: str) -> int:
-        return count(family, checkpoint.config, key)
-
-    width = itemsize(target or _stored(checkpoint))
-    sequences = load.batch * load.beam
-    hidden = sequences * load.length * size("d_model") * width
-    decoders = [stack for stack in family.stacks if stack.side == "decoder"]
-    attentions = [len(stack.attentions) for stack in decoders]
-    cache = sum(
-        2 * number * hidden * (size(stack.depth) + 1)
-        for stack, number in zip(decoders, attentions, strict=True)
-    )
-    widest = max(size(stack.ffn.width) for stack in family.stacks)
-    encoder = load.batch * load.length * (4 * size("d_model") + widest) * width + hidden
-    return cache, encoder + sequences * size("vocab_size") * 3 * 4
-
-
-def _stored(checkpoint: Checkpoint) -> str:
-    """The floating-point type that most bytes are stored in."""
-    totals: dict[str, int] = {}
-    for info in checkpoint.tensors.values():
-        if is_float(info.dtype):
-            totals[info.dtype] = totals.get(info.dtype, 0) + info.nbytes
-    return max(totals, key=lambda dtype: totals[dtype], default="F32")
 
 
 def explain(fit: Fit) -> Sequence[str]:

@@ -1,0 +1,190 @@
+"""How `inspect --fit` says what fits where: a table and a few lines, or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+from prunecli.commands.inspect_fit import (
+    BATCH_LENGTH,
+    BATCH_TOKENS,
+    SENTENCE_TOKENS,
+    SENTENCES,
+    ByLayer,
+    Fits,
+    OnePass,
+    Whole,
+)
+from prunecli.methods.experts.fit import Fit, fit_payload
+
+if TYPE_CHECKING:
+    from prunecli.checkpoint.inventory import Inventory
+
+ORGANS = {
+    "attention": "prune-heads",
+    "ffn": "share-ffn",
+    "embeddings": "factorize-embeddings",
+}
+"""Part of a model without experts -> the command that makes it smaller."""
+
+
+def show_fits(fits: Fits, inventory: Inventory) -> None:
+    """The table, then what it assumes."""
+    ways: tuple[Whole | ByLayer, ...] = (*fits.wholes, *fits.layered)
+    rows = [
+        [
+            _way(way),
+            console.bytes_text(way.weights),
+            console.bytes_text(way.needed - way.weights),
+            console.bytes_text(way.needed),
+            "yes" if way.fits else "no",
+        ]
+        for way in ways
+    ]
+    title = f"What fits in {console.bytes_text(fits.budget)}"
+    console.show(console.table(title, ("way", "weights", "besides", "together", "fits"), rows))
+    for line in (*_assumed(fits), *_over(fits, inventory), *_time(fits.one_pass)):
+        console.out(line)
+
+
+def fits_payload(fits: Fits) -> dict[str, Any]:
+    """All of it as JSON."""
+    ratio = {} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)
+    return {
+        "budget_bytes": fits.budget,
+        "batch": fits.load.batch,
+        "beam": fits.load.beam,
+        "length": fits.load.length,
+        **ratio,
+        "whole": [_whole_payload(whole) for whole in fits.wholes if whole.pruned is None],
+        "pruned": [
+            {**_whole_payload(whole), **_ratio(whole.pruned)} for whole in fits.wholes if whole.pruned
+        ],
+        "by_layer": {
+            "batch_tokens": BATCH_TOKENS,
+            "batch_length": BATCH_LENGTH,
+            "ways": [_layer_payload(way) for way in fits.layered],
+        },
+        "pass": _pass_payload(fits.one_pass),
+    }
+
+
+def _way(way: Whole | ByLayer) -> str:
+    if isinstance(way, ByLayer):
+        return f"layer by layer, {way.dtype}"
+    stored = ", as stored" if way.as_stored else ""
+    return f"{'whole' if way.pruned is None else f'ratio {way.pruned.ratio:g}'}, {way.dtype}{stored}"
+
+
+def _assumed(fits: Fits) -> Iterator[str]:
+    load = fits.load
+    sentences = "1 sentence" if load.batch == 1 else f"{load.batch} sentences"
+    yield (
+        f"Whole: {sentences} decoding, beam {load.beam}, {load.length} tokens, and 10 % of the memory free."
+    )
+    if pruned := [whole.pruned for whole in fits.wholes if whole.pruned is not None]:
+        yield (
+            "; ".join(
+                f"ratio {fit.ratio:g} keeps {fit.keep:,} of {fit.held:,} experts" for fit in pruned
+            ).capitalize()
+            + "."
+        )
+    yield f"Layer by layer (--memory): batches of {BATCH_TOKENS:,} tokens, {BATCH_LENGTH} a sentence."
+    if tokens := [f"{way.tokens:,} in {way.dtype}" for way in fits.layered if way.tokens is not None]:
+        yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
+
+
+def _over(fits: Fits, inventory: Inventory) -> Iterator[str]:
+    """A model without experts: how much too large it is, and what it is made of."""
+    smallest = min((whole for whole in fits.wholes), key=lambda whole: whole.needed)
+    if fits.ratio is not None or smallest.fits:
+        return
+    yield f"The whole model needs {console.bytes_text(smallest.needed - fits.budget)} more, in {smallest.dtype}."
+    parts = [
+        f"{inventory.parts[part].bytes / max(1, inventory.total.bytes):.0%} {part} ({command})"
+        for part, command in ORGANS.items()
+        if part in inventory.parts
+    ]
+    yield f"Of the weights: {', '.join(parts)}."
+    yield "How much smaller these make it is yours to choose; --dry-run says the bytes."
+
+
+def _time(one: OnePass) -> Iterator[str]:
+    text = f"{SENTENCES} sentences, {SENTENCE_TOKENS} tokens, 1 pair"
+    yield f"Layer by layer over FLORES-200 dev (assumed: {text}):"
+    cached = "" if one.disk.from_disk else " (perhaps from the system's memory)"
+    if one.disk.bytes:
+        yield (
+            f"  reading {console.bytes_text(one.bytes)} at {console.bytes_text(one.disk.rate)}/s{cached}: "
+            f"{duration(one.reading_seconds)}"
+        )
+    for on in one.computing:
+        device = on.device.partition(" ")[0]
+        yield (
+            f"  computing {_number(one.operations / 1e12)} TFLOP at {_number(on.measured.speed / 1e9)} GFLOPS "
+            f"({device}, {on.dtype}, {on.threads} threads): {duration(one.computing_seconds(on))}"
+        )
+        yield f"  both at a time, {device}: {duration(one.seconds(on))} at least"
+
+
+def _number(value: float) -> str:
+    """0.02478 -> "0.0248", 1204.2 -> "1,204"."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """0.031 -> "0.03 s", 75 -> "75 s", 500 -> "8.3 min", 20000 -> "5.6 h"."""
+    if seconds < 100:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _whole_payload(whole: Whole) -> dict[str, Any]:
+    return {
+        "dtype": whole.dtype,
+        "as_stored": whole.as_stored,
+        "weight_bytes": whole.weights,
+        "decoding_bytes": whole.decoding,
+        "needed_bytes": whole.needed,
+        "fits": whole.fits,
+    }
+
+
+def _ratio(fit: Fit) -> Mapping[str, Any]:
+    return {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
+
+
+def _layer_payload(way: ByLayer) -> dict[str, Any]:
+    return {
+        "device": way.device,
+        "dtype": way.dtype,
+        "weight_bytes": way.weights,
+        "needed_bytes": way.needed,
+        "fits": way.fits,
+        "state_tokens": way.tokens,
+    }
+
+
+def _pass_payload(one: OnePass) -> dict[str, Any]:
+    return {
+        "sentences": SENTENCES,
+        "sentence_tokens": SENTENCE_TOKENS,
+        "pairs": 1,
+        "bytes": one.bytes,
+        "operations": one.operations,
+        "disk_bytes_per_second": one.disk.rate,
+        "from_disk": one.disk.from_disk,
+        "reading_seconds": one.reading_seconds,
+        "computing": [
+            {
+                "device": on.device,
+                "dtype": on.dtype,
+                "threads": on.threads,
+                "operations_per_second": on.measured.speed,
+                "computing_seconds": one.computing_seconds(on),
+                "seconds": one.seconds(on),
+            }
+            for on in one.computing
+        ],
+    }

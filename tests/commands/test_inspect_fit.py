@@ -1,0 +1,219 @@
+"""`prunecli inspect --fit`: each way's bytes against sums made by hand, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands import inspect_fit
+from prunecli.commands.inspect_fit_table import duration
+from prunecli.errors import UsageError
+from prunecli.modules import speed
+from prunecli.modules.layerwise import budget
+from prunecli.modules.layerwise.budget import Demand, plan_memory
+from prunecli.modules.speed import Multiplying, Reading
+from tests.commands.test_inspect import as_json, run
+from tests.families import MODEL_TYPES, tiny_family
+from tests.tiny import random_tensors, tiny_nllb_moe
+
+LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk of 1,000 bytes and a processor of 1,000,000 operations a second."""
+    monkeypatch.setattr(speed, "disk_speed", lambda *_: Reading(500, 0.5, True))
+    monkeypatch.setattr(speed, "model_speed", lambda *_: Multiplying(500_000, 0.5, 0.5))
+
+
+@pytest.fixture
+def moe(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "moe")
+
+
+def fit(capsys: pytest.CaptureFixture[str], *arguments: Any) -> dict[str, Any]:
+    return as_json(capsys, *arguments, *LOAD)["fit"]
+
+
+def parameters(directory: Path) -> int:
+    return sum(
+        array.size for array in random_tensors(json.loads((directory / "config.json").read_text())).values()
+    )
+
+
+def test_the_whole_model_in_each_type(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = fit(capsys, moe, "--fit", "1GiB")["whole"]
+    assert [(way["dtype"], way["as_stored"]) for way in whole] == [("float32", True), ("float16", False)]
+    assert [way["weight_bytes"] for way in whole] == [4 * parameters(moe), 2 * parameters(moe)]
+    for way in whole:
+        taken = way["weight_bytes"] + way["decoding_bytes"]
+        free = [needed - -(-needed // 10) for needed in (way["needed_bytes"], way["needed_bytes"] - 1)]
+        assert free[0] >= taken > free[1]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "found"),
+    [
+        ("F16", [], [("float16", True), ("float32", False)]),
+        ("BF16", [], [("bfloat16", True), ("float32", False)]),
+        ("F32", ["--dtype", "bfloat16"], [("bfloat16", False), ("float32", True)]),
+    ],
+)
+def test_types_of_the_same_size_are_one_way(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    stored: str,
+    asked: list[str],
+    found: list[tuple[str, bool]],
+) -> None:
+    directory = tiny_nllb_moe(tmp_path / "moe", dtype=stored)
+    whole = fit(capsys, directory, "--fit", "1GiB", *asked)["whole"]
+    assert [(way["dtype"], way["as_stored"]) for way in whole] == found
+
+
+def test_the_needed_memory_is_the_smallest_that_fits(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    needed = fit(capsys, moe, "--fit", "1GiB")["whole"][0]["needed_bytes"]
+    assert fit(capsys, moe, "--fit", needed)["whole"][0]["fits"]
+    assert not fit(capsys, moe, "--fit", needed - 1)["whole"][0]["fits"]
+
+
+def test_what_does_not_fit_is_pruned_in_each_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moe = tiny_nllb_moe(tmp_path / "moe", experts=32)
+    half = fit(capsys, moe, "--fit", "1GiB")["whole"][1]["needed_bytes"]
+    found = fit(capsys, moe, "--fit", half - 1)
+    assert [way["dtype"] for way in found["pruned"]] == ["float32", "float16"]
+    wide, narrow = found["pruned"]
+    assert wide["fits"]
+    assert narrow["fits"]
+    assert wide["ratio"] > narrow["ratio"] > 0
+    assert (found["ratio"], found["keep"]) == (wide["ratio"], wide["keep"])
+    assert narrow["weight_bytes"] < found["whole"][1]["weight_bytes"]
+    assert run(moe, "--fit", half - 1, *LOAD) == 0
+    text = capsys.readouterr().out
+    assert f"--ratio {narrow['ratio']:g} --dtype float16" in text
+    assert run(moe, "--fit", half, *LOAD) == 0
+    assert capsys.readouterr().out.endswith("It fits in float16.\n")
+
+
+def test_nothing_fits_is_an_answer(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = fit(capsys, moe, "--fit", "1KiB")
+    ways = (*found["whole"], *found["pruned"], *found["by_layer"]["ways"])
+    assert not any(way["fits"] for way in ways)
+    assert "ratio" not in found
+    assert {way["keep"] for way in found["pruned"]} == {8}  # two in each of four layers
+    assert run(moe, "--fit", "1KiB") == 0
+    assert "Next:" not in capsys.readouterr().out
+
+
+def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
+    moe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demands: list[Demand] = []
+    monkeypatch.setattr(inspect_fit, "_process", lambda *_: 123_456)
+    monkeypatch.setattr(
+        budget, "plan_memory", lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1]
+    )
+    with open_checkpoint(moe) as opened:
+        way = next(inspect_fit._by_layer(opened, 1 << 30))
+        assert next(inspect_fit._by_layer(opened, way.needed)).fits
+        assert not next(inspect_fit._by_layer(opened, way.needed - 1)).fits
+    assert demands[0].process == 123_456
+    plan_memory(way.needed, demands[0])
+    with pytest.raises(UsageError, match="too little"):
+        plan_memory(way.needed - 1, demands[0])
+    states = plan_memory(1 << 30, demands[0]).states
+    assert way.tokens == states // (16 * 4 + 2 * 16 * 4)  # a hidden state, and two rows for experts
+
+
+def test_a_pass_takes_the_larger_of_reading_and_computing(
+    moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = fit(capsys, moe, "--fit", "1GiB")["pass"]
+    assert one["bytes"] == 4 * parameters(moe)
+    assert one["reading_seconds"] == one["bytes"] / 1000
+    computing = one["computing"][0]
+    assert computing["computing_seconds"] == one["operations"] / 1e6
+    assert computing["seconds"] == computing["computing_seconds"] > one["reading_seconds"]
+    monkeypatch.setattr(speed, "disk_speed", lambda *_: Reading(1, 1.0, False))
+    one = fit(capsys, moe, "--fit", "1GiB")["pass"]
+    assert one["computing"][0]["seconds"] == one["reading_seconds"] == one["bytes"]
+    assert run(moe, "--fit", "1GiB") == 0
+    assert "perhaps from the system's memory" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_family_is_reckoned_with(
+    model_type: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tiny_family(tmp_path / "model", model_type)
+    found = fit(capsys, directory, "--fit", "2KiB")
+    assert not found["whole"][0]["fits"]
+    assert found["pruned"] == []
+    assert found["whole"][0]["decoding_bytes"] > 0
+    assert found["pass"]["operations"] > 0
+    assert run(directory, "--fit", "2KiB", *LOAD) == 0
+    text = capsys.readouterr().out
+    over = found["whole"][1]["needed_bytes"] - 2048
+    assert f"needs {over / 1024:.2f} KiB more, in float16" in text
+    assert "attention (prune-heads)" in text
+
+
+def test_keys_that_query_heads_share_are_cached_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [tiny_family(tmp_path / str(heads), "llama", num_key_value_heads=heads) for heads in (8, 4)]
+    decoding = [fit(capsys, model, "--fit", "1GiB")["whole"][0]["decoding_bytes"] for model in models]
+    # keys and values of 4 tokens, 3 layers and one to reorder, 4 heads of 4 fewer
+    assert decoding[0] - decoding[1] == 2 * 4 * 4 * (4 * 4) * 4
+
+
+def test_an_undeclared_family_cannot_be_reckoned_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
+    assert run(directory, "--fit", "1GiB") == 1
+    assert "is not supported" in capsys.readouterr().err
+
+
+def test_a_shard_that_is_gone_is_named(
+    moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    reckon = inspect_fit._by_layer
+
+    def vanish(*arguments: Any) -> Any:
+        yield from reckon(*arguments)
+        (moe / "model.safetensors").unlink()
+
+    monkeypatch.setattr(inspect_fit, "_by_layer", vanish)
+    assert run(moe, "--fit", "1GiB") == 1
+    error = capsys.readouterr().err
+    assert "model.safetensors: cannot be read" in error
+    assert len(error.splitlines()) == 2
+
+
+def test_a_terminal_of_80_columns_holds_it(moe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(moe, "--fit", "30KiB", *LOAD) == 0
+    lines = capsys.readouterr().out.split("What fits in")[1].splitlines()
+    assert max(len(line.rstrip()) for line in lines if "Next:" not in line) <= 80
+
+
+def test_nothing_is_measured_without_fit(
+    moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(inspect_fit, "what_fits", refuse)
+    assert "fit" not in as_json(capsys, moe)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.031, "0.03 s"), (75, "75 s"), (500, "8.3 min"), (20000, "5.6 h")]
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
