@@ -4,12 +4,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types imports pytest coverage clean
+.PHONY: demo test lint types imports docs pytest coverage clean
 
 demo: $(INSTALLED)
 	$(BIN)/prunecli run recipes/quickstart.yaml
 
-test: lint types imports pytest
+test: lint types imports docs pytest
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ types: $(INSTALLED)
 
 imports: $(INSTALLED)
 	$(BIN)/lint-imports
+
+docs: $(INSTALLED)  # with --quiet mkdocs would not count the warnings that fail it
+	$(BIN)/mkdocs build
 
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -1,0 +1,214 @@
+"""The pages: every link and anchor leads somewhere, and pages and `--help` name the same commands and options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import markdown
+import pytest
+import typer
+import typer.main
+
+from prunecli.commands import app
+from tests.markdown_pages import GITHUB, Page, parse
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
+COMMANDS = {name for names in app.COMMANDS.values() for name in names}
+SHARED = DOCS / "options.md"
+
+
+@cache
+def read(path: Path) -> Page:
+    return parse(path.read_text(encoding="utf-8"))
+
+
+def targets(path: Path) -> Iterator[tuple[str, Path, str]]:
+    """Each link to the repository: as written, the file, the anchor."""
+    for link in read(path).links:
+        parts = urlsplit(link)
+        if not parts.scheme and not parts.netloc:
+            yield link, (path.parent / parts.path).resolve() if parts.path else path, parts.fragment
+
+
+def broken(path: Path) -> list[str]:
+    return [
+        link
+        for link, file, anchor in targets(path)
+        if not file.exists() or not file.is_relative_to(ROOT) or (anchor and anchor not in read(file).anchors)
+    ]
+
+
+def of_app(command: typer.Typer) -> frozenset[str]:
+    parameters = typer.main.get_command(command).params
+    return frozenset(
+        name for one in parameters for name in (*one.opts, *one.secondary_opts) if name[0] == "-"
+    )
+
+
+@cache
+def alternatives(name: str) -> frozenset[frozenset[str]]:
+    """For each option of a command, its long names: `--memory` or `--no-memory`."""
+    function = name.replace("-", "_")
+    alone = typer.Typer(add_completion=False)
+    alone.command()(getattr(import_module(f"prunecli.commands.{function}"), function))
+    parameters = typer.main.get_command(alone).params
+    all_names = ((*one.opts, *one.secondary_opts) for one in parameters)
+    long = (frozenset(each for each in names if each.startswith("--")) for names in all_names)
+    return frozenset(names for names in long if names)
+
+
+@cache
+def options(name: str) -> frozenset[str]:
+    """The long options of a command, `--help` with them; of `prunecli` itself where the name is empty; of a script."""
+    if name.endswith(".py"):
+        return frozenset(re.findall(r'"(--[\w-]+)"', (ROOT / name).read_text(encoding="utf-8")))
+    if not name:
+        return of_app(app.app) | {"--help"}
+    return frozenset().union(*alternatives(name)) | {"--help"}
+
+
+def named(text: str, own: str | None) -> Iterator[tuple[str | None, str]]:
+    """The options in a span of code or a line: of which command (None: of any), and the option.
+
+    An option without a command is that of the page's `own` one.
+    """
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError:  # an apostrophe: not a command line
+        words = text.split()
+    if "-m" in words:  # torchrun … -m prunecli …
+        words = words[words.index("-m") + 1 :]
+        if words and words[0].startswith("prunecli."):
+            words[0] = f"{words[0].replace('.', '/')}.py"
+    elif words and words[0] == "python":
+        words = words[1:]
+    if words and words[0] == "prunecli":
+        words = words[1:]
+        command: str | None = words[0] if words and words[0] in COMMANDS else ""
+    elif words and (words[0] in COMMANDS or words[0].endswith(".py")):
+        command = words[0]
+    elif words and words[0].startswith("--"):
+        command = own
+    else:
+        return
+    yield from ((command, word.split("=")[0]) for word in words if re.match(r"--\w", word))
+
+
+def unknown(page: Page, own: str | None) -> list[str]:
+    """Options that are not those of their command; outside of a command's page, of none nor of the page's scripts."""
+    found = [each for text in (*page.code, *page.typed) for each in named(text, own)]
+    known = COMMANDS | {"", *(command for command, _ in found if command is not None)}
+    everything = frozenset().union(*map(options, known))
+    return [
+        f"{command or 'prunecli'} {option}"
+        for command, option in found
+        if option not in (everything if command is None else options(command))
+    ]
+
+
+def own_command(path: Path) -> str | None:
+    return path.stem if path.parent.name == "commands" else None
+
+
+def of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of)
+def test_links_and_anchors_lead_somewhere(path: Path) -> None:
+    assert broken(path) == []
+
+
+def test_every_page_is_reached_from_the_readme_and_from_the_index() -> None:
+    for start in (ROOT / "README.md", DOCS / "index.md"):
+        reached, waiting = {start}, [start]
+        while waiting:
+            new = {file for _, file, _ in targets(waiting.pop()) if file.suffix == ".md"} - reached
+            reached |= new
+            waiting += sorted(new)
+        assert set(DOCS.rglob("*.md")) - reached <= {DOCS / "index.md"}, start
+
+
+def test_pages_of_the_site_link_to_pages_of_the_site() -> None:
+    outside = [
+        (of(path), link)
+        for path in DOCS.rglob("*.md")
+        for link, file, _ in targets(path)
+        if not file.is_relative_to(DOCS)
+    ]
+    assert outside == []  # name the file as code: the site does not hold it
+
+
+@pytest.mark.parametrize("path", sorted(DOCS.rglob("*.md")), ids=of)
+def test_the_site_shows_the_lists_and_tables_that_github_shows(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    github = GITHUB.render(text)
+    site = markdown.markdown(text, extensions=["tables", "fenced_code"])
+    elements = r"<(h[1-6]|ul|ol|li|table|tr|td|pre|code|strong|em|a|img|blockquote)\b"
+    assert Counter(re.findall(elements, site)) == Counter(re.findall(elements, github))
+
+
+def test_every_command_has_a_page_and_every_page_a_command() -> None:
+    assert {path.stem for path in (DOCS / "commands").iterdir()} == COMMANDS
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of)
+def test_options_that_a_page_names_exist(path: Path) -> None:
+    assert unknown(read(path), own_command(path)) == []
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_option_of_a_command_is_on_its_page(name: str) -> None:
+    page = read(DOCS / "commands" / f"{name}.md")
+    found = {
+        option
+        for text in (*page.code, *page.typed)
+        for command, option in named(text, name)
+        if command == name
+    }
+    assert (
+        sorted("/".join(names) for names in alternatives(name) - {frozenset({"--help"})} if not names & found)
+        == []
+    )
+
+
+def test_options_that_are_called_shared_are() -> None:
+    for text in read(SHARED).code:
+        for option in re.findall(r"^--[\w-]+", text):
+            if option not in options(""):
+                assert sum(option in options(name) for name in COMMANDS) > 1, option
+
+
+@pytest.mark.parametrize("path", PAGES, ids=of)
+def test_files_that_a_page_names_exist(path: Path) -> None:
+    folders = "benchmarks|docs|prunecli|recipes|tests"
+    files = [text for text in read(path).code if re.fullmatch(rf"(?:{folders})/[\w./-]+", text)]
+    assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_the_checks_see_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path.resolve())
+    page = tmp_path.resolve() / "page.md"
+    page.write_text(
+        "# One `x.y` (z)\n\n## Two\n\n## Two\n\n[a](#one-xy-z) [b](#two-1) [c](page.md#two) [d](https://a.invalid/b)\n\n"
+        "[e](#two-2) ![f](absent.png) [g](absent.md) [h](page.md#three) [i](../..)\n\n"
+        "`--ratio` `--beam 3` `evaluate --beam --ratio` `other --beam`\n\n"
+        "```console\n$ prunecli prune-experts a --ratio 0.8 --no-such -o b  # --neither\n"
+        "$ prunecli --version --nothing\n```\n"
+    )
+    assert broken(page) == ["#two-2", "absent.png", "absent.md", "page.md#three", "../.."]
+    assert unknown(read(page), "prune-experts") == [
+        "prune-experts --beam",
+        "evaluate --ratio",
+        "prune-experts --no-such",
+        "prunecli --nothing",
+    ]
