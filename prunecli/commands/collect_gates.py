@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import enum
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prunecli import processes
 from prunecli.commands import console
+from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -58,24 +58,8 @@ def collect_gates(
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     batch_tokens: BatchTokensOption = 4096,
     max_sentences: MaxSentencesOption = None,
-    memory: Annotated[
-        Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
-        typer.Option(
-            "--memory",
-            help="Run layer by layer within so much memory, such as 8GiB; by itself where the model does not fit.",
-            metavar="SIZE",
-        ),
-    ] = None,
-    spill_dir: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--spill-dir",
-            help="With --memory: where a file goes for what the text's hidden states need beyond it; "
-            "default: the folder for temporary files.",
-            metavar="DIR",
-            show_default=False,
-        ),
-    ] = None,
+    memory: MemoryOption = None,
+    spill_dir: SpillDirOption = None,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     output: Annotated[Path, typer.Option("--output", "-o", help="The statistics.")] = Path("gates.json"),
@@ -96,8 +80,7 @@ def collect_gates(
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import chosen_text
 
-    # Huge pages, of which torch takes note at its first tensor: see modules.layerwise.machine.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
     with processes.together() as place, ExitStack() as stack:
         with place.in_step():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
+from prunecli.commands.memory_options import report_work
 from prunecli.errors import PruneError, UsageError
 from prunecli.processes import neighbours
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
 
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.data.parallel import ParallelText
-    from prunecli.methods.experts.layer_major import Means, Work
     from prunecli.methods.experts.layer_snapshots import Snapshots
     from prunecli.methods.experts.score import CollectOptions, State
     from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.modules.layerwise.session import Means
     from prunecli.processes import Place
     from prunecli.progress import Progress
 
@@ -79,9 +80,10 @@ class GateRun:
     def by_layer(self, means: Means) -> GateStatistics:
         """Hold a layer at a time."""
         from prunecli.data.tokens import load_tokenizer
-        from prunecli.methods.experts.layer_major import Work, collect_gates_by_layer
+        from prunecli.methods.experts.layer_major import collect_gates_by_layer
         from prunecli.methods.experts.layer_snapshots import Snapshots
         from prunecli.methods.experts.resume import layers_path
+        from prunecli.modules.layerwise.session import Work
 
         work = Work()
         key = {**self.key, "compute": str(means.dtype)}
@@ -102,7 +104,7 @@ class GateRun:
                 work=work,
                 place=self.place,
             )
-        console.note(_report(work, int(sum(self.place.sums([work.bytes_read])))))
+        report_work(replace(work, bytes_read=int(sum(self.place.sums([work.bytes_read])))))
         return statistics
 
     def _say_begun(self, snapshots: Snapshots, state: State) -> None:
@@ -174,8 +176,9 @@ def means_of(
     Raises:
         UsageError: beam search on a model that does not fit.
     """
-    from prunecli.methods.experts.layer_major import Means, whole_model_bytes
+    from prunecli.methods.experts.layer_major import whole_model_bytes
     from prunecli.modules.layerwise.machine import free_memory
+    from prunecli.modules.layerwise.session import Means
 
     if memory is None:
         whole = whole_model_bytes(checkpoint, dtype)
@@ -193,13 +196,3 @@ def means_of(
             f"The model {said}: it is run layer by layer, in {console.bytes_text(memory)} (see --memory)."
         )
     return Means(device, dtype, memory, spill_directory)
-
-
-def _report(work: Work, bytes_read: int) -> str:
-    rate = console.bytes_text(bytes_read / max(work.seconds, 1e-9))
-    times = "once" if work.readings == 1 else f"{work.readings} times"
-    spilled = f"; {console.bytes_text(work.spilled_bytes)} of states in a file" if work.spilled_bytes else ""
-    return (
-        f"Went through the layers {times}: {console.bytes_text(bytes_read)} of weights read, "
-        f"{rate} a second{spilled}."
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Optional
 
@@ -40,17 +41,19 @@ def memory_bytes(memory: str | None, spill_directory: Path | None) -> int | None
     Raises:
         UsageError: not a size; or a directory without one.
     """
-    import os
-
     from prunecli.checkpoint.dtypes import parse_size
 
     if memory is None:
         if spill_directory is not None:
             raise UsageError("--spill-dir goes with --memory", "Give --memory SIZE, or leave it out.")
         return None
-    # Of which torch takes note at its first tensor: see modules.layerwise.machine.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    ask_huge_pages()
     return parse_size(memory)
+
+
+def ask_huge_pages() -> None:
+    """Have torch ask for huge pages, of which it takes note at its first tensor: see modules.layerwise.machine."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def report_work(work: Work, label: str | None = None, *, back: bool = False) -> None:

@@ -17,21 +17,18 @@ from prunecli.modules.layerwise.budget import (
     size_text,
     state_bytes,
 )
+from prunecli.modules.layerwise.session import Held
 
 
 @dataclass(frozen=True)
-class Group:
-    """Batches that go through the layers together, and how memory is used meanwhile.
+class Group(Held):
+    """Batches that go through the layers together; what they take is that of the process that needs most.
 
     Attributes:
         batches: of all processes, every n-th for each.
-        plan: of each process.
-        states: the most bytes of states of a process.
     """
 
     batches: list[Batch]
-    plan: Plan
-    states: int
 
 
 @dataclass(frozen=True)
@@ -69,14 +66,14 @@ class Room:
         activations = encoder = decoder = 0
         plan: Plan | None = None
         for together in chunks(batches, self.processes):
-            wider = max(activations, self.activations(together))
+            wider = max(activations, self._activations(together))
             more_encoder, more_decoder = self._states(together)
             wanted = self._plan(wider)
             full = max(encoder + more_encoder, decoder + more_decoder) > self.total(wanted)
             if plan is not None and found and (full if first is None else len(found) == first):
-                yield Group(found, plan, max(encoder, decoder))
+                yield Group(plan, max(encoder, decoder), activations, found)
                 first = None
-                found, encoder, decoder, wider = [], 0, 0, self.activations(together)
+                found, encoder, decoder, wider = [], 0, 0, self._activations(together)
                 wanted = self._plan(wider)
             found += together
             activations, plan = wider, wanted
@@ -87,7 +84,7 @@ class Room:
                     "Name a --spill-dir with more room, give more --memory, or a smaller --batch-tokens.",
                 )
         if found and plan is not None:
-            yield Group(found, plan, max(encoder, decoder))
+            yield Group(plan, max(encoder, decoder), activations, found)
 
     def total(self, plan: Plan) -> int:
         """Bytes of states that may be held, in memory and on the disk."""
@@ -97,7 +94,7 @@ class Room:
         """Bytes of states that may be held in memory."""
         return plan.states if self.states is None else self.states
 
-    def activations(self, batches: Sequence[Batch]) -> int:
+    def _activations(self, batches: Sequence[Batch]) -> int:
         """Bytes for the largest of them in one layer."""
         return max(map(self._batch_activations, batches))
 

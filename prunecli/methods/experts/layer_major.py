@@ -6,19 +6,14 @@ Several processes share the batches and go through the layers in step, each read
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.dtypes import parse_dtype
-from prunecli.checkpoint.layout import sparse_layers
+from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.data.parallel import ParallelText
 from prunecli.errors import UsageError
@@ -35,58 +30,12 @@ from prunecli.methods.experts.score import (
     statistics_of,
 )
 from prunecli.methods.experts.statistics import GateStatistics
-from prunecli.modules.layerwise.budget import Demand, Shape
-from prunecli.modules.layerwise.machine import (
-    available_memory,
-    disk_room,
-    keep_below,
-    map_large_blocks,
-    resident_now,
-    spill_directory,
-)
-from prunecli.modules.layerwise.parts import Skeleton, fill_resident, make_skeleton
-from prunecli.modules.layerwise.reading import Reader
+from prunecli.modules.layerwise.budget import Demand
+from prunecli.modules.layerwise.machine import available_memory, disk_room, spill_directory
 from prunecli.modules.layerwise.running import LayerMajor
-from prunecli.modules.layerwise.states import States
+from prunecli.modules.layerwise.session import Means, Session, Work
 from prunecli.processes import ALONE, Place, neighbours
 from prunecli.progress import Progress, silent
-
-MARGIN = 32 << 20
-"""Bytes below `--memory` less a batch's activations from which freed memory is given back to the system."""
-
-
-@dataclass(frozen=True)
-class Means:
-    """What a run may use.
-
-    Attributes:
-        device: to compute on.
-        dtype: to compute in.
-        memory: bytes, of the whole process on a CPU, of the device else; of several processes, for each.
-        spill_directory: for the states that find no room in memory; None: the system's folder for temporary files.
-    """
-
-    device: torch.device
-    dtype: torch.dtype
-    memory: int
-    spill_directory: Path | None = None
-
-
-@dataclass
-class Work:
-    """What a run has done so far, for a report.
-
-    Attributes:
-        bytes_read: of weights.
-        seconds: since its beginning.
-        readings: times that the weights were gone through.
-        spilled_bytes: the most that lay in the file at a time.
-    """
-
-    bytes_read: int = 0
-    seconds: float = 0.0
-    readings: int = 0
-    spilled_bytes: int = 0
 
 
 def collect_gates_by_layer(
@@ -132,12 +81,9 @@ def collect_gates_by_layer(
     sparse_layers(checkpoint)
     check_languages(tokenizer, pairs)
     state, work = state or State(), work or Work()
-    if means.device.type == "cpu":
-        map_large_blocks()
-    skeleton = make_skeleton(checkpoint, means.device, means.dtype)
-    room = room_for(checkpoint, skeleton, means, place)
-    run = _Run(checkpoint, skeleton, tokenizer, means, progress, work, room, place)
-    batches = batches_of(skeleton.model, tokenizer, text, pairs, options.batch_tokens)
+    session = Session(checkpoint, means, work)
+    run = _Run(session, sparse_layers(checkpoint), int(tokenizer.pad_token_id), means, progress, place)
+    batches = batches_of(session.skeleton.model, tokenizer, text, pairs, options.batch_tokens)
     # A group that was begun is gone on with as it was cut then, whatever the memory is now.
     begun = snapshots.group_size(state.batches) if snapshots else None
     for group in run.room.groups(islice(batches, state.batches, None), begun):
@@ -146,104 +92,69 @@ def collect_gates_by_layer(
     return statistics_of(checkpoint, options, state, pairs)
 
 
-@dataclass
 class _Run:
     """One run: what stays the same from group to group."""
 
-    checkpoint: Checkpoint
-    skeleton: Skeleton
-    tokenizer: Any
-    means: Means
-    progress: Progress
-    work: Work
-    room: Room
-    place: Place
-    filled: bool = False
+    def __init__(
+        self,
+        session: Session,
+        layers: Sequence[SparseLayer],
+        pad_id: int,
+        means: Means,
+        progress: Progress,
+        place: Place,
+    ) -> None:
+        self.room = room_for(session, means, place)
+        self._session, self._layers, self._pad_id = session, layers, pad_id
+        self._progress, self._place = progress, place
 
     def through(self, group: Group, state: State, snapshots: Snapshots | None) -> State:
         """All layers with one group; returns the state after it."""
-        start = time.monotonic()
-        if not self.filled:
-            fill_resident(self.skeleton, self.checkpoint)
-            self.work.bytes_read += sum(
-                self.checkpoint.info(place.name).nbytes for place in self.skeleton.resident
-            )
-            self.filled = True
-        memory = min(self.room.in_memory(group.plan), 3 * group.states + (1 << 20))
-        model, layers = self.skeleton.model, sparse_layers(self.checkpoint)
-        mine = self.place.share(group.batches)
-        total = steps(self.skeleton.stages, mine)
+        skeleton = self._session.skeleton
+        mine = self._place.share(group.batches)
+        total = steps(skeleton.stages, mine)
         with (
             torch.inference_mode(),
-            recording(model, layers) as recorder,
-            self.progress("collecting gates, layer by layer", total, "batches x layers") as advance,
-            States(memory, self.means.spill_directory) as states,
-            Reader(
-                self.checkpoint, group.plan.buffers, self.skeleton.widest_bytes, self.means.device
-            ) as reader,
+            recording(skeleton.model, self._layers) as recorder,
+            self._progress("collecting gates, layer by layer", total, "batches x layers") as advance,
+            self._session.running(group, self.room.in_memory(group.plan)) as machinery,
         ):
             passes = Passes(
-                LayerMajor(self.skeleton, reader, states, self._make_room(group)),
-                self.skeleton,
-                states,
+                LayerMajor(skeleton, machinery.reader, machinery.states, machinery.make_room),
+                skeleton,
+                machinery.states,
                 recorder,
-                int(self.tokenizer.pad_token_id),
+                self._pad_id,
                 advance,
-                self.place,
+                self._place,
             )
-            try:
-                sums = passes.run(mine, state, len(group.batches), snapshots)
-            finally:
-                self.work.bytes_read += reader.bytes_read
-                self.work.spilled_bytes = max(self.work.spilled_bytes, states.spilled_bytes)
-                self.work.readings += 1
-                self.work.seconds += time.monotonic() - start
+            sums = passes.run(mine, state, len(group.batches), snapshots)
         return State(state.batches + len(group.batches), sums)
 
-    def _make_room(self, group: Group) -> Callable[[], None]:
-        if self.means.device.type != "cpu":
-            return lambda: None
-        activations = self.room.activations(group.batches)
-        return partial(keep_below, self.means.memory - activations - MARGIN)
 
-
-def room_for(checkpoint: Checkpoint, skeleton: Skeleton, means: Means, place: Place = ALONE) -> Room:
+def room_for(session: Session, means: Means, place: Place = ALONE) -> Room:
     """What the run may use, the least of what the processes find.
 
     Raises:
         OutputError: no such spill directory.
     """
-    on_cpu = means.device.type == "cpu"
     with place.in_step():
         found = (
-            resident_now() if on_cpu else 0,
+            session.process,
             disk_room(means.spill_directory) // neighbours("cpu"),
             available_memory() // 2 // neighbours("cpu"),
             means.memory,
         )
     process, disk, host, memory = zip(*place.gathered(found), strict=True)
+    skeleton = session.skeleton
     return Room(
         memory=min(memory),
-        states=None if on_cpu else min(host),
+        states=None if means.device.type == "cpu" else min(host),
         disk=min(disk),
         directory=spill_directory(means.spill_directory),
         demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
-        shape=shape_of(checkpoint, skeleton, means.dtype),
+        shape=session.shape,
         processes=place.processes,
-    )
-
-
-def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
-    """The sizes that activations depend on."""
-    family, config = checkpoint.require_architecture(), checkpoint.config
-    experts = [stage.sparse.num_experts for stage in skeleton.stages if stage.sparse is not None]
-    return Shape(
-        d_model=int(skeleton.model.config.hidden_size),
-        ffn_dim=max(count(family, config, stack.ffn.width) for stack in family.stacks),
-        heads=max(count(family, config, stack.attentions[0].heads) for stack in family.stacks),
-        experts=max(experts, default=0),
-        top_k=int(family.top_k or 1),
-        itemsize=dtype.itemsize,
     )
 
 

@@ -30,6 +30,9 @@ from prunecli.modules.layerwise.states import States
 MARGIN = 32 << 20
 """Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
 
+ROOMY = 1 << 30
+"""Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
+
 
 @dataclass(frozen=True)
 class Means:
@@ -79,20 +82,29 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Group:
+class Held:
+    """What batches take that go through the layers together.
+
+    Attributes:
+        plan: how memory is used.
+        states: bytes that are kept of them at a time, at most.
+        activations: bytes that the largest batch takes.
+    """
+
+    plan: Plan
+    states: int
+    activations: int
+
+
+@dataclass(frozen=True)
+class Group(Held):
     """Batches that go through the layers together.
 
     Attributes:
         numbers: of the batches.
-        states: bytes that are kept of them at a time, at most.
-        activations: bytes that the largest batch takes.
-        plan: how memory is used.
     """
 
     numbers: tuple[int, ...]
-    states: int
-    activations: int
-    plan: Plan
 
 
 @dataclass(frozen=True)
@@ -122,6 +134,7 @@ class Session:
         skeleton: the model; weights outside of its layers are there once a group runs.
         shape: its sizes.
         has_position_bias: whether its layers hand a bias of the attention weights on.
+        process: resident bytes before any weight is read; 0 on a GPU.
 
     Raises:
         UnsupportedModelError: the family is not declared.
@@ -130,8 +143,6 @@ class Session:
 
     def __init__(self, checkpoint: Checkpoint, means: Means, work: Work) -> None:
         on_cpu = means.device.type == "cpu"
-        if on_cpu:
-            map_large_blocks()
         self.skeleton = make_skeleton(checkpoint, means.device, means.dtype)
         self.shape = shape_of(checkpoint, self.skeleton, means.dtype)
         self.has_position_bias = any(
@@ -140,7 +151,7 @@ class Session:
             for attention in stack.attentions
         )
         self._checkpoint, self._means, self._work = checkpoint, means, work
-        self._process = resident_now() if on_cpu else 0
+        self.process = resident_now() if on_cpu else 0
         self._on_cpu, self._filled = on_cpu, False
 
     def groups(self, needs: Sequence[Need]) -> list[Group]:
@@ -152,7 +163,7 @@ class Session:
         """
         activations = max((need.activations for need in needs), default=0)
         resident, widest = self.skeleton.resident_bytes, self.skeleton.widest_bytes
-        plan = plan_memory(self._means.memory, Demand(self._process, resident, widest, activations))
+        plan = plan_memory(self._means.memory, Demand(self.process, resident, widest, activations))
         room = self._room(plan) + disk_room(self._means.spill_directory)
         found: list[Group] = []
         numbers: list[int] = []
@@ -165,15 +176,19 @@ class Session:
                     "Name a --spill-dir with more room, give more --memory, or a smaller --batch-tokens.",
                 )
             if numbers and states + need.states > room:
-                found.append(Group(tuple(numbers), states, activations, plan))
+                found.append(Group(plan, states, activations, tuple(numbers)))
                 numbers, states = [], 0
             numbers.append(number)
             states += need.states
-        return [*found, Group(tuple(numbers), states, activations, plan)] if numbers else found
+        return [*found, Group(plan, states, activations, tuple(numbers))] if numbers else found
 
     @contextmanager
-    def running(self, group: Group) -> Iterator[Machinery]:
+    def running(self, group: Held, room: int | None = None) -> Iterator[Machinery]:
         """Inside, the group is run; memory, file and thread are given back after it, whatever happens.
+
+        Args:
+            group: what it takes.
+            room: bytes of states that may be held in memory; None: what the plan leaves.
 
         Raises:
             CheckpointError: weights that cannot be read.
@@ -186,9 +201,12 @@ class Session:
                 self._checkpoint.info(place.name).nbytes for place in self.skeleton.resident
             )
             self._filled = True
-        room = min(self._room(group.plan), 3 * group.states + (1 << 20))
+        wanted = 3 * group.states + (1 << 20)
+        if self._on_cpu and group.plan.states < wanted + ROOMY:
+            map_large_blocks()
+        held = min(self._room(group.plan) if room is None else room, wanted)
         with (
-            States(room, self._means.spill_directory) as states,
+            States(held, self._means.spill_directory) as states,
             Reader(
                 self._checkpoint, group.plan.buffers, self.skeleton.widest_bytes, self._means.device
             ) as reader,
@@ -205,7 +223,7 @@ class Session:
         """Bytes of states that may be held in memory."""
         return plan.states if self._on_cpu else available_memory() // 2
 
-    def _make_room(self, group: Group) -> Callable[[], None]:
+    def _make_room(self, group: Held) -> Callable[[], None]:
         if not self._on_cpu:
             return lambda: None
         return partial(keep_below, self._means.memory - group.activations - MARGIN)

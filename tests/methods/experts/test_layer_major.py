@@ -16,11 +16,13 @@ from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.methods.experts import layer_major
 from prunecli.methods.experts.layer_groups import Room
-from prunecli.methods.experts.layer_major import Means, Work, collect_gates_by_layer
+from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import SUMS, GateStatistics
+from prunecli.modules.layerwise import session
+from prunecli.modules.layerwise.session import Means, Work
 from prunecli.modules.layerwise.states import States
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -226,7 +228,7 @@ def test_too_little_memory_names_the_smallest(path: Path) -> None:
 
 
 def test_nothing_is_read_before_the_budget_is_known_to_do(path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(layer_major, "fill_resident", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(session, "fill_resident", lambda *_: pytest.fail("read"))
     with pytest.raises(UsageError):
         by_layer(path, memory=1 << 20)
 

@@ -13,11 +13,11 @@ from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts import layer_major, score
 from prunecli.methods.experts.layer_groups import Room
-from prunecli.methods.experts.layer_major import Means, Work, collect_gates_by_layer
+from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import GateStatistics, gates_payload
-from prunecli.modules.layerwise.parts import fill_resident
+from prunecli.modules.layerwise.session import Means, Work
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, Place
 from tests.methods.experts.test_layer_major import no_room, stopping
@@ -228,15 +228,12 @@ def test_too_little_memory_for_one_is_said_by_all(path: Path) -> None:
     assert all(isinstance(one, UsageError) and "--memory 1MiB is too little" in str(one) for one in found)
 
 
-def test_a_failure_of_one_ends_the_others(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = fill_resident
-
+def test_a_failure_of_one_ends_the_others(path: Path) -> None:
     def failing(place: Place) -> Any:
         if not place.is_first:
             raise PruneError("a shard has vanished")
         return by_layer(path, place)
 
-    monkeypatch.setattr(layer_major, "fill_resident", real)
     first, second = at_once(2, failing)
     assert "a shard has vanished" in str(second)
     assert str(first) == "process 0 stops: another one has ended"
