@@ -185,8 +185,8 @@ def test_a_process_that_dies_ends_the_others_with_a_line(folder: Path) -> None:
         "      '--batch-tokens', '16'])\n"
     )
     first, second = ended(start(folder, code=code))
-    assert second[0] == 9
-    assert first[0] == 1
+    assert second[0] == 9, second[2]
+    assert first[0] == 1, first[2]
     assert "process 0 of 2 stops: another one has ended" in first[2]
     assert "Traceback" not in first[2]
     assert not (folder / "evaluation.json").exists()

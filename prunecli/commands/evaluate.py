@@ -29,7 +29,8 @@ from prunecli.commands.options import (
     TargetFileOption,
     TextFilesOption,
 )
-from prunecli.errors import UsageError
+from prunecli.commands.outputs import check_outputs
+from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
     from prunecli.data.parallel import ParallelText
@@ -128,6 +129,7 @@ def evaluate(
 
     Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
+    from prunecli.checkpoint.directory import read_config
     from prunecli.commands import evaluate_tasks as tasks
     from prunecli.commands import evaluation_plot, found
     from prunecli.evaluation.decoding import DecodingOptions
@@ -147,14 +149,16 @@ def evaluate(
         "--hypotheses": hypotheses,
     }
     other = tasks.check_task(task, files, stride, parallel, memory)
-    if plot is not None:
-        evaluation_plot.check_plot(plot, force)
+    if processes.rank() == 0:  # which alone writes
+        check_outputs(output, plot, force=force)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
     progress = console.progress(quiet)
     if other is None:
         sentences, chosen = found.chosen_text(data, split, source_file, target_file, pairs, langs)
         if pairs is None:
             chosen = _fitting(list(labels.values()), chosen)
+        for path in labels.values():  # before a word on what is left out
+            read_config(path)
         spm = spm_file(spm)
         if spm is None:
             console.note(spm_missing())
@@ -212,9 +216,9 @@ def _translated(
     try:
         with processes.together() as place:
             return run(checkpoints, text, pairs, options, output, force=force, progress=progress, place=place)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit, PruneError):
         if partial_path(output).is_file():
-            console.note("Finished pairs are kept: the same command goes on from them.")
+            console.warn("Finished pairs are kept: the same command goes on from them.")
         raise
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from prunecli.errors import OutputError, UsageError
-
 SCORES = {
     "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
     "lm": {"perplexity": "perplexity"},
@@ -15,23 +13,6 @@ SCORES = {
     "classification": {"accuracy": "accuracy"},
 }
 """Task -> score -> the title of its panel."""
-
-
-def check_plot(path: Path, force: bool) -> None:
-    """Refuse before the work what could not be drawn after it.
-
-    Raises:
-        PruneError: not a PNG, a file that exists, no such directory, or no matplotlib.
-    """
-    from prunecli.analysis.plots import require_matplotlib
-    from prunecli.checkpoint.documents import refuse_existing
-
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"--plot {path}: only PNG is drawn", "Choose a name that ends in .png.")
-    refuse_existing(path, force=force)
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
-    require_matplotlib()
 
 
 def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:

@@ -228,12 +228,11 @@ def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
 def _layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
     from prunecli.modules.layerwise.budget import (
         MIN_BUFFERS,
-        MIN_STATES,
-        WORKSPACE,
         Demand,
         activation_bytes,
         output_bytes,
         plan_memory,
+        smallest_memory,
         state_bytes,
     )
     from prunecli.modules.layerwise.machine import available_memory
@@ -248,7 +247,7 @@ def _layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype:
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
     demand = Demand(_process(checkpoint, device), skeleton.resident_bytes, skeleton.widest_bytes, activations)
     weights = demand.resident + MIN_BUFFERS * demand.block
-    needed = demand.process + weights + activations + WORKSPACE + MIN_STATES
+    needed = smallest_memory(demand)
     tokens = None
     if budget >= needed:
         states = plan_memory(budget, demand).states if device.type == "cpu" else available_memory() // 2

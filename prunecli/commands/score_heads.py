@@ -29,6 +29,7 @@ from prunecli.commands.options import (
     TargetFileOption,
     TextFilesOption,
 )
+from prunecli.commands.outputs import check_outputs
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -132,14 +133,14 @@ def score_heads(
     The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
     """
     from prunecli.checkpoint.attention import attention_layers
-    from prunecli.checkpoint.documents import header, refuse_existing, write_json
+    from prunecli.checkpoint.documents import header, write_json
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, choose_task, material, selection
 
-    refuse_existing(output, force=force)
+    check_outputs(output, plot, force=force)
     budget = memory_bytes(memory, spill_dir)
-    _check_options(method, metric, select_data, select_split, plot, budget)
+    _check_options(method, metric, select_data, select_split, budget)
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
         choice = Choice(
@@ -186,7 +187,7 @@ def score_heads(
         console.print_json(payload)
     elif not quiet:
         _show(scores, layers, more)
-        console.note(f"Written to {output}.")
+        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
 
 
 def _check_options(
@@ -194,7 +195,6 @@ def _check_options(
     metric: MetricChoice | None,
     select_data: Path | None,
     select_split: str | None,
-    plot: Path | None,
     memory: int | None,
 ) -> None:
     if method is not MethodName.gradient and memory is not None:
@@ -211,10 +211,6 @@ def _check_options(
         raise UsageError(
             "--select-data and --select-split go with --method all-but-one", "Leave them out, or choose it."
         )
-    if plot is not None:
-        from prunecli.analysis.plots import require_matplotlib
-
-        require_matplotlib()
 
 
 def _score(

@@ -77,7 +77,9 @@ def evaluate(
     from prunecli.checkpoint.documents import header, write_json
     from prunecli.checkpoint.reader import open_checkpoint
 
-    _refuse_existing(output, checkpoints, text.split, pairs, options, force)
+    with place.in_step():
+        if place.is_first:
+            _refuse_existing(output, checkpoints, text.split, pairs, options, force)
     if options.samples:
         check_bootstrap(options.samples, options.seed)
     metrics = make_metrics(options.spm)

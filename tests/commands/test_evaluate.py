@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from prunecli.commands import found
 from prunecli.commands.evaluate import evaluate
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
+from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
 from tests.tiny import tiny_nllb_moe
 
 TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": "le chapeau\nnon\n"}
@@ -80,15 +80,18 @@ def test_source_and_target_file(folder):
     assert json.loads((folder / "evaluation.json").read_text())["data"]["sentences"] == 1
 
 
-def test_an_interrupt_says_that_the_same_command_goes_on(folder, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    "ending", [KeyboardInterrupt(), PruneError("process 0 of 2 stops: another one has ended")]
+)
+def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys, ending):
     from prunecli.evaluation import evaluate as module
 
     def interrupted(*_arguments, **_options):
-        raise KeyboardInterrupt
+        raise ending
 
     with monkeypatch.context() as patch:
         patch.setattr(module, "score", interrupted)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(type(ending)):
             evaluate(
                 checkpoints=[folder / "full"],
                 data=folder / "data",
@@ -129,6 +132,15 @@ def test_refused(folder, arguments, error, message):
     with pytest.raises(error, match=message):
         _run(*arguments)
     assert not (folder / "evaluation.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [("nothing",), ("full", "-o", "data/test.eng_Latn")])
+def test_what_is_left_out_is_not_said_of_what_is_refused(folder, arguments, monkeypatch):
+    said = []
+    monkeypatch.setattr("prunecli.commands.console.note", said.append)
+    with pytest.raises((CheckpointError, OutputError)):
+        _run(*arguments, "--data", "data")
+    assert not any("spBLEU" in line for line in said)
 
 
 def test_found_checkpoints_are_those_with_prunecli_s_mark(folder):

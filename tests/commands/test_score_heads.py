@@ -132,6 +132,22 @@ def test_draws_the_map(folder: Path) -> None:
     assert (folder / "heads.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.parametrize(
+    ("plot", "error", "said"),
+    [
+        ("taken.png", OutputError, "taken.png: exists already"),
+        ("no/heads.png", OutputError, "no: no such directory"),
+        ("heads.json", UsageError, "only PNG is drawn"),
+    ],
+)
+def test_a_plot_is_refused_before_the_work(folder: Path, plot: str, error: Any, said: str) -> None:
+    (folder / "taken.png").write_text("taken")
+    with pytest.raises(error, match=said):
+        run("m", "--data", "data", *PAIRS, "--plot", plot)
+    assert (folder / "taken.png").read_text() == "taken"
+    assert not (folder / "heads.json").exists()
+
+
 def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
     run("m", "--data", "data", *PAIRS)
     assert prune("m", "--ratio", 0.3, "-o", "pruned").status == 0

@@ -78,18 +78,26 @@ class Shape:
     itemsize: int
 
 
+def smallest_memory(demand: Demand) -> int:
+    """The fewest bytes that `plan_memory` takes."""
+    return _fixed(demand) + MIN_BUFFERS * demand.block + MIN_STATES
+
+
+def _fixed(demand: Demand) -> int:
+    return demand.process + demand.resident + demand.activations + WORKSPACE
+
+
 def plan_memory(memory: int, demand: Demand) -> Plan:
     """Use `memory` bytes.
 
     Raises:
         UsageError: too few; it names the smallest that will do.
     """
-    fixed = demand.process + demand.resident + demand.activations + WORKSPACE
     for buffers in range(BUFFERS, MIN_BUFFERS - 1, -1):
-        left = memory - fixed - buffers * demand.block
+        left = memory - _fixed(demand) - buffers * demand.block
         if left >= MIN_STATES:
             return Plan(buffers, left)
-    smallest = fixed + MIN_BUFFERS * demand.block + MIN_STATES
+    smallest = smallest_memory(demand)
     raise UsageError(
         f"--memory {size_text(memory)} is too little: the smallest that works is {size_text(smallest)} "
         f"(process {size_text(demand.process)}, weights outside of the layers {size_text(demand.resident)}, "
