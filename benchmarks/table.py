@@ -189,7 +189,7 @@ BENCHMARKS = (
         ),
     ),
     benchmark(
-        "finetune.py {model} --data {data} --pairs {pair} --split val",
+        "finetune.py {model} --data {data} --pairs {pair} --split val --batch-tokens 1024",
         Row(
             "`finetune` / a bare loop over the same batches, tokens/s",
             r"ratio: +([\d.]+)% by the clock, ([\d.]+)% by the processor",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -151,7 +152,7 @@ class Place:
         except RuntimeError as error:  # gloo's, when a connection closes
             raise PruneError(
                 f"process {self.rank} of {self.processes} stops: another one has ended", GOES_ON
-            ) from error
+            ) from error.with_traceback(None)  # whose frames hold the group: see `leave`
         return found
 
 
@@ -183,7 +184,7 @@ def together() -> Iterator[Place]:
         try:
             yield Place(group.get_rank(), group.get_world_size())
         finally:
-            group.destroy_process_group()
+            leave()
     except SystemExit as end:
         if end.code != StoppedError.exit_status:
             raise
@@ -191,6 +192,21 @@ def together() -> Iterator[Place]:
             f"process {rank()} of {count()} stops: it was told to, as torchrun does when another one has ended",
             GOES_ON,
         ) from end
+
+
+def leave() -> None:
+    """End this process's part in the group that it joined, here or by way of transformers' Trainer; alone, nothing.
+
+    What still held the group, as a model trained in step does, would have its threads outlive Python, and these now and
+    then abort a process whose work is done.
+    """
+    if count() == 1:
+        return
+    import torch
+
+    gc.collect()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _join() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import math
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from prunecli.recipe_text import RecipeText, ReportText, Resolved, Scalar, StepText, as_text, faults_error
+from prunecli.recipe_text import RecipeText, ReportText, Resolved, StepText, as_text, faults_error
+from prunecli.recipe_variables import expand, near, resolve_variables, substitute
 
 
 @dataclass(frozen=True)
@@ -40,12 +37,6 @@ class Parameter:
 
 Commands = Mapping[str, Mapping[str, Parameter]]
 """Command -> its parameters by name."""
-
-MOST_STEPS = 1000
-"""Steps that one `for-each` may come to."""
-
-LONGEST_TEXT = 100_000
-"""Characters of a value with its variables filled in: they may double one another."""
 
 PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
 """Options that `run` passes itself."""
@@ -109,10 +100,10 @@ def resolve(
             an earlier step.
     """
     faults: list[str] = []
-    variables = _resolve_variables(text, overrides or {}, builtins or {}, faults)
+    variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
     for number, step_text in enumerate(text.steps, 1):
-        for name, values in _expand(step_text, variables, number, faults):
+        for name, values in expand(step_text, variables, number, faults):
             step = _resolve_step(step_text, name, values, commands, faults)
             if step is not None:
                 steps.append(step)
@@ -126,100 +117,22 @@ def resolve(
     return Recipe(tuple(steps), report)
 
 
-_REFERENCE = re.compile(r"\$(?:(\$)|\{([^}]*)\})")
-
-
-def _substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults: list[str]) -> Resolved:
-    """`value` with `${name}` filled in; a reference that stands alone keeps its type, and lists flatten."""
-    if isinstance(value, list):
-        filled = [_substitute(item, variables, where, faults) for item in value]
-        return [scalar for item in filled for scalar in (item if isinstance(item, list) else [item])]
-    if isinstance(value, bool):
-        return value
-
-    def known(name: str) -> Resolved:
-        if name not in variables:
-            faults.append(f"{where}: there is no variable {name!r}{_near(name, variables)}")
-            return ""
-        return variables[name]
-
-    alone = _REFERENCE.fullmatch(value)
-    if alone is not None and alone[1] is None:
-        return known(alone[2])
-    filled_in = _REFERENCE.sub(lambda found: "$" if found[1] else as_text(known(found[2])), value)
-    if len(filled_in) > LONGEST_TEXT:
-        faults.append(f"{where}: longer than {LONGEST_TEXT:,} characters with its variables filled in")
-        return ""
-    return filled_in
-
-
-def _near(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(sorted(known)) or 'none'})"
-
-
-def _resolve_variables(
-    text: RecipeText, overrides: Mapping[str, Resolved], builtins: Mapping[str, Resolved], faults: list[str]
-) -> dict[str, Resolved]:
-    for name in overrides:
-        if name not in text.variables:
-            faults.append(f"--set {name}: there is no such variable{_near(name, text.variables)}")
-    clashes = text.variables.keys() & builtins.keys()
-    faults += [f"variables.{name}: every recipe has this one already" for name in sorted(clashes)]
-    written = {name: overrides.get(name, value) for name, value in text.variables.items()}
-    resolved: dict[str, Resolved] = dict(builtins)
-    # A variable may name others in any order: fill in those that can be, until none is left or none can be.
-    waiting = {name: value for name, value in written.items() if name not in clashes}
-    while waiting:
-        ready = [name for name, value in waiting.items() if not _names(value) & waiting.keys()]
-        if not ready:
-            faults.append(f"variables: {', '.join(waiting)} stand for one another")
-            return {**resolved, **dict.fromkeys(waiting, "")}
-        for name in ready:
-            resolved[name] = _substitute(waiting[name], resolved, f"variables.{name}", faults)
-        waiting = {name: value for name, value in waiting.items() if name not in ready}
-    return resolved
-
-
-def _names(value: Any) -> set[str]:
-    texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
-    return {found[2] for text in texts for found in _REFERENCE.finditer(text) if found[2] is not None}
-
-
-def _expand(
-    step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]
-) -> Iterator[tuple[str, Mapping[str, Resolved]]]:
-    """The step once for each combination of its `for-each` values: its name and the variables it sees."""
-    choices: list[list[Scalar]] = []
-    for name, values in step.for_each.items():
-        filled = _substitute(values, variables, f"steps[{number}].for-each.{name}", faults)
-        choices.append(filled if isinstance(filled, list) else [filled])
-        if name in variables:
-            faults.append(f"steps[{number}].for-each.{name}: there is a variable of this name")
-    if math.prod(map(len, choices)) > MOST_STEPS:
-        faults.append(f"steps[{number}].for-each: more than {MOST_STEPS:,} combinations")
-        return
-    for combination in product(*choices):
-        seen = {**variables, **dict(zip(step.for_each, combination, strict=True))}
-        yield as_text(_substitute(step.name, seen, f"steps[{number}].name", faults)), seen
-
-
 def _resolve_step(
     text: StepText, name: str, variables: Mapping[str, Resolved], commands: Commands, faults: list[str]
 ) -> Step | None:
     where = f"step {name!r}"
     parameters = commands.get(text.command)
     if parameters is None:
-        faults.append(f"{where}: there is no command {text.command!r}{_near(text.command, commands)}")
+        faults.append(f"{where}: there is no command {text.command!r}{near(text.command, commands)}")
         return None
     options: list[str] = []
     positionals: list[str] = []
     paths: dict[str, list[Path]] = {"input": [], "output": []}
     for argument, written in text.arguments.items():
-        value = _substitute(written, variables, f"{where}, {argument}", faults)
+        value = substitute(written, variables, f"{where}, {argument}", faults)
         parameter = parameters.get(argument)
         if parameter is None:
-            faults.append(f"{where}: {text.command} has no option {argument!r}{_near(argument, parameters)}")
+            faults.append(f"{where}: {text.command} has no option {argument!r}{near(argument, parameters)}")
         elif argument in PASSED_BY_RUN:
             faults.append(f"{where}: {argument!r} is for `prunecli run` to pass, not for a recipe")
         else:
@@ -267,7 +180,7 @@ def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str
 
 def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
     def fill(name: str, value: str) -> str:
-        return as_text(_substitute(value, variables, f"report.{name}", faults))
+        return as_text(substitute(value, variables, f"report.{name}", faults))
 
     return Report(
         title=fill("title", text.title),

@@ -87,29 +87,30 @@ class UnitShape:
     def __post_init__(self) -> None:
         if self.kind not in UNIT_KINDS:
             raise UsageError(f"{self.kind!r} is no kind of unit", f"Give one of {', '.join(UNIT_KINDS)}.")
-        for name, value in (("vocabulary", self.vocabulary), ("map dimension", self.map_dim)):
-            if value < 1:
-                raise UsageError(f"The {name} is {value}", "Give a number above 0.")
+        if self.vocabulary < 1:
+            raise UsageError(f"The vocabulary is {self.vocabulary}", "Give a table that has rows.")
+        if self.map_dim < 1:
+            raise UsageError(f"The map dimension is {self.map_dim}", "Give --map-dim above 0.")
         if self.map_dim >= self.model_dim:
             raise UsageError(
                 f"The map dimension {self.map_dim} is not below the model's width {self.model_dim}: "
                 "the table would not shrink",
-                f"Give a map dimension below {self.model_dim}.",
+                f"Give --map-dim below {self.model_dim}.",
             )
         if self.kind != "projective":
             self._check_expansion()
 
     def _check_expansion(self) -> None:
         if self.depth < 1:
-            raise UsageError(f"The depth is {self.depth}", "Give at least 1 expansion layer.")
+            raise UsageError(f"The depth is {self.depth}", "Give --depth 1 or more.")
         if self.max_groups < 1:
-            raise UsageError(f"The number of groups is {self.max_groups}", "Give at least 1 group.")
+            raise UsageError(f"The number of groups is {self.max_groups}", "Give --max-groups 1 or more.")
         halves = 2 if self.kind == "hgt-residual" else 1
         if self.expand_dim < halves * self.map_dim:
             twice = "twice " if halves == 2 else ""
             raise UsageError(
                 f"The expansion dimension {self.expand_dim} is below {twice}the map dimension {self.map_dim}",
-                f"Give an expansion dimension of at least {halves * self.map_dim}.",
+                f"Give --expand-dim {halves * self.map_dim} or more.",
             )
         self._check_divides("map", self.map_dim, self.group_multiple)
         divisor = 2 * self.group_multiple if halves == 2 else self.groups[-1]
@@ -117,12 +118,13 @@ class UnitShape:
 
     def _check_divides(self, name: str, value: int, divisor: int) -> None:
         if value % divisor:
+            option = {"map": "--map-dim", "expansion": "--expand-dim"}[name]
             below, above = value // divisor * divisor, -(-value // divisor) * divisor
             nearest = f"{below} or {above}" if below else f"{above}"
             raise UsageError(
                 f"The {name} dimension {value} cannot be split: with {self.max_groups} groups and {self.depth} "
                 f"layers it must be a multiple of {divisor}",
-                f"Give {nearest}, or fewer groups.",
+                f"Give {option} {nearest}, or fewer --max-groups.",
             )
 
     @cached_property

@@ -19,22 +19,16 @@ if TYPE_CHECKING:
     from prunecli.progress import Progress
 
 
-def check_plot(decision: Decision, path: Path) -> None:
-    """Refuse a picture that cannot be drawn, before any work is done.
+def require_unit(decision: Decision) -> None:
+    """Refuse a picture of nothing, before any work is done.
 
     Raises:
-        UsageError: no unit is fitted, or the file is no PNG.
-        PruneError: matplotlib is not installed.
+        UsageError: no unit is fitted.
     """
-    from prunecli.analysis.plots import require_matplotlib
-
     if decision.shape is None:
         raise UsageError(
             "--plot draws the unit of the input side", "Choose --side input or both, without a unit."
         )
-    if path.suffix.lower() != ".png":
-        raise UsageError(f"--plot {path}: not a PNG file", "Give it a name that ends in .png.")
-    require_matplotlib()
 
 
 def draw(

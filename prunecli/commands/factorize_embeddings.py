@@ -20,6 +20,7 @@ from prunecli.commands.options import (
     SeedOption,
     TextFilesOption,
 )
+from prunecli.commands.outputs import check_plot
 from prunecli.commands.rewriting import How, write
 
 if TYPE_CHECKING:
@@ -164,13 +165,15 @@ def factorize_embeddings(
         seed=seed,
     )
     how = How(None if dry_run else output, force, quiet, json)
+    if plot is not None:
+        check_plot(plot, force=force or dry_run)
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         how.check(opened)
         _run(opened, options, read_text(data, split, langs, tuple(text or ())), plot, how)
 
 
 def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path | None, how: How) -> None:
-    from prunecli.commands.embedding_plot import check_plot, draw
+    from prunecli.commands.embedding_plot import draw, require_unit
     from prunecli.commands.embedding_table import payload, show
     from prunecli.methods.embeddings.decide import decide
     from prunecli.methods.embeddings.factorize import factorize
@@ -178,7 +181,7 @@ def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path
 
     decision = decide(checkpoint, options, text)
     if plot is not None:
-        check_plot(decision, plot)
+        require_unit(decision)
     how.note(*decision.reasons)
     factors = None if how.output is None else factorize(checkpoint, decision, options, text, how.progress)
     parts = rewrite(checkpoint, decision, factors, options.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import sys
+import math
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -24,7 +24,7 @@ from prunecli.commands.options import (
     SeedOption,
     TextFilesOption,
 )
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import UsageError
 
 DEMO_STEPS = 100
 STEPS = 1000
@@ -231,7 +231,10 @@ def finetune(
     dtype_out: Annotated[
         Optional[DtypeName],  # noqa: UP045
         typer.Option(
-            "--dtype-out", help="Type of the written weights; default: as stored.", show_default=False
+            "--dtype-out",
+            metavar="TYPE",
+            help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
+            show_default=False,
         ),
     ] = None,
     resume: Annotated[
@@ -274,8 +277,15 @@ def finetune(
     )
     if steps is not None and epochs is not None:
         raise UsageError("--steps and --epochs were both given", "Give one of them.")
-    if temperature <= 0 or (epochs is not None and epochs <= 0) or (minutes is not None and minutes <= 0):
-        raise UsageError("--temperature, --epochs and --minutes are above 0")
+    positive = {
+        "--learning-rate": learning_rate,
+        "--temperature": temperature,
+        "--epochs": epochs,
+        "--minutes": minutes,
+    }
+    for option, value in positive.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UsageError(f"{option} {value:g}: not a finite number above 0")
     if teacher is None and (distill or hidden_weight):
         raise UsageError("--distill and --hidden-weight need a teacher", "Name one with --teacher DIR.")
     if from_scratch is None and tokenizer is not None:
@@ -314,17 +324,11 @@ def finetune(
         teacher=teacher,
         seed=seed,
     )
-    is_first = processes.rank() == 0
-    quiet = quiet or not is_first
+    quiet = quiet or processes.rank() != 0
     how = How(resume is ResumeChoice.auto, quiet, json)
     subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)
     writing = Writing(output, None if dtype_out is None else dtype_out.value, force, keep_state)
-    try:
-        run(subject, given, None if task is None else task.value, options, writing, how)
-    except PruneError as error:
-        if is_first:
-            raise
-        sys.exit(error.exit_status)  # the first process says it
+    run(subject, given, None if task is None else task.value, options, writing, how)
 
 
 def _dtype(asked: DtypeChoice, device: str) -> str:

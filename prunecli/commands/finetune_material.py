@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.commands.console import note
+from prunecli.commands.found import demo_text
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,9 +110,10 @@ def _parallel(
 
     data = options.data or demo.DATA
     if options.split == TRAIN_SPLIT and data.resolve() == demo.DATA.resolve():
-        train, valid = _demo_text()
+        valid = read_parallel(data, options.valid_split or VALID_SPLIT)
+        train = _demo_text()
         if options.data is None and not quiet:
-            note("No --data given: using the demo's text.")
+            demo_text()
         pairs = parse_pairs(options.pairs, options.langs, train.languages)
     else:
         pairs = parse_pairs(options.pairs, options.langs, languages_of(data, options.split))
@@ -129,12 +131,9 @@ def _parallel(
     )
 
 
-def _demo_text() -> tuple[ParallelText, ParallelText]:
+def _demo_text() -> ParallelText:
     """Training text is drawn as the bundled held-out text was."""
-    from prunecli import demo
-    from prunecli.data.parallel import ParallelText, read_parallel
+    from prunecli.data.parallel import ParallelText
     from prunecli.demo.corpus import parallel_text
 
-    return ParallelText(TRAIN_SPLIT, dict(parallel_text()[TRAIN_SPLIT])), read_parallel(
-        demo.DATA, VALID_SPLIT
-    )
+    return ParallelText(TRAIN_SPLIT, dict(parallel_text()[TRAIN_SPLIT]))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli import processes
 from prunecli.commands import console
 from prunecli.errors import UsageError
 
@@ -144,6 +145,7 @@ def run(
             console.print_json(payload)
         elif not how.quiet:
             _show(payload, writing)
+    processes.leave()
 
 
 def _publish(

@@ -84,13 +84,19 @@ def chosen_text(
         text = read_pair(source_file, target_file, pairs)
         return text, ((text.languages[0], text.languages[1]),)
     if data is None:
-        from prunecli import demo
-
-        note("No --data given: using the demo's text.")
-        data = demo.DATA
+        data = demo_text()
     chosen = parse_pairs(pairs, langs, languages_of(data, split))
     needed = tuple(dict.fromkeys(name for pair in chosen for name in pair))
     return read_parallel(data, split, needed), chosen
+
+
+def demo_text() -> Path:
+    """The demo's text, said in one line with its languages: a model of the user's own knows others."""
+    from prunecli import demo
+
+    names = ", ".join(demo.LANGUAGES)
+    note(f"No --data given: using the demo's text, in {names}; give yours with --data.")
+    return demo.DATA
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import CheckpointArgument, JsonOption
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.inventory import Inventory
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from prunecli.commands.inspect_fit import Fits
 
 FORMAT = "prunecli.inspect/1"
+BALANCE = "3:1"
+BATCH, BEAM, LENGTH = 1, 4, 128
 
 
 def inspect(
@@ -34,10 +37,14 @@ def inspect(
     ] = None,
     balance: Annotated[
         str, typer.Option("--balance", help="For --fit: experts kept, encoder to decoder.", metavar="E:D")
-    ] = "3:1",
-    fit_batch: Annotated[int, typer.Option("--fit-batch", min=1, help="Sentences decoded at a time.")] = 1,
-    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, help="Beam size.")] = 4,
-    fit_length: Annotated[int, typer.Option("--fit-length", min=1, help="Tokens of a sentence.")] = 128,
+    ] = BALANCE,
+    fit_batch: Annotated[
+        int, typer.Option("--fit-batch", min=1, metavar="N", help="Sentences decoded at a time.")
+    ] = BATCH,
+    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", help="Beam size.")] = BEAM,
+    fit_length: Annotated[
+        int, typer.Option("--fit-length", min=1, metavar="N", help="Tokens of a sentence.")
+    ] = LENGTH,
     json: JsonOption = False,
 ) -> None:
     """Count a checkpoint's parameters and bytes by part, experts and heads by layer, changed FFNs and embeddings.
@@ -53,6 +60,17 @@ def inspect(
     budget = None if fit is None else parse_size(fit)
     stored_as = None if dtype is None else parse_dtype(dtype)
     load = {"batch": fit_batch, "beam": fit_beam, "length": fit_length}
+    if fit is None:
+        changed = {
+            "--dtype": dtype is not None,
+            "--balance": balance != BALANCE,
+            "--fit-batch": fit_batch != BATCH,
+            "--fit-beam": fit_beam != BEAM,
+            "--fit-length": fit_length != LENGTH,
+        }
+        for option, is_changed in changed.items():
+            if is_changed:
+                raise UsageError(f"{option} goes with --fit", "Give --fit SIZE, or leave it out.")
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         inventory = take_inventory(opened)
         answer = None if budget is None else _fits(opened, budget, stored_as, balance, load)
@@ -165,14 +183,8 @@ def _held(held: int, original: int) -> str:
 
 def _step(step: Any) -> str:
     """One step of the history as it would be typed, and from what."""
-    words = [str(step.get("command", "?"))]
-    arguments = step.get("arguments")
-    for name, value in (arguments if isinstance(arguments, dict) else {}).items():
-        if value is True:
-            words.append(f"--{name.replace('_', '-')}")
-        elif value is not None and value is not False:
-            text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-            words += [f"--{name.replace('_', '-')}", text]
+    from prunecli.reporting.history import step_text
+
     source = step.get("source")
-    origin = f" (from {source['path']})" if isinstance(source, dict) and source.get("path") else ""
-    return " ".join(words) + origin
+    named = isinstance(source, dict) and source.get("path")
+    return step_text(step, *([f"from {source['path']}"] if named else []))

@@ -22,7 +22,7 @@ class DtypeName(str, Enum):
 CheckpointArgument = Annotated[
     Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
     typer.Argument(
-        metavar="[CHECKPOINT]",
+        metavar="CHECKPOINT",
         help="Checkpoint directory; default: the bundled demo model.",
         show_default=False,
     ),
@@ -30,7 +30,7 @@ CheckpointArgument = Annotated[
 CheckpointsArgument = Annotated[
     Optional[list[Path]],  # noqa: UP045
     typer.Argument(
-        metavar="[CHECKPOINT]...", help="Checkpoint directories, the baseline first.", show_default=False
+        metavar="CHECKPOINT", help="Checkpoint directories, the baseline first.", show_default=False
     ),
 ]
 DataOption = Annotated[
@@ -94,12 +94,17 @@ ComputeDtypeOption = Annotated[
 ]
 DtypeOption = Annotated[
     Optional[DtypeName],  # noqa: UP045
-    typer.Option("--dtype", help="Type of the written weights; default: as stored.", show_default=False),
+    typer.Option(
+        "--dtype",
+        help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
+        metavar="TYPE",
+        show_default=False,
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress, no table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 

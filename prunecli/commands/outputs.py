@@ -13,16 +13,30 @@ def check_outputs(output: Path, plot: Path | None = None, *, force: bool) -> Non
 
     Raises:
         OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
-        UsageError: the plot is no PNG file.
-        PruneError: there is a plot to draw, and no matplotlib.
+        UsageError, PruneError: as `check_plot`.
     """
-    for path in (output, *(() if plot is None else (plot,))):
-        refuse_existing(path, force=force)
-        if not path.parent.is_dir():
-            raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    _check_place(output, force=force)
     if plot is not None:
-        from prunecli.analysis.plots import require_matplotlib
+        check_plot(plot, force=force)
 
-        if plot.suffix.lower() != ".png":
-            raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
-        require_matplotlib()
+
+def check_plot(plot: Path, *, force: bool) -> None:
+    """Refuse a picture that could not be written in the end.
+
+    Raises:
+        OutputError: it exists and `force` is not given, is a directory, or lies in none.
+        UsageError: it is no PNG file.
+        PruneError: there is no matplotlib.
+    """
+    from prunecli.analysis.plots import require_matplotlib
+
+    _check_place(plot, force=force)
+    if plot.suffix.lower() != ".png":
+        raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
+    require_matplotlib()
+
+
+def _check_place(path: Path, *, force: bool) -> None:
+    refuse_existing(path, force=force)
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")

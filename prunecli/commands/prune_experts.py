@@ -107,11 +107,20 @@ def prune_experts(
     ] = None,
     metric: Annotated[
         MetricName,
-        typer.Option("--metric", help="What makes an expert important; random is a baseline."),
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="What makes an expert important: importance, importance-vanilla, top1, top2, load-balance; random "
+            "is a baseline.",
+        ),
     ] = MetricName.importance,
     strategy: Annotated[
         StrategyName,
-        typer.Option("--strategy", help="Fixed per layer, or a threshold for the model or for each side."),
+        typer.Option(
+            "--strategy",
+            metavar="NAME",
+            help="per-layer: fixed numbers; global-threshold, side-threshold: one for the model or for each side.",
+        ),
     ] = StrategyName.per_layer,
     balance: Annotated[
         str, typer.Option("--balance", metavar="ENC:DEC", help="Encoder experts kept per decoder expert.")
@@ -131,8 +140,9 @@ def prune_experts(
         Optional[GranularityName],  # noqa: UP045
         typer.Option(
             "--granularity",
-            help="Which statistics are summed: the encoder's by source and the decoder's by target, those of "
-            "the pairs, or all. Default: language where --source or --target is given, else global.",
+            metavar="NAME",
+            help="Which statistics are summed: language: the encoder's by source and the decoder's by target; pair: "
+            "those of the pairs; global: all. Default: language with --source or --target, else global.",
             show_default=False,
         ),
     ] = None,
@@ -145,9 +155,13 @@ def prune_experts(
         typer.Option("--target", metavar="C,D", help="Languages to translate into.", show_default=False),
     ] = None,
     dtype: DtypeOption = None,
-    fit_batch: Annotated[int, typer.Option("--fit-batch", min=1, help="Sentences decoded at a time.")] = 1,
-    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, help="Beam size.")] = 4,
-    fit_length: Annotated[int, typer.Option("--fit-length", min=1, help="Tokens of a sentence.")] = 128,
+    fit_batch: Annotated[
+        int, typer.Option("--fit-batch", min=1, metavar="N", help="Sentences decoded at a time.")
+    ] = 1,
+    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", help="Beam size.")] = 4,
+    fit_length: Annotated[
+        int, typer.Option("--fit-length", min=1, metavar="N", help="Tokens of a sentence.")
+    ] = 128,
     seed: SeedOption = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
@@ -193,10 +207,14 @@ def prune_experts(
 
 def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
     from prunecli.methods.experts.decide import decide
+    from prunecli.methods.experts.metrics import RANDOM
     from prunecli.methods.experts.rewrite import rewrite
 
     decision = decide(checkpoint, options)
     how.note(*decision.reasons)
+    if options.experts is None and options.metric != RANDOM and not options.sources + options.targets:
+        files = ", ".join(map(str, options.gates))
+        how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
     parts = rewrite(checkpoint, decision.selection.kept, options.dtype)
     written = write(checkpoint, parts, decision.step, how)
     how.show(lambda: _payload(written, decision, options), lambda: _show(written, decision))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.found import chosen_splits
+from prunecli.commands.found import chosen_splits, demo_text
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
@@ -182,11 +182,7 @@ def _demo_text(checkpoint: Path | None) -> Path:
         raise UsageError(
             "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
         )
-    from prunecli import demo
-
-    console.note("No --data given: using the demo's text.")
-    found: Path = demo.DATA
-    return found
+    return demo_text()
 
 
 def _kept(path: Path | None) -> tuple[str, ...]:

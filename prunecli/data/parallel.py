@@ -6,11 +6,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
+_UNPACKED_BY = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
+_ONE_A_LINE = "Name a file of text, one entry per line."
 _SHOWN = 12
 """Languages or splits that a message lists at most."""
 
@@ -60,7 +63,7 @@ def pair_name(source: str, target: str) -> str:
 def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:
     """What a message adds about an unknown `name`: the nearest of `known`, or, after `label`, a few of them."""
     names = sorted(set(known))
-    near = get_close_matches(name, names, n=3, cutoff=0.7)
+    near = get_close_matches(name, names, n=3, cutoff=0.8)
     near = near or [other for other in names if name and other.startswith(name)][:3]
     if near:
         return f"Did you mean {' or '.join(near)}?"
@@ -203,8 +206,10 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     path = Path(path)
     try:
         data = path.read_bytes()
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise DataError(f"{path}: no such file") from error
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -222,16 +227,35 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
 
 
 def _language_files(directory: Path, split: str) -> dict[str, Path]:
+    if directory.is_file():
+        raise DataError(
+            f"{directory}: a file, not a directory", "Name a directory of files SPLIT.LANG with --data."
+        )
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory", "Name a directory of text with --data.")
     found = _splits(directory).get(split)
     if not found:
+        _refuse_compressed(directory, split)
         splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
             f"Splits found: {', '.join(splits[:_SHOWN])}." if splits else "No split was found in it.",
         )
     return dict(sorted(found.items()))
+
+
+def _refuse_compressed(directory: Path, split: str) -> None:
+    """Say that a split is there, but packed."""
+    for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        for suffix, tool in _UNPACKED_BY.items():
+            found = [name for name in names if fnmatchcase(name, pattern + suffix)]
+            if found:
+                more = ", …" if len(found) > 1 else ""
+                raise DataError(
+                    f"{directory}: the split {split!r} is compressed ({min(found)}{more})",
+                    f"Unpack it: {tool} --keep {folder / pattern}{suffix}",
+                )
 
 
 def _splits(directory: Path) -> dict[str, dict[str, Path]]:

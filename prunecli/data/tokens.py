@@ -81,7 +81,8 @@ def language_id(tokenizer: Tokenizer, language: str) -> int:
     known = languages(tokenizer)
     if language not in known:
         raise DataError(
-            f"unknown language {language!r}: the model's tokenizer lacks it", near_names(language, known)
+            f"unknown language {language!r}: the model's tokenizer lacks it",
+            f"{near_names(language, known)} Give text in languages of the model with --data.",
         )
     return int(tokenizer.convert_tokens_to_ids(language))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.data.batching import pad
@@ -182,16 +183,28 @@ def _subject(
     _require_generation(checkpoint)
     tokenizer = load_tokenizer(checkpoint.path)
     forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
-    value = checkpoint.config.get("max_position_embeddings")
-    limit = value if isinstance(value, int) else None
+    limit, shared = _positions(checkpoint)
     if limit is not None and new_tokens >= limit:
         raise UsageError(
             f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
             f"Ask for at most --new-tokens {limit - 1}.",
         )
     ids = encode(tokenizer, sentences, pair[0], max_length=limit)
+    if limit is not None and shared:
+        ids = [row[: limit - new_tokens] for row in ids]
     pad_id = tokenizer.pad_token_id
     return Subject(label, checkpoint, tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced)
+
+
+def _positions(checkpoint: Checkpoint) -> tuple[int | None, bool]:
+    """How many the model has (None: nothing bounds them), and whether a prompt and what follows share them."""
+    config: Any = SimpleNamespace(**checkpoint.config)
+    if checkpoint.architecture is not None:
+        from prunecli.modules.building import stock_config
+
+        config = stock_config(checkpoint)  # which knows the families' own names and defaults
+    value = getattr(config, "max_position_embeddings", None)
+    return (value if isinstance(value, int) else None), not getattr(config, "is_encoder_decoder", False)
 
 
 def _require_generation(checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,24 @@ from prunecli.reporting.trees import Node, lineage
 
 SHOWN = 160
 """Letters of one argument's value; longer ones (lists of ids, say) are in config.json."""
+
+
+_FACTS = {
+    ("prune-experts", "keep"): "{} experts kept",
+    ("prune-experts", "fit_bytes"): "to fit in {} bytes",
+    ("prune-heads", "removed"): "{} heads removed",
+    ("prune-heads", "method"): "scores by {}",
+    ("finetune", "train"): "text {}",
+    ("finetune", "valid"): "validated on {}",
+    ("finetune", "betas"): "betas {}",
+    ("finetune", "best"): "best at step {}",
+}
+"""What histories hold beside options, in words."""
+
+_OPTIONS = {("finetune", "hidden"): "--hidden-weight"}
+"""Arguments that do not have their option's name."""
+
+_DIGEST = re.compile("(sha256:)?([0-9a-f]{64})")
 
 
 def history_section(material: Material) -> Html | None:
@@ -91,22 +110,33 @@ def short(fingerprint: str) -> str:
     return fingerprint if len(fingerprint) <= 16 else f"{fingerprint[:15]}…"
 
 
-def step_text(step: Mapping[str, Any]) -> str:
-    """One step of a history as it would be typed."""
-    words = [str(step.get("command", "?"))]
+def step_text(step: Mapping[str, Any], *more: str) -> str:
+    """One step of a history as it would be typed; in brackets what was no option, and `more`."""
+    command = str(step.get("command", "?"))
+    words, facts = [command], []
     for name, value in _mapping(step.get("arguments")).items():
-        option = f"--{str(name).replace('_', '-')}"
-        if value is True:
-            words.append(option)
+        if (command, name) in _FACTS and value is not None:
+            facts.append(
+                _FACTS[command, name].format(f"{value:,}" if isinstance(value, int) else _value(value))
+            )
+        elif value is True:
+            words.append(_option(command, name))
         elif value is not None and value is not False:
-            words += [option, _value(value)]
-    return " ".join(words)
+            words += [_option(command, name), _value(value)]
+    brackets = ", ".join((*facts, *more))
+    return " ".join((*words, f"({brackets})") if brackets else words)
+
+
+def _option(command: str, name: Any) -> str:
+    return _OPTIONS.get((command, name), f"--{str(name).replace('_', '-')}")
 
 
 def _value(value: Any) -> str:
     if isinstance(value, Mapping):
         value = value.get("path", json.dumps(value, ensure_ascii=False, default=str))
     text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    if digest := _DIGEST.fullmatch(text):
+        return f"{digest[1] or ''}{digest[2][:8]}…"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, compress
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +21,10 @@ from prunecli.evaluation.decoding import max_positions
 from prunecli.evaluation.losses import IGNORED, context_length, encoded, padding_id, require_task
 from prunecli.evaluation.objective import MASK_PROBABILITY, MASKED_SHARE, RANDOM_SHARE, decoder_inputs
 from prunecli.evaluation.windows import lm_windows
+from prunecli.progress import Progress, silent
+
+AT_ONCE = 1 << 12
+"""Lines that are tokenised between two reports."""
 
 
 class Examples(Protocol):
@@ -196,7 +201,11 @@ class Masked:
 
 
 def translations(
-    tokenizer: Any, model: Any, text: ParallelText, pairs: Sequence[tuple[str, str]]
+    tokenizer: Any,
+    model: Any,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    progress: Progress = silent,
 ) -> Translations:
     """The sentences of all `pairs`; a line that is blank on either side is left out, what is too long is cut.
 
@@ -207,17 +216,37 @@ def translations(
     require_task(model, "translation")
     positions = max_positions(model)
     longest = None if positions is None else positions - 1
+    rows = _tokenised(tokenizer, text, pairs, longest, progress)
+    filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}
     sources: list[list[int]] = []
     targets: list[list[int]] = []
     for source, target in pairs:
-        both = zip(text.sentences[source], text.sentences[target], strict=True)
-        kept = [(one, other) for one, other in both if one.strip() and other.strip()]
-        sources += encode(tokenizer, [one for one, _ in kept], source, max_length=longest)
-        targets += encode(tokenizer, [other for _, other in kept], target, as_target=True, max_length=longest)
+        kept = [one and other for one, other in zip(filled[source], filled[target], strict=True)]
+        sources += compress(rows[source, False], kept)
+        targets += compress(rows[target, True], kept)
     if not sources:
         raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
     shift = partial(decoder_inputs, model)
     return Translations(Sequences(sources), Sequences(targets), padding_id(model, tokenizer), shift)
+
+
+def _tokenised(
+    tokenizer: Any,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    longest: int | None,
+    progress: Progress,
+) -> dict[tuple[str, bool], list[list[int]]]:
+    """Token ids of each line, once for each (language, whether as a target), however many pairs it is in."""
+    roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
+    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
+    with progress("tokenising", len(rows) * len(text), "lines") as advance:
+        for (name, as_target), made in rows.items():
+            for start in range(0, len(text), AT_ONCE):
+                lines = text.sentences[name][start : start + AT_ONCE]
+                made += encode(tokenizer, lines, name, as_target=as_target, max_length=longest)
+                advance(len(lines))
+    return rows
 
 
 def texts(tokenizer: Any, model: Any, lines: Sequence[str]) -> Texts:

@@ -84,7 +84,7 @@ def finetune(
     arguments = training_arguments(options, state, validates=material.valid is not None)
     place = Place(arguments.process_index, arguments.world_size)
     if not place.is_first:
-        report = _silent
+        report, progress = _silent, silent
     if place.is_first:
         identity = {**origin, **material.describe(), **_identity(options), "processes": place.processes}
         prepare_state(state, identity, resume=resume)
@@ -160,7 +160,7 @@ def _require_floats(checkpoint: Checkpoint) -> None:
 def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
     options, material, arguments, place = run.options, run.material, run.arguments, run.place
-    examples = encode_examples(tokenizer, model, material, material.train, options.seed)
+    examples = encode_examples(tokenizer, model, material, material.train, options.seed, run.progress)
     require_batch(examples, options.batch_tokens, options.accumulate * place.processes)
     validation = make_validation(tokenizer, model, material, options)
     teacher = None
@@ -172,7 +172,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     steps = arguments.max_steps = _steps(examples, options, place)
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
-    with (run.progress if place.is_first else silent)("training", total, "steps") as advance:
+    with run.progress("training", total, "steps") as advance:
         watch = Watch(place, limit=limit, advance=advance, report=run.report)
         trainer = FinetuneTrainer(
             model, arguments, examples, Objective(options.loss, teacher), validation, options, watch

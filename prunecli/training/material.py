@@ -13,6 +13,7 @@ from prunecli.data.plain import PlainText
 from prunecli.data.tokens import Tokenizer
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.losses import TaskName
+from prunecli.progress import Progress, silent
 from prunecli.training.examples import Examples, labelled, masked, texts, translations
 from prunecli.training.options import TrainingOptions
 from prunecli.training.validation import Translating, Validation
@@ -56,7 +57,12 @@ def _digest(text: Text) -> str:
 
 
 def encode_examples(
-    tokenizer: Tokenizer, model: Any, material: Material, text: Text, seed: int = 0
+    tokenizer: Tokenizer,
+    model: Any,
+    material: Material,
+    text: Text,
+    seed: int = 0,
+    progress: Progress = silent,
 ) -> Examples:
     """The examples of the material's task in `text`; `seed` is that of the tokens that `mlm` hides.
 
@@ -64,7 +70,7 @@ def encode_examples(
         PruneError: the model is for another task, or the text cannot be used.
     """
     if isinstance(text, ParallelText):
-        return translations(tokenizer, model, text, material.pairs)
+        return translations(tokenizer, model, text, material.pairs, progress)
     if isinstance(text, LabelledText):
         return labelled(tokenizer, model, text)
     if material.task == "mlm":

@@ -22,6 +22,9 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
 
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
+"""One of them at least is in a directory with a tokenizer."""
+
 
 def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:
     """Write a model of random weights, as the family's stock class draws them, with its tokenizer.
@@ -38,7 +41,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     file = _file(config)
     values = read_config(config)
     family = FAMILIES[values["model_type"]]
-    words = load_tokenizer(tokenizer or file.parent)
+    words = _tokenizer(file, tokenizer)
     _fit(file, values, words)
     model = _random_model(file, values, family, seed)
     directory.mkdir(parents=True)
@@ -69,7 +72,7 @@ def describe(config: Path, tokenizer: Path | None) -> dict[str, Any]:
         PruneError: as `initial_checkpoint`.
     """
     values = read_config(config)
-    words = load_tokenizer(tokenizer or _file(config).parent)
+    words = _tokenizer(_file(config), tokenizer)
     _fit(_file(config), values, words)
     return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
 
@@ -108,6 +111,12 @@ def read_config(config: Path) -> dict[str, Any]:
             f"Set model_type to one of {', '.join(FAMILIES)}.",
         )
     return values
+
+
+def _tokenizer(file: Path, named: Path | None) -> Tokenizer:
+    if named is None and not any(any(file.parent.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with --tokenizer DIR.")
+    return load_tokenizer(named or file.parent)
 
 
 def _fit(file: Path, values: dict[str, Any], tokenizer: Tokenizer) -> None:

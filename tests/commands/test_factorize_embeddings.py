@@ -185,7 +185,9 @@ def test_a_mixture_of_experts(folder: Path) -> None:
         (("--data", "data", "--langs", "xyz"), "xyz"),
         (("--data", "nowhere"), "nowhere"),
         (("--text", "nowhere"), "nowhere"),
-        (("--plot", "maps.txt"), "--plot maps.txt: not a PNG file"),
+        (("--plot", "maps.txt"), "--plot maps.txt: only PNG is drawn"),
+        (("--plot", "drawn.png"), "drawn.png: exists already"),
+        (("--plot", "none/maps.png"), "none: no such directory"),
         (("--side", "output", "--plot", "maps.png"), "--plot draws the unit of the input side"),
         (("--side", "output", "--kind", "define"), "--kind define is of the input's unit"),
         (("-o", "data"), "data: exists already"),
@@ -193,11 +195,13 @@ def test_a_mixture_of_experts(folder: Path) -> None:
     ],
 )
 def test_refusals(model: Path, folder: Path, options: tuple[str, ...], message: str) -> None:
+    (folder / "drawn.png").write_text("mine")
     before = sorted(folder.iterdir())
     result = run(model, *options)
     assert result.status in (1, 2)
     assert message in result.err
     assert sorted(folder.iterdir()) == before
+    assert (folder / "drawn.png").read_text() == "mine"
 
 
 def test_a_factorised_checkpoint_is_refused(model: Path) -> None:

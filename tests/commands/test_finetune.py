@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,11 @@ import pytest
 import torch
 
 import prunecli
+from prunecli import demo
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.finetune import finetune
+from prunecli.commands.finetune_material import TextOptions, material_of
+from prunecli.data.parallel import read_parallel
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -209,8 +213,20 @@ def test_no_validation_is_said(folder):
     ("arguments", "error", "message"),
     [
         (("model", *PAIR, "--steps", 1, "--epochs", 1), UsageError, "--steps and --epochs"),
-        (("model", *PAIR, "--temperature", 0), UsageError, "above 0"),
-        (("model", *PAIR, "--minutes", -1), UsageError, "above 0"),
+        (("model", *PAIR, "--temperature", 0), UsageError, "--temperature 0: not a finite number above 0"),
+        (
+            ("model", *PAIR, "--temperature", "nan"),
+            UsageError,
+            "--temperature nan: not a finite number above 0",
+        ),
+        (("model", *PAIR, "--minutes", -1), UsageError, "--minutes -1: not a finite number above 0"),
+        (("model", *PAIR, "--epochs", "inf"), UsageError, "--epochs inf: not a finite number above 0"),
+        (
+            ("none", *PAIR, "--learning-rate", -1),
+            UsageError,
+            "--learning-rate -1: not a finite number above 0",
+        ),
+        (("none", *PAIR, "--learning-rate", 0), UsageError, "--learning-rate 0: not a finite number above 0"),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--tokenizer", "model"), UsageError, "--from-scratch"),
@@ -240,7 +256,13 @@ def test_no_validation_is_said(folder):
         (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), UsageError, "vocab_size is 5"),
         (("--from-scratch", "pads.json", "--tokenizer", "model", *PAIR), UsageError, "pad_token_id is 3"),
         (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), CheckpointError, "cannot make"),
-        (("--from-scratch", "plain.json", *PAIR), CheckpointError, "no tokenizer"),
+        (("--from-scratch", "plain.json", *PAIR), CheckpointError, "beside plain.json"),
+        (
+            ("--from-scratch", "plain", *PAIR),
+            CheckpointError,
+            "beside plain/config.json\nName one with --tokenizer",
+        ),
+        (("--from-scratch", "torn", *PAIR), CheckpointError, "torn: no tokenizer could be loaded"),
     ],
 )
 def test_refused(folder, arguments, error, message):
@@ -255,12 +277,44 @@ def test_refused(folder, arguments, error, message):
     write_json(folder / "pads.json", {**config, "pad_token_id": 3})
     write_json(folder / "heads.json", {**config, "encoder_attention_heads": 5})
     write_json(folder / "plain.json", config)
+    for name in ("plain", "torn"):
+        (folder / name).mkdir()
+        write_json(folder / name / "config.json", config)
+    (folder / "torn" / "tokenizer.json").write_text("{")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     with pytest.raises(error) as caught:
         _run(*arguments, "--device", "cpu", *(() if "-o" in arguments else ("-o", "out")))
     assert message in str(caught.value)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert not (folder / "out.training").exists()
+
+
+def test_a_fault_of_another_process_alone_is_said(folder, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DataError, match="none: no such directory"):
+        _run("model", "--data", "none", *SMALL, "-o", "out")
+
+
+def demo_options(**changes):
+    return replace(
+        TextOptions(None, "train", None, "qba_Latn-qbo_Latn", None, (), (), None, None, 3, 2), **changes
+    )
+
+
+@pytest.mark.parametrize(("asked", "split"), [(None, "val"), ("val", "val"), ("test", "test")])
+def test_the_demo_validates_on_the_split_asked_for(monkeypatch, asked, split):
+    train = dict.fromkeys(demo.LANGUAGES, ("wo",) * 3)
+    monkeypatch.setattr("prunecli.demo.corpus.parallel_text", lambda: {"train": train})
+    found = material_of("translation", demo_options(valid_split=asked), quiet=True)
+    assert found.valid == read_parallel(demo.DATA, split, max_sentences=2)
+
+
+@pytest.mark.parametrize("data", [None, demo.DATA])
+def test_a_split_that_the_demo_lacks_is_refused_before_its_text_is_made(monkeypatch, data):
+    monkeypatch.setattr("prunecli.demo.corpus.parallel_text", lambda: pytest.fail("made"))
+    with pytest.raises(DataError, match="no split 'nosuch'"):
+        material_of("translation", demo_options(valid_split="nosuch", data=data), quiet=True)
 
 
 def test_the_demo_without_arguments(folder):

@@ -69,6 +69,14 @@ def test_a_damaged_history_prunes_for_nothing(folder: Path, history: Any) -> Non
     assert pruned_pairs([other], [(ENGLISH, FRENCH)]) == [(ENGLISH, FRENCH)]
 
 
+def test_the_demos_text_is_said_with_its_languages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert chosen_text(None, "val", None, None, "qba_Latn-qbo_Latn", None)[1] == (("qba_Latn", "qbo_Latn"),)
+    assert capsys.readouterr().err == (
+        "No --data given: using the demo's text, in qba_Latn, qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; "
+        "give yours with --data.\n"
+    )
+
+
 def test_a_file_of_one_language_needs_the_other_and_the_pair(folder: Path) -> None:
     source, target, pair = Path("a.en"), Path("a.fr"), f"{ENGLISH}-{FRENCH}"
     for files in ((source, None, pair), (None, target, pair), (source, target, None)):

@@ -82,6 +82,25 @@ def test_choices_are_those_of_the_library() -> None:
     assert [name.value for name in GranularityName] == list(GRANULARITIES)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--source", "eng_Latn"),
+        ("--target", "fra_Latn"),
+        ("--metric", "random"),
+        ("--experts", "ids.json"),
+        ("--quiet",),
+    ],
+)
+def test_named_languages_and_chosen_ids_need_no_note(
+    model: Path, folder: Path, options: tuple[str, ...]
+) -> None:
+    (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
+    result = run(model, *options, "--dry-run")
+    assert result.status == 0, result.err
+    assert "No languages named" not in result.err
+
+
 def test_prunes_by_language(model: Path, folder: Path) -> None:
     result = run(model, "--ratio", 0.75, "--source", "eng_Latn", "--target", "fra_Latn")
     assert result.status == 0, result.err
@@ -111,6 +130,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
     assert result.status == 0, result.err
     assert "No --ratio given: removing 80 %" in result.err
     assert "granularity global (default)" in result.err
+    assert "No languages named: all of gates.json count; --source and --target keep" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
     with open_checkpoint(folder / "pruned-experts") as pruned:
         assert pruned.config["model_type"] == "nllb-moe"

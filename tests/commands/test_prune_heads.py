@@ -228,7 +228,7 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Pat
         write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)
     result = run(model, "--count", 1)
     assert result.status == 0, result.err
-    assert "by ablation over 8 examples, normalised none (default)" in result.err
+    assert "by ablation over 8 examples, not normalised (default)" in result.err
     assert kept(folder / "pruned-heads")[FIRST] == (0, 2, 3)  # better without head 1
 
 

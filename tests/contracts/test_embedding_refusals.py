@@ -52,12 +52,15 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"map_dim": 32}, "is not below the model's width"),
-        ({"map_dim": 5}, "cannot be split"),
-        ({"map_dim": 0}, "The map dimension is 0"),
-        ({"expand_dim": 2}, "below the map dimension"),
-        ({"depth": 0}, "The depth is 0"),
-        ({"max_groups": 0}, "The number of groups is 0"),
+        (
+            {"map_dim": 32},
+            "is not below the model's width 32: the table would not shrink\nGive --map-dim below 32",
+        ),
+        ({"map_dim": 5}, r"(?s)cannot be split.*\nGive --map-dim \d+.*, or fewer --max-groups"),
+        ({"map_dim": 0}, "The map dimension is 0\nGive --map-dim above 0"),
+        ({"expand_dim": 2}, r"below the map dimension \d+\nGive --expand-dim \d+ or more"),
+        ({"depth": 0}, "The depth is 0\nGive --depth 1"),
+        ({"max_groups": 0}, "The number of groups is 0\nGive --max-groups 1"),
         ({"kind": "deep"}, "is no kind of unit"),
         ({"side": "output", "cache": True}, "--cache writes the rows of the input's unit"),
         ({"side": "output"}, "are of the input's unit"),

@@ -121,14 +121,42 @@ def test_no_such_directory(tmp_path):
 
 
 def test_no_such_file(tmp_path):
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="no such file\nName a file of text"):
         read_lines(tmp_path / "nothing")
+    with pytest.raises(DataError, match="a directory, not a file\nName a file of text"):
+        read_lines(tmp_path)
 
 
 def test_no_such_split_lists_those_that_there_are(directory):
     with pytest.raises(DataError, match="no split 'test'") as caught:
         read_parallel(directory, "test")
     assert caught.value.remedy == "Splits found: dev."
+
+
+@pytest.mark.parametrize("suffix", ["gz", "xz"])
+@pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
+def test_a_compressed_split_is_named_with_what_unpacks_it(tmp_path, layout, suffix):
+    for language in ("eng_Latn", "fra_Latn"):
+        _write(tmp_path / f"{layout.format(split='train', language=language)}.{suffix}", b"\x1f\x8b")
+    _write(tmp_path / "val.eng_Latn", "one\n")
+    with pytest.raises(DataError, match="split 'train' is compressed") as caught:
+        languages_of(tmp_path, "train")
+    folder, first = (
+        (tmp_path, "train.eng_Latn") if "/" not in layout else (tmp_path / "train", "eng_Latn.train")
+    )
+    assert caught.value.message.endswith(f"({first}.{suffix}, …)")
+    pattern = "train.*" if "/" not in layout else "*.train"
+    tool = {"gz": "gunzip", "xz": "unxz"}[suffix]
+    assert caught.value.remedy == f"Unpack it: {tool} --keep {folder}/{pattern}.{suffix}"
+    with pytest.raises(DataError, match="no split 'dev'"):
+        languages_of(tmp_path, "dev")
+
+
+def test_a_file_is_no_directory_of_text(tmp_path):
+    file = _write(tmp_path / "val.eng_Latn", "one\n")
+    with pytest.raises(DataError, match=r"val\.eng_Latn: a file, not a directory") as caught:
+        languages_of(file, "val")
+    assert "--data" in (caught.value.remedy or "")
 
 
 def test_a_directory_without_text(tmp_path):
@@ -182,4 +210,5 @@ def test_pairs_that_are_refused(pairs, langs, error, message):
 def test_names_far_from_all_known_are_answered_with_a_list():
     assert near_names("zzz", ["eng_Latn", "fra_Latn"]) == "Known: eng_Latn, fra_Latn."
     assert "(20 in all)" in near_names("zzz", [f"l{i:02}" for i in range(20)])
+    assert near_names("qba_Latn", ["eng_Latn", "fra_Latn"]) == "Known: eng_Latn, fra_Latn."
     assert near_names("eng_Latin", ["eng_Latn", "zho_Hans"]) == "Did you mean eng_Latn?"

@@ -13,6 +13,8 @@ from prunecli.evaluation import latency as module
 from prunecli.evaluation.hardware import fit_together
 from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode, spread
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
+from prunecli.modules.loading import load_model
+from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
 SENTENCES = ("the hat", "a hen in the inn", "no")
@@ -84,8 +86,6 @@ def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypat
 
 
 def test_exactly_the_tokens_asked_for(checkpoints):
-    from prunecli.modules.loading import load_model
-
     model = load_model(checkpoints["full"], device="cpu")
     lengths = []
     generate = model.generate
@@ -138,6 +138,26 @@ def test_spread_is_mean_and_sample_deviation():
 def test_more_tokens_than_positions_are_refused(checkpoints):
     with pytest.raises(UsageError, match="positions"):
         bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(new_tokens=10**6))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
+def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, family, new_tokens, left):
+    path = tiny_family(tmp_path / "full", family)  # 64 positions
+    with open_checkpoint(path) as opened:
+        subject = module._subject("full", opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
+    assert [len(ids) for ids in subject.sources] == [left, left]
+    decode(load_model(path, device="cpu"), subject.sources, 1, new_tokens, 1, None)
+    with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
+        bench_latency({"full": path}, SENTENCES, PAIR, LatencyOptions(new_tokens=64))
+
+
+def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
+    long = ["hen " * 20]
+    with open_checkpoint(checkpoints["full"]) as opened:
+        limit = opened.config["max_position_embeddings"]
+        subject = module._subject("full", opened, long, PAIR, limit - 1)
+    assert len(subject.sources[0]) > 1
 
 
 def test_unknown_language(checkpoints):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+from itertools import permutations, product
+
 import pytest
 import torch
 
 from prunecli import load_model
 from prunecli.data.labelled import LabelledText
 from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import load_tokenizer
+from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.objective import lm_batches, token_losses, translation_batches
+from prunecli.training import examples as examples_module
 from prunecli.training.examples import Sequences, labelled, masked, texts, translations
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
@@ -81,6 +85,42 @@ def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
     blank = ParallelText("t", {"eng_Latn": ("", "no"), "fra_Latn": ("ten", " ")})
     with pytest.raises(DataError, match="every line is blank"):
         translations(tokenizer, model, blank, PAIRS)
+
+
+def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
+    tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
+    text = ParallelText(
+        "t", {"eng_Latn": ("the hen", "no", ""), "fra_Latn": ("ten", "", "no"), "deu_Latn": ("on", "in", "a")}
+    )
+    pairs = [*permutations(text.languages, 2)][::-1]
+    one_by_one = [whole(translations(tokenizer, model, text, [pair])) for pair in pairs]
+    seen = []
+
+    def watched(tokenizer, sentences, language, *, as_target=False, max_length=None):
+        seen.extend((sentence, language, as_target) for sentence in sentences)
+        return encode(tokenizer, sentences, language, as_target=as_target, max_length=max_length)
+
+    monkeypatch.setattr(examples_module, "encode", watched)
+    monkeypatch.setattr(examples_module, "AT_ONCE", 2)
+    opened_lines, advanced = [], []
+
+    @contextmanager
+    def progress(*line):
+        opened_lines.append(line)
+        yield advanced.append
+
+    made = translations(tokenizer, model, text, pairs, progress)
+    assert len(seen) == len(set(seen))
+    assert {(language, role) for _, language, role in seen} == {*product(text.languages, (False, True))}
+    assert opened_lines == [("tokenising", 18, "lines")]
+    assert sum(advanced) == 18
+    assert len(advanced) == 12  # two at once, three lines, of three languages in two roles
+    start = 0
+    for expected in one_by_one:
+        rows = range(start, start := start + len(expected["labels"]))
+        batch = made.batch(rows)
+        assert all(torch.equal(batch[name], value) for name, value in expected.items())
+    assert start == len(made.lengths) == 10  # English and French share one line, German two with each
 
 
 def test_long_sentences_are_cut_to_the_positions(tmp_path):

@@ -184,7 +184,7 @@ def read_all(
     parts = []
     for path in paths:
         if not path.exists():
-            raise StatisticsError(f"{path}: no such file.", "Collect it first: prunecli collect-gates.")
+            raise StatisticsError(f"{path}: no such file", "Collect it first: prunecli collect-gates.")
         parts.append(read_gates(path, names, experts))
         try:
             check_matches(parts[-1], checkpoint)

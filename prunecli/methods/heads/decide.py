@@ -145,7 +145,7 @@ def read_all(
     parts = []
     for path in paths:
         if not path.exists():
-            raise StatisticsError(f"{path}: no such file.", "Score the heads first: prunecli score-heads.")
+            raise StatisticsError(f"{path}: no such file", "Score the heads first: prunecli score-heads.")
         parts.append(read_scores(path))
         try:
             check_matches(parts[-1], checkpoint, layers)
@@ -176,8 +176,9 @@ def _reasons(options: Options, request: Request, scores: HeadScores | None) -> t
     if scores is None:
         return (f"Heads of {of}, drawn at random (seed {options.seed}); no scores are read.",)
     default = "" if options.normalize else " (default)"
+    normalised = "not normalised" if request.normalize == "none" else f"normalised {request.normalize}"
     files = ", ".join(str(path) for path in options.scores)
     return (
         f"Heads of {of} by {scores.method} over {scores.examples:,} examples, "
-        f"normalised {request.normalize}{default}, from {files}.",
+        f"{normalised}{default}, from {files}.",
     )
