@@ -8,8 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.options import CheckpointArgument, JsonOption
-from prunecli.errors import UsageError
+from prunecli.commands.options import (
+    FIT_BATCH,
+    FIT_BEAM,
+    FIT_LENGTH,
+    CheckpointArgument,
+    FitBatchOption,
+    FitBeamOption,
+    FitLengthOption,
+    JsonOption,
+    fit_load,
+    refuse_without_fit,
+)
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.inventory import Inventory
@@ -18,7 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = "prunecli.inspect/1"
 BALANCE = "3:1"
-BATCH, BEAM, LENGTH = 1, 4, 128
 
 
 def inspect(
@@ -38,13 +47,9 @@ def inspect(
     balance: Annotated[
         str, typer.Option("--balance", help="For --fit: experts kept, encoder to decoder.", metavar="E:D")
     ] = BALANCE,
-    fit_batch: Annotated[
-        int, typer.Option("--fit-batch", min=1, metavar="N", help="Sentences decoded at a time.")
-    ] = BATCH,
-    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", help="Beam size.")] = BEAM,
-    fit_length: Annotated[
-        int, typer.Option("--fit-length", min=1, metavar="N", help="Tokens of a sentence.")
-    ] = LENGTH,
+    fit_batch: FitBatchOption = FIT_BATCH,
+    fit_beam: FitBeamOption = FIT_BEAM,
+    fit_length: FitLengthOption = FIT_LENGTH,
     json: JsonOption = False,
 ) -> None:
     """Count a checkpoint's parameters and bytes by part, experts and heads by layer, changed FFNs and embeddings.
@@ -59,18 +64,9 @@ def inspect(
 
     budget = None if fit is None else parse_size(fit)
     stored_as = None if dtype is None else parse_dtype(dtype)
-    load = {"batch": fit_batch, "beam": fit_beam, "length": fit_length}
+    load = fit_load(fit, fit_batch, fit_beam, fit_length)
     if fit is None:
-        changed = {
-            "--dtype": dtype is not None,
-            "--balance": balance != BALANCE,
-            "--fit-batch": fit_batch != BATCH,
-            "--fit-beam": fit_beam != BEAM,
-            "--fit-length": fit_length != LENGTH,
-        }
-        for option, is_changed in changed.items():
-            if is_changed:
-                raise UsageError(f"{option} goes with --fit", "Give --fit SIZE, or leave it out.")
+        refuse_without_fit({"--dtype": dtype is not None, "--balance": balance != BALANCE})
     with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
         inventory = take_inventory(opened)
         answer = None if budget is None else _fits(opened, budget, stored_as, balance, load)

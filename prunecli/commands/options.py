@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
@@ -101,6 +102,14 @@ DtypeOption = Annotated[
         show_default=False,
     ),
 ]
+FIT_BATCH, FIT_BEAM, FIT_LENGTH = 1, 4, 128
+FitBatchOption = Annotated[
+    int, typer.Option("--fit-batch", min=1, metavar="N", help="For --fit: sentences decoded at a time.")
+]
+FitBeamOption = Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", help="For --fit: beam size.")]
+FitLengthOption = Annotated[
+    int, typer.Option("--fit-length", min=1, metavar="N", help="For --fit: tokens of a sentence.")
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
@@ -120,3 +129,26 @@ def listed(option: str, text: str | None) -> tuple[str, ...]:
     if not all(names):
         raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
     return names
+
+
+def fit_load(fit: str | None, batch: int, beam: int, length: int) -> dict[str, int]:
+    """What decodes in the memory of `--fit`.
+
+    Raises:
+        UsageError: something was chosen, and there is no `--fit`.
+    """
+    chosen = {
+        "--fit-batch": batch != FIT_BATCH,
+        "--fit-beam": beam != FIT_BEAM,
+        "--fit-length": length != FIT_LENGTH,
+    }
+    if fit is None:
+        refuse_without_fit(chosen)
+    return {"batch": batch, "beam": beam, "length": length}
+
+
+def refuse_without_fit(chosen: Mapping[str, bool]) -> None:
+    """Refuse what says nothing without `--fit`: option -> whether it was given."""
+    for option, is_given in chosen.items():
+        if is_given:
+            raise UsageError(f"{option} goes with --fit", "Give --fit SIZE, or leave it out.")

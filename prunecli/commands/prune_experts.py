@@ -11,13 +11,20 @@ import typer
 
 from prunecli.commands import console
 from prunecli.commands.options import (
+    FIT_BATCH,
+    FIT_BEAM,
+    FIT_LENGTH,
     CheckpointArgument,
     DryRunOption,
     DtypeOption,
+    FitBatchOption,
+    FitBeamOption,
+    FitLengthOption,
     ForceOption,
     JsonOption,
     QuietOption,
     SeedOption,
+    fit_load,
     listed,
 )
 from prunecli.commands.rewriting import How, Written, removal, write
@@ -155,13 +162,9 @@ def prune_experts(
         typer.Option("--target", metavar="C,D", help="Languages to translate into.", show_default=False),
     ] = None,
     dtype: DtypeOption = None,
-    fit_batch: Annotated[
-        int, typer.Option("--fit-batch", min=1, metavar="N", help="Sentences decoded at a time.")
-    ] = 1,
-    fit_beam: Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", help="Beam size.")] = 4,
-    fit_length: Annotated[
-        int, typer.Option("--fit-length", min=1, metavar="N", help="Tokens of a sentence.")
-    ] = 128,
+    fit_batch: FitBatchOption = FIT_BATCH,
+    fit_beam: FitBeamOption = FIT_BEAM,
+    fit_length: FitLengthOption = FIT_LENGTH,
     seed: SeedOption = 0,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
@@ -196,7 +199,7 @@ def prune_experts(
         targets=listed("--target", target),
         dtype=None if dtype is None else dtype.value,
         seed=seed,
-        load={"batch": fit_batch, "beam": fit_beam, "length": fit_length},
+        load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     path = console.demo_checkpoint(checkpoint)
     if not quiet and options.experts is None and options.amount == Amount():

@@ -331,6 +331,7 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "odd balance": (("--balance", "three"), "not ENCODER:DECODER", 2),
     "odd size": (("--fit", "much"), "not a size", 2),
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
+    "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
     "low minimum": (("--min-per-layer", 1), "router picks 2", 2),
     "odd metric": (("--metric", "entropy"), "entropy", 2),
     "odd type": (("--dtype", "int3"), "int3", 2),
