@@ -1,4 +1,4 @@
-"""Every test runs without the network, and with few threads, so that several workers share a small machine."""
+"""Every test runs without the network, and on one thread: those of several workers would wait for each other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import threading
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 

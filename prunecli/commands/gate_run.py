@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 from prunecli.commands.memory_options import report_work
 from prunecli.errors import PruneError, UsageError
-from prunecli.processes import neighbours
+from prunecli.processes import neighbours, undisturbed
 
 if TYPE_CHECKING:
     import torch
@@ -146,10 +146,11 @@ class GateRun:
         try:
             yield state, saver
         except (KeyboardInterrupt, SystemExit, PruneError):
-            saver.write()
-            kept = [one for one in (path, layers_path(self.output, self.place)) if one.exists()]
-            if kept:
-                console.note(f"Kept in {' and '.join(map(str, kept))}: the same command goes on from it.")
+            with undisturbed():  # torchrun may end this process while it does what another's end makes it do
+                saver.write()
+                kept = [one for one in (path, layers_path(self.output, self.place)) if one.exists()]
+                if kept:
+                    console.note(f"Kept in {' and '.join(map(str, kept))}: the same command goes on from it.")
             raise
 
 
