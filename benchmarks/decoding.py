@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunecli.modules.loading import load_model
+from prunecli.modules.loading import load_for_decoding
 from prunecli.modules.sparse_ffn import Router, Routing, SparseFFN
 
 PROBE_BYTES = 1 << 30
@@ -32,7 +32,7 @@ def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
     models = {
-        path.name: load_model(path, device=options.device, dtype=options.dtype)
+        path.name: load_for_decoding(path, device=options.device, dtype=options.dtype)
         for path in options.checkpoints
     }
     active = {name: active_bytes(model, options) for name, model in models.items()}

@@ -6,9 +6,14 @@ import os
 import signal
 import threading
 
+from hypothesis import settings
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+settings.register_profile("prunecli", deadline=None)  # a busy machine is no fault of the code
+settings.load_profile("prunecli")
 
 
 def pytest_configure() -> None:

@@ -126,12 +126,12 @@ def _translate_checkpoint(
     made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
     if left:
         from prunecli.data.tokens import language_id, languages, load_tokenizer
-        from prunecli.modules.loading import load_model
+        from prunecli.modules.loading import load_for_decoding
 
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in left for name in pair} if languages(tokenizer) else ():
             language_id(tokenizer, language)  # refused before the model is loaded
-        model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
+        model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype)
         with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
             for pair in left:
                 sentences = text.sentences[pair[0]]

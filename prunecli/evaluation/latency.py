@@ -271,13 +271,13 @@ class _Runner:
 
     def _model(self, subject: Subject) -> Any:
         if subject.label not in self._models:
-            from prunecli.modules.loading import load_model
+            from prunecli.modules.loading import load_for_decoding
 
             if not self.together:
                 self._models.clear()
                 gc.collect()
             path = subject.checkpoint.path
-            model = load_model(path, device=self._options.device, dtype=self._options.dtype)
+            model = load_for_decoding(path, device=self._options.device, dtype=self._options.dtype)
             self._models[subject.label] = model
             self.sizes[subject.label] = model_sizes(model)
             self.device_name = device_name(model.device)

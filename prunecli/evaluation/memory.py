@@ -115,12 +115,12 @@ def run_task(task: MemoryTask) -> Cost:
     import torch
 
     from prunecli.evaluation.latency import decode
-    from prunecli.modules.loading import load_model
+    from prunecli.modules.loading import load_for_decoding
 
     torch.set_num_threads(task.threads)
     before = peak_resident()
     start = time.perf_counter()
-    model = load_model(task.checkpoint, device=task.device, dtype=task.dtype)
+    model = load_for_decoding(task.checkpoint, device=task.device, dtype=task.dtype)
     on_device = model.device.type == "cuda"
     if on_device:
         torch.cuda.synchronize(model.device)

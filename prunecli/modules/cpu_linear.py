@@ -83,13 +83,12 @@ def _linear_float16(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 @contextmanager
 def dot_products(dtype: torch.dtype, row_counts: Sequence[int]) -> Iterator[None]:
-    """Inside, `linear` gives single rows of bfloat16 to torch's dot products, where most products have a single row.
+    """Inside, `linear` gives single rows of bfloat16 to torch's dot products, whatever rows the other products have.
 
     torch prefers oneDNN even then, and only a switch of the whole process tells it otherwise: other Python threads
     that multiply bfloat16 or float32 meanwhile do so without oneDNN.
     """
-    single = sum(count == 1 for count in row_counts)
-    if dtype != torch.bfloat16 or 2 * single < len(row_counts) or not _native_bfloat16():
+    if dtype != torch.bfloat16 or 1 not in row_counts or not _native_bfloat16():
         yield
         return
     _switch.off()
@@ -147,3 +146,9 @@ def has_onednn_linear() -> bool:
     """Whether this build of torch has oneDNN's linear layer, which the public interface gives float32 no way to."""
     available = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
     return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def can_pack(dtype: torch.dtype) -> bool:
+    """Whether this build of torch packs weights of that type for oneDNN, and this CPU multiplies them so."""
+    has_op = has_onednn_linear() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
+    return has_op and (dtype == torch.float32 or (dtype == torch.bfloat16 and _native_bfloat16()))

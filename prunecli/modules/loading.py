@@ -13,6 +13,7 @@ from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.modules.building import build_model
 from prunecli.modules.filling import DTYPES
+from prunecli.modules.packed_linear import pack_linears
 from prunecli.modules.sparse_ffn import SparseFFN
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -48,6 +49,18 @@ def load_model(
         model = build_model(checkpoint, where, kind)
         model.generation_config = _generation_config(checkpoint, model)
         return model
+
+
+def load_for_decoding(
+    path: Path | str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+) -> Any:
+    """`load_model` for a model that will only decode: on a CPU the weights of its dense layers are packed for speed.
+
+    It cannot be trained, copied, moved, cast or saved. Arguments and errors are those of `load_model`.
+    """
+    model = load_model(path, device=device, dtype=dtype)
+    pack_linears(model)
+    return model
 
 
 def choose_device(name: str) -> torch.device:

@@ -13,9 +13,6 @@ from torch.nn import functional
 
 from prunecli.modules.cpu_experts import Weights, run_experts, threads_pay
 from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
-from prunecli.modules.threads import alone
-
-SMALL_STEP = 64  # tokens of which the router's work is too small to share out
 
 EXPERT_PARTS = {
     "fc1_weight": "fc1.weight",
@@ -211,10 +208,7 @@ class SparseFFN(nn.Module):
         rows = real_rows(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
         needs_graph = self._needs_graph(tokens)
-        if self._is_small_step(tokens) and not needs_graph:
-            gates, experts, weights = alone(lambda: self._route(tokens))
-        else:
-            gates, experts, weights = self._route(tokens)
+        gates, experts, weights = self._route(tokens)
         if self.observer is not None:
             self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
         mixed = self._mix(tokens, experts, weights, needs_graph).to(hidden_states.dtype)
@@ -228,15 +222,6 @@ class SparseFFN(nn.Module):
         if self.expert_mask is not None:
             logits = logits.masked_fill(~self.expert_mask, -torch.inf)
         return route(logits, self.top_k)
-
-    def _is_small_step(self, tokens: Tensor) -> bool:
-        """Whether a handful of tokens, as in decoding, meets experts so large that threads will run them."""
-        assignments = tokens.shape[0] * self.top_k
-        return (
-            tokens.device.type == "cpu"
-            and 0 < tokens.shape[0] <= SMALL_STEP
-            and threads_pay(self._stacked(), min(assignments, self.num_experts), assignments)
-        )
 
     def _stacked(self) -> Weights:
         return self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias

@@ -1,7 +1,6 @@
 """Work on many experts shared out to threads, each of which runs torch's operations alone.
 
-A product of a few dozen rows is too small to spread over all cores, and one after the other the experts leave the
-memory's bandwidth unused. Whole experts do not wait for each other.
+Whole experts do not wait for each other, as torch's own threads do after each of their products.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ MIN_PRODUCTS = 1 << 26
 """Below both of these bytes read and multiply-adds, handing work to threads costs more than it saves."""
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
 
 
 def pays(items: int, weight_bytes: int, products: int) -> bool:
@@ -64,20 +62,6 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
             done.result()
     finally:  # after an interrupt or a failure, the threads stop at the items they are at
         waiting.clear()
-
-
-def alone(function: Callable[[], Result]) -> Result:
-    """What `function` returns, called in one of those threads, without gradients.
-
-    For small work just before `in_threads`: torch's own threads would still be waiting busily, in the way of these.
-    """
-    mode = _gradient_free()
-
-    def work() -> Result:
-        with mode():
-            return function()
-
-    return _pool(torch.get_num_threads()).submit(work).result()
 
 
 def _gradient_free() -> Callable[[], AbstractContextManager[object]]:

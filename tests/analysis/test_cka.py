@@ -22,7 +22,7 @@ def random_features(seed: int, sentences: int, widths: tuple[int, ...]) -> list[
 widths = st.lists(st.integers(1, 12), min_size=1, max_size=4).map(tuple)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(3, 20), widths)
 def test_it_is_the_hsic_of_gram_matrices(seed: int, sentences: int, chosen: tuple[int, ...]) -> None:
     features = random_features(seed, sentences, chosen)
@@ -30,7 +30,7 @@ def test_it_is_the_hsic_of_gram_matrices(seed: int, sentences: int, chosen: tupl
     np.testing.assert_allclose(linear_cka(features), expected, rtol=1e-6, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(3, 20), widths, st.integers(1, 4000))
 def test_the_size_of_the_blocks_changes_nothing(
     seed: int, sentences: int, chosen: tuple[int, ...], block_bytes: int
@@ -39,7 +39,7 @@ def test_the_size_of_the_blocks_changes_nothing(
     np.testing.assert_allclose(linear_cka(features, block_bytes=block_bytes), linear_cka(features), rtol=1e-9)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.floats(0.01, 100), st.floats(-5, 5))
 def test_rotations_scales_and_shifts_are_not_seen(seed: int, scale: float, shift: float) -> None:
     first, second = random_features(seed, 25, (6, 9))

@@ -17,7 +17,7 @@ def expected(features: list[np.ndarray], k: int) -> list[list[float]]:
     return [[reference.lns(x.tolist(), y.tolist(), k) for y in features] for x in features]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(4, 16), st.data())
 def test_it_is_a_search_with_sets(seed: int, sentences: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, sentences - 1))
@@ -25,7 +25,7 @@ def test_it_is_a_search_with_sets(seed: int, sentences: int, data: st.DataObject
     np.testing.assert_allclose(local_neighbourhood_similarity(features, k), expected(features, k), rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 3000))
 def test_ties_go_to_the_first_whatever_the_blocks(seed: int, k: int, block_bytes: int) -> None:
     # Few directions, each of several sentences: most cosines are equal to others.
@@ -35,7 +35,7 @@ def test_ties_go_to_the_first_whatever_the_blocks(seed: int, k: int, block_bytes
     np.testing.assert_allclose(found, expected([rows, other], k), rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 10**6), st.floats(0.01, 100))
 def test_rotations_and_scales_are_not_seen(seed: int, scale: float) -> None:
     first, second = random_features(seed, 30, (6, 9))

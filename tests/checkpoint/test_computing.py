@@ -135,7 +135,7 @@ def trees(parts: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
     axis=st.integers(0, 1),
     block=st.integers(1, 40),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_tree_of_recipes(tree: Recipe, other: Recipe, axis: int, block: int) -> None:
     recipe = Concat(axis, (tree, other, tree))
     found = made(recipe, block=block)

@@ -101,7 +101,7 @@ class TestReading:
         assert np.array_equal(checkpoint.read("model.shared.weight"), before)
         checkpoint.close()
 
-    @settings(deadline=None, max_examples=40)
+    @settings(max_examples=40)
     @given(
         shapes=st.dictionaries(
             st.text("abc.0123", min_size=1, max_size=8),

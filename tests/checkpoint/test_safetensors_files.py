@@ -95,7 +95,7 @@ class TestHeaders:
         with pytest.raises(CheckpointError, match="git lfs pull"):
             open_checkpoint(tiny)
 
-    @settings(deadline=None, max_examples=60)
+    @settings(max_examples=60)
     @given(cut=st.integers(0, 60_000))
     def test_every_truncation_is_refused(self, tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
         directory = tmp_path_factory.mktemp("cut")

@@ -114,7 +114,7 @@ def test_rows_are_taken_in_order(tmp_path: Path) -> None:
     block=st.integers(1, 64),
     wanted=st.sampled_from(["F32", "F16"]),
 )
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_slices_are_taken_along_any_axis(
     shape: list[int], axis: int, cuts: list[tuple[int, int]], block: int, wanted: str
 ) -> None:
@@ -193,7 +193,7 @@ def test_shards_keep_the_order_and_the_limit(sizes: list[int], limit: int) -> No
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.data())
 def test_any_choice_of_tensors_and_rows(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -40,7 +40,7 @@ def good_and_bad(monkeypatch):
         right = TEXT.sentences[pair[1]]
         return [Translation("x" * 200 if wrong else right[i], not wrong) for i in range(len(sentences))]
 
-    monkeypatch.setattr("prunecli.modules.loading.load_model", load_model)
+    monkeypatch.setattr("prunecli.modules.loading.load_for_decoding", load_model)
     monkeypatch.setattr(module, "translate", translate)
     return calls
 

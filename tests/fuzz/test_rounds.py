@@ -39,7 +39,7 @@ from tests.fuzz.recipes import RECIPES
 from tests.fuzz.rounds import run
 from tests.tiny import tiny_nllb_moe
 
-FEW = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=40)
 randoms = st.randoms(use_true_random=False)
 
 

@@ -44,7 +44,7 @@ def test_rows_are_those_of_the_restatement(kind: UnitKind) -> None:
     np.testing.assert_allclose(unit(torch.arange(11)).detach(), expected, rtol=1e-10)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(shapes())
 def test_any_shape_agrees_with_the_restatement_and_the_formula(shape: UnitShape) -> None:
     unit = random_unit(shape)

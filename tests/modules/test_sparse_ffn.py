@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.modules import grouped, threads
+from prunecli.modules import cpu_experts, grouped, threads
 from prunecli.modules.sparse_ffn import Routing, SparseFFN, real_rows, route
 from tests.reference import routing as reference
 
@@ -51,6 +51,7 @@ def test_threads_give_what_one_thread_gives(
     with torch.inference_mode():
         alone = module(x)
         monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+        monkeypatch.setattr(cpu_experts, "MIN_EXPERTS", 2)
         before = torch.get_num_threads()
         torch.set_num_threads(3)
         try:
@@ -63,6 +64,7 @@ def test_threads_give_what_one_thread_gives(
 
 def test_a_failure_in_a_thread_reaches_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    monkeypatch.setattr(cpu_experts, "MIN_EXPERTS", 2)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     module = make()
 
@@ -242,7 +244,7 @@ def test_autocast_computes_the_experts_in_its_type(gradients: bool) -> None:
     np.testing.assert_allclose(y[0].detach().numpy(), expected(module, x[0]), atol=3e-2)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 2**31))
 def test_any_batch_is_what_its_tokens_are_alone(tokens: int, experts: int, seed: int) -> None:
     module = make(experts)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prunecli.modules import threads
-from prunecli.modules.threads import alone, in_threads, pays
+from prunecli.modules.threads import in_threads, pays
 
 
 @pytest.fixture(autouse=True)
@@ -34,19 +34,6 @@ def test_the_callers_number_of_threads_stays_and_is_inherited() -> None:
     fresh.start()
     fresh.join()
     assert inherited == [3]
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_alone_returns_what_the_caller_could_have_made(mode: type[torch.no_grad]) -> None:
-    with mode():
-        threads_used, made = alone(lambda: (torch.get_num_threads(), torch.ones(2)))
-    assert threads_used == 1
-    assert made.is_inference() == (mode is torch.inference_mode)
-
-
-def test_a_failure_alone_reaches_the_caller() -> None:
-    with pytest.raises(ZeroDivisionError):
-        alone(lambda: 1 // 0)
 
 
 @pytest.mark.parametrize("failure", [ValueError, KeyboardInterrupt])

@@ -23,7 +23,7 @@ class Numbered:
         return {"rows": torch.tensor(rows)}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(LENGTHS, st.integers(1, 40), st.integers(0, 9), st.integers(0, 3), st.integers(1, 3))
 def test_processes_share_the_batches_of_an_epoch(lengths, budget, seed, epoch, processes):
     shares = []
@@ -41,7 +41,7 @@ def test_processes_share_the_batches_of_an_epoch(lengths, budget, seed, epoch, p
         assert len(batch) == 1 or len(batch) * longest <= budget
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(LENGTHS, st.integers(1, 40))
 def test_every_epoch_has_as_many_batches(lengths, budget):
     sampler = BucketSampler(lengths, budget, 0)

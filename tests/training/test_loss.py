@@ -26,7 +26,7 @@ def scored(labels):
     return [(row, column) for row, column in (labels != -100).nonzero().tolist()]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.floats(0.0, 0.9))
 def test_cross_entropy(seed, batch, length, vocabulary, smoothing):
     logits, labels = logits_and_labels(seed, batch, length, vocabulary)
@@ -36,7 +36,7 @@ def test_cross_entropy(seed, batch, length, vocabulary, smoothing):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(0, 99), st.integers(1, 3), st.integers(1, 5), st.integers(2, 9), st.floats(0.5, 4.0))
 def test_distillation(seed, batch, length, vocabulary, temperature):
     logits, labels = logits_and_labels(seed, batch, length, vocabulary)

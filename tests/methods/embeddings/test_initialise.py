@@ -33,7 +33,7 @@ def test_starts_as_the_truncated_svd(kind: UnitKind, expand_dim: int) -> None:
     np.testing.assert_allclose(unit.rows(0, 200), truncated_svd(array, 8), atol=2e-4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(shapes())
 def test_starts_as_the_truncated_svd_whatever_the_shape(shape: UnitShape) -> None:
     unit, array, carried = start(shape)

@@ -21,6 +21,7 @@ from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import SUMS, GateStatistics
+from prunecli.modules import cpu_experts, threads
 from prunecli.modules.layerwise import session
 from prunecli.modules.layerwise.session import Means, Work
 from prunecli.modules.layerwise.states import States
@@ -80,6 +81,18 @@ def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_in_other_types(path: Path, dtype: str) -> None:
     assert_same(by_layer(path, dtype=getattr(torch, dtype)), whole(path, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_experts, "MIN_EXPERTS", 2)
+    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert_same(by_layer(path, dtype=getattr(torch, dtype)), whole(path, dtype=dtype))
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_a_pruned_model(path: Path, tmp_path: Path) -> None:

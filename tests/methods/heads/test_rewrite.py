@@ -37,7 +37,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 kept_ids = st.lists(st.integers(0, 3), unique=True).map(tuple)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(kept=st.dictionaries(st.sampled_from(NAMES), kept_ids))
 def test_outputs_are_what_a_model_of_that_structure_stores(
     kept: dict[str, tuple[int, ...]], model: Path

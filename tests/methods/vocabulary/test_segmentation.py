@@ -51,7 +51,7 @@ def backend(vocab: dict[str, int], merges: list[tuple[str, str]]) -> Any:
     return Tokenizer(BPE(vocab=vocab, merges=merges))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(bpes(), st.lists(st.text("abc", min_size=1, max_size=12), min_size=1, max_size=4))
 def test_with_the_closure_alone_words_fall_into_the_same_tokens(
     bpe: tuple[dict[str, int], list[tuple[str, str]]], words: list[str]
@@ -69,7 +69,7 @@ def test_with_the_closure_alone_words_fall_into_the_same_tokens(
         assert fewer.encode(word).tokens == full.encode(word).tokens
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(bpes(), st.text("abc", min_size=1, max_size=12))
 def test_the_closure_holds_nothing_idle(bpe: tuple[dict[str, int], list[tuple[str, str]]], word: str) -> None:
     """What each token of the closure was merged from is in it, down to single letters."""

@@ -18,7 +18,7 @@ from prunecli.modules.layerwise.states import Held, States
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
     memory = data.draw(st.sampled_from((0, 64, 500, 1000, 4096)))
