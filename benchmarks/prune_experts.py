@@ -109,6 +109,7 @@ def compare(kind: str, prune: Sequence[str], work: Path, rounds: int) -> tuple[f
         ratios = [mine / theirs for mine, theirs in zip(pruning.seconds, other.seconds, strict=True)]
         print(
             f"  prunecli / {other.name}: {pruning.median / other.median:.2f} of the medians, "
+            f"{min(pruning.seconds) / min(other.seconds):.2f} of the shortest, "
             f"{statistics.median(ratios):.2f} round by round"
         )
     shutil.rmtree(work)

@@ -58,7 +58,10 @@ def benchmark(command: str, *rows: Row, **made: str) -> Benchmark:
 
 
 SPARSE = r"{} +{} tokens, ms: .*?ours ([\d.]+).*ours/limit ([\d.]+)"
-PRUNED = r"{}: ([\d.]+) GiB kept(?:.|\n)*?prunecli +([\d.]+) s.*peak (\d+) MiB(?:.|\n)*?/ cp: ([\d.]+)"
+PRUNED = (
+    r"{}: ([\d.]+) GiB kept(?:.|\n)*?prunecli +([\d.]+) s.*peak (\d+) MiB"
+    r"(?:.|\n)*?/ cp: ([\d.]+) of the medians, ([\d.]+)"
+)
 SHARED = r"{}.*?: ([\d.]+) GiB written in ([\d.]+) s.*ratio ([\d.]+)\), peak (\d+) MiB"
 
 BENCHMARKS = (
@@ -98,13 +101,13 @@ BENCHMARKS = (
         Row(
             "`prune-experts` / `cp` of what it keeps",
             PRUNED.format("as stored"),
-            "{0} GiB in {1} s, {3}x, {2} MiB resident",
+            "{0} GiB in {1} s, {3}x (the shortest of each {4}x), {2} MiB resident",
             "1.3x, 1 GiB",
         ),
         Row(
             "`prune-experts --dtype bfloat16` / `cp` of the result",
             PRUNED.format("bfloat16"),
-            "{1} s, {3}x, {2} MiB resident",
+            "{1} s, {3}x (the shortest {4}x), {2} MiB resident",
             "1 GiB",
         ),
         moe="--experts 64",
@@ -114,7 +117,7 @@ BENCHMARKS = (
         Row(
             "the same of pickled float32 shards, to float16",
             PRUNED.format("float16"),
-            "{0} GiB in {1} s, {3}x, {2} MiB resident",
+            "{0} GiB in {1} s, {3}x (the shortest of each {4}x), {2} MiB resident",
             "1 GiB",
         ),
         moe="--experts 64 --dtype float32 --pickled",

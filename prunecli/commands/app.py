@@ -85,9 +85,13 @@ def prunecli(
         os.environ["PRUNECLI_DEBUG"] = "1"
 
 
-def _register() -> None:
+def _register(asked: Sequence[str]) -> None:
+    """Make the command that the arguments name known to `app`; all of them where they name none, as for help."""
+    known = {name for names in COMMANDS.values() for name in names}
+    alone = next((argument for argument in asked if not argument.startswith("-")), None)
+    wanted = {alone} & known or known
     for panel, names in COMMANDS.items():
-        for name in names:
+        for name in filter(wanted.__contains__, names):
             function_name = name.replace("-", "_")
             module = import_module(f"prunecli.commands.{function_name}")
             function = getattr(module, function_name)
@@ -174,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes.end_with_parent()
     try:
-        _register()
+        _register(arguments)
         app(args=arguments, prog_name="prunecli", standalone_mode=True)
     except BaseException as error:
         if isinstance(error, SystemExit) or debug:

@@ -255,7 +255,7 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_a_bug_is_one_line_without_debug(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken() -> None:
+    def broken(_arguments: list[str]) -> None:
         raise ZeroDivisionError("a\nb")
 
     monkeypatch.setattr(app, "_register", broken)
