@@ -5,7 +5,8 @@
 
 Batch 1. Active bytes are counted in a run of their own, call by call: the weights of each linear layer, the output
 layer among them, and of each expert that any beam was routed to. Keys, values and activations are left out, so the
-limit is a little too low. Several checkpoints run in turn on the same tokens, so that drift hits them alike.
+limit is a little too low; the bandwidth is the median of those measured before each run. Several checkpoints run in
+turn on the same tokens, so that drift hits them alike.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from prunecli.evaluation.decoding import beam_cache
 from prunecli.modules.loading import load_for_decoding
 from prunecli.modules.sparse_ffn import Router, Routing, SparseFFN
 
@@ -36,13 +38,11 @@ def main() -> None:
         for path in options.checkpoints
     }
     active = {name: active_bytes(model, options) for name, model in models.items()}
-    rates = [bandwidth(options.device)]
-    seconds = measure(models, options)
-    rates.append(bandwidth(options.device))
-    rate = sum(rates) / len(rates)
+    seconds, rates = measure(models, options)
+    rate = statistics.median(rates)
     threads = f"{options.threads} threads" if options.device == "cpu" else options.device
     print(f"{options.dtype}, batch 1, beam {options.beam}, {options.tokens} tokens, {threads}, ", end="")
-    print(f"bandwidth {rate / 1e9:.1f} GB/s (before {rates[0] / 1e9:.1f}, after {rates[1] / 1e9:.1f})")
+    print(f"bandwidth {rate / 1e9:.1f} GB/s ({min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f})")
     first = seconds[next(iter(seconds))]
     for name, taken in seconds.items():
         median, limit = statistics.median(taken), active[name] / rate
@@ -101,25 +101,30 @@ def generate(model: Any, options: argparse.Namespace) -> None:
             do_sample=False,
             min_new_tokens=options.tokens,
             max_new_tokens=options.tokens,
+            past_key_values=beam_cache(model),
         )
     if model.device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def measure(models: dict[str, Any], options: argparse.Namespace) -> dict[str, list[float]]:
-    """Seconds of each run, after one that warms up."""
+def measure(
+    models: dict[str, Any], options: argparse.Namespace
+) -> tuple[dict[str, list[float]], list[float]]:
+    """Seconds of each run, after one that warms up, and the bandwidth before each."""
     seconds: dict[str, list[float]] = {name: [] for name in models}
+    rates = []
     for run in range(options.runs + 1):
         for name, model in models.items():
+            rates.append(bandwidth(options.device))
             start = time.perf_counter()
             generate(model, options)
             if run:
                 seconds[name].append(time.perf_counter() - start)
-    return seconds
+    return seconds, rates
 
 
 def bandwidth(device: str) -> float:
-    """Bytes a second that a sum reads; the best of several."""
+    """Bytes a second that a sum reads; the best of a few."""
     values = torch.ones(PROBE_BYTES // 4, device=device)
 
     def seconds() -> float:
@@ -127,7 +132,7 @@ def bandwidth(device: str) -> float:
         values.sum().item()
         return time.perf_counter() - start
 
-    return PROBE_BYTES / min(seconds() for _ in range(8))
+    return PROBE_BYTES / min(seconds() for _ in range(3))
 
 
 def parse() -> argparse.Namespace:

@@ -113,15 +113,15 @@ def generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
             max_new_tokens=limit,
-            past_key_values=_beam_cache(model),
+            past_key_values=beam_cache(model),
             **settings,
         )
     rows: list[list[int]] = outputs.tolist()
     return rows
 
 
-def _beam_cache(model: Any) -> Any:
-    """A cache that leaves the cross-attention's keys where they are when beams change places.
+def beam_cache(model: Any) -> Any:
+    """A cache for one `generate` that leaves the cross-attention's keys where they are when beams change places.
 
     The beams of a sentence share its source, so that moving them, a copy of the whole cache at each step,
     changes nothing. None, `generate`'s own choice, for models that are not an encoder with a decoder.

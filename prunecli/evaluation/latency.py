@@ -20,6 +20,7 @@ from prunecli.data.batching import pad
 from prunecli.data.parallel import pair_name
 from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
 from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.evaluation.decoding import beam_cache
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
 from prunecli.progress import Progress, silent
 
@@ -242,6 +243,7 @@ def decode(
             max_length=None,
             max_new_tokens=new_tokens,
             min_new_tokens=new_tokens,
+            past_key_values=beam_cache(model),
             **settings,
         )
     if model.device.type == "cuda":

@@ -24,6 +24,7 @@ from prunecli.data.lengths import length_limit
 from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.data.tokens import language_id
 from prunecli.errors import StatisticsError
+from prunecli.evaluation.decoding import beam_cache
 from prunecli.methods.experts.batches import Batch, Pair, batches_of, chunks
 from prunecli.methods.experts.beams import live_beams
 from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
@@ -219,6 +220,7 @@ def _search(
                 do_sample=False,
                 max_new_tokens=int(longest.max()),
                 max_length=None,
+                past_key_values=beam_cache(model),
             )
         finally:
             recorder.live = None
