@@ -26,7 +26,8 @@ from prunecli.data.parallel import languages_of, parse_pairs, read_parallel
 from prunecli.data.tokens import load_tokenizer
 from prunecli.modules.loading import load_model
 from prunecli.training.batches import BucketSampler, loader
-from prunecli.training.examples import Examples, translations
+from prunecli.training.encoding import translations
+from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.trainer import FinetuneTrainer, training_arguments

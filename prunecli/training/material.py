@@ -14,7 +14,8 @@ from prunecli.data.tokens import Tokenizer
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.losses import TaskName
 from prunecli.progress import Progress, silent
-from prunecli.training.examples import Examples, labelled, masked, texts, translations
+from prunecli.training.encoding import labelled, masked, texts, translations
+from prunecli.training.examples import Examples
 from prunecli.training.options import TrainingOptions
 from prunecli.training.validation import Translating, Validation
 

@@ -14,8 +14,9 @@ from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.objective import lm_batches, token_losses, translation_batches
-from prunecli.training import examples as examples_module
-from prunecli.training.examples import Sequences, labelled, masked, texts, translations
+from prunecli.training import encoding
+from prunecli.training.encoding import labelled, masked, texts, translations
+from prunecli.training.examples import Sequences
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
 from tests.training.runs import PAIRS, parallel
@@ -100,8 +101,8 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
         seen.extend((sentence, language, as_target) for sentence in sentences)
         return encode(tokenizer, sentences, language, as_target=as_target, max_length=max_length)
 
-    monkeypatch.setattr(examples_module, "encode", watched)
-    monkeypatch.setattr(examples_module, "AT_ONCE", 2)
+    monkeypatch.setattr(encoding, "encode", watched)
+    monkeypatch.setattr(encoding, "AT_ONCE", 2)
     opened_lines, advanced = [], []
 
     @contextmanager

@@ -19,7 +19,7 @@ from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.evaluation.language_model import lm_losses
 from prunecli.training import loss as loss_module
-from prunecli.training.examples import translations
+from prunecli.training.encoding import translations
 from prunecli.training.material import Material
 from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
