@@ -16,6 +16,7 @@ from prunecli.modules import packed_linear
 from prunecli.modules.cpu_linear import can_pack
 from prunecli.modules.loading import load_for_decoding
 from prunecli.modules.packed_linear import PackedLinear, pack_linears
+from tests.families import DECODERS, TRANSLATORS, tiny_family
 from tests.tiny import tiny_nllb_moe
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="this torch packs no weights")
@@ -98,6 +99,22 @@ def test_a_layer_that_stands_in_two_places_is_packed_once() -> None:
 def test_gradients_are_refused() -> None:
     with pytest.raises(RuntimeError, match="load_model"):
         layer(24, 16)(torch.ones(1, 24, requires_grad=True))
+
+
+@pytest.mark.parametrize("model_type", [*TRANSLATORS, *DECODERS])
+def test_every_family_decodes_the_same(model_type: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type)
+    ids = torch.tensor([[5, 6, 7, 8], [9, 5, 6, 2]])
+    packed = load_for_decoding(path, device="cpu", dtype="float32")
+    stock = prunecli.load_model(path, device="cpu", dtype="float32")
+    # GPT-2 has layers of its own in the place of nn.Linear, and a tied output
+    assert any(isinstance(module, PackedLinear) for module in packed.modules()) == (model_type != "gpt2")
+    made, want = (
+        model.generate(ids, num_beams=3, do_sample=False, max_new_tokens=8, return_dict_in_generate=True)
+        for model in (packed, stock)
+    )
+    torch.testing.assert_close(made.sequences_scores, want.sequences_scores, atol=1e-4, rtol=0)
+    assert torch.equal(made.sequences, want.sequences)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
