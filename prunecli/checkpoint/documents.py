@@ -51,7 +51,7 @@ def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = Fa
         PruneError: a number is NaN or infinite, or a value has no form in JSON.
     """
     path = Path(path)
-    refuse_existing(path, force=force)
+    refuse_unwritable(path, force=force)
     try:
         text = escaped(_text(payload, 0)) + "\n"
     except (TypeError, ValueError) as error:
@@ -60,16 +60,18 @@ def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = Fa
         partial.write_text(text, encoding="utf-8")
 
 
-def refuse_existing(path: Path, *, force: bool) -> None:
+def refuse_unwritable(path: Path, *, force: bool) -> None:
     """For a command's beginning, so that long work does not end at an output that cannot be written.
 
     Raises:
-        OutputError: `path` is a directory, or exists and `force` is not given.
+        OutputError: `path` is a directory, exists and `force` is not given, or lies in no directory.
     """
     if path.is_dir():
         raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
     if path.exists() and not force:
         raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
 
 
 def read_json(

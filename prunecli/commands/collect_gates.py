@@ -74,7 +74,7 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli.checkpoint.documents import header, refuse_existing, write_json
+    from prunecli.checkpoint.documents import header, refuse_unwritable, write_json
     from prunecli.checkpoint.dtypes import parse_size
     from prunecli.checkpoint.layout import sparse_layers
     from prunecli.checkpoint.reader import open_checkpoint
@@ -85,7 +85,7 @@ def collect_gates(
     with processes.together() as place, ExitStack() as stack:
         with place.in_step():
             if place.is_first:  # which alone writes it
-                refuse_existing(output, force=force)
+                refuse_unwritable(output, force=force)
             opened = stack.enter_context(open_checkpoint(console.demo_checkpoint(checkpoint)))
             sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
             text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)

@@ -97,11 +97,11 @@ class Writing:
 
     def check(self, source: Path | None) -> None:
         """Refuse before the work what would be refused after it."""
-        from prunecli.checkpoint.documents import refuse_existing
+        from prunecli.checkpoint.documents import refuse_unwritable
         from prunecli.checkpoint.transaction import refuse_target
 
         refuse_target(self.output, force=self.force, source=source)
-        refuse_existing(self.figures, force=self.force)
+        refuse_unwritable(self.figures, force=self.force)
 
 
 def run(

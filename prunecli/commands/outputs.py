@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prunecli.checkpoint.documents import refuse_existing
-from prunecli.errors import OutputError, UsageError
+from prunecli.checkpoint.documents import refuse_unwritable
+from prunecli.errors import UsageError
 
 
 def check_outputs(output: Path, plot: Path | None = None, *, force: bool) -> None:
@@ -15,7 +15,7 @@ def check_outputs(output: Path, plot: Path | None = None, *, force: bool) -> Non
         OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
         UsageError, PruneError: as `check_plot`.
     """
-    _check_place(output, force=force)
+    refuse_unwritable(output, force=force)
     if plot is not None:
         check_plot(plot, force=force)
 
@@ -30,13 +30,7 @@ def check_plot(plot: Path, *, force: bool) -> None:
     """
     from prunecli.analysis.plots import require_matplotlib
 
-    _check_place(plot, force=force)
+    refuse_unwritable(plot, force=force)
     if plot.suffix.lower() != ".png":
         raise UsageError(f"--plot {plot}: only PNG is drawn", "Choose a name that ends in .png.")
     require_matplotlib()
-
-
-def _check_place(path: Path, *, force: bool) -> None:
-    refuse_existing(path, force=force)
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")

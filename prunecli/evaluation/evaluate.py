@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli import demo
 from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.errors import OutputError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
@@ -79,7 +79,7 @@ def evaluate(
 
     with place.in_step():
         if place.is_first:
-            _refuse_existing(output, checkpoints, text.split, pairs, options, force)
+            _refuse_unwritable(output, checkpoints, text.split, pairs, options, force)
     if options.samples:
         check_bootstrap(options.samples, options.seed)
     metrics = make_metrics(options.spm)
@@ -255,7 +255,7 @@ def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
     return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
 
 
-def _refuse_existing(
+def _refuse_unwritable(
     output: Path,
     labels: Iterable[str],
     split: str,
@@ -264,15 +264,14 @@ def _refuse_existing(
     force: bool,
 ) -> None:
     """Refuse before the work what would be refused after it."""
-    files = [output]
+    from prunecli.checkpoint.documents import refuse_unwritable
+
+    refuse_unwritable(output, force=force)
     if options.hypotheses is not None:
         folder = options.hypotheses
-        files += [hypothesis_path(folder, label, split, pair_name(*p)) for label in labels for p in pairs]
-    for path in files:
-        if path.exists() and not force:
-            raise OutputError(f"{path} exists", "Choose another output, or replace it with --force.")
-    if not output.parent.is_dir():
-        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+        for path in (hypothesis_path(folder, label, split, pair_name(*p)) for label in labels for p in pairs):
+            if path.exists():  # directories that are missing will be made
+                refuse_unwritable(path, force=force)
 
 
 def _write_hypotheses(directory: Path, made: Made, split: str) -> None:

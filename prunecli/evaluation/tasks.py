@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from prunecli.data.labelled import LabelledText, label_ids
 from prunecli.data.plain import PlainText
-from prunecli.errors import OutputError
 from prunecli.evaluation.evaluate import FORMAT, LEVEL
 from prunecli.modules.layerwise.session import Work
 from prunecli.progress import Progress, silent
@@ -96,12 +95,10 @@ def evaluate_task(
     Raises:
         PruneError: a checkpoint, text, option or output that cannot be used.
     """
-    from prunecli.checkpoint.documents import refuse_existing, write_json
+    from prunecli.checkpoint.documents import refuse_unwritable, write_json
     from prunecli.checkpoint.reader import open_checkpoint
 
-    refuse_existing(output, force=force)
-    if not output.parent.is_dir():
-        raise OutputError(f"{output.parent}: no such directory", "Make it first, or choose another output.")
+    refuse_unwritable(output, force=force)
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())

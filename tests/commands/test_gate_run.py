@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.gate_run import GateRun
 from prunecli.data.parallel import ParallelText
 from prunecli.errors import PruneError
@@ -15,6 +16,7 @@ from prunecli.methods.experts import resume
 from prunecli.methods.experts.score import CollectOptions, State
 from prunecli.processes import ALONE
 from prunecli.progress import silent
+from tests.commands.calls import call
 
 
 def end_early(run: GateRun) -> None:
@@ -42,3 +44,15 @@ def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
         signal.signal(signal.SIGTERM, before)
     assert "Kept in" in capsys.readouterr().err
     assert resume.read_state(tmp_path / ".g.partial", {}).batches == 3
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begun(*_: object) -> None:
+        raise AssertionError("the model is run, and its result would be lost")
+
+    monkeypatch.setattr(GateRun, "in_memory", begun)
+    refused = call(collect_gates, "-o", str(tmp_path / "no" / "gates.json"))
+    assert refused.status == 1
+    assert f"{tmp_path / 'no'}: no such directory" in refused.err
