@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunecli.evaluation.decoding import beam_cache
+from prunecli.evaluation.latency import decode
 from prunecli.modules.loading import load_for_decoding
 from prunecli.modules.sparse_ffn import Router, Routing, SparseFFN
 
@@ -94,17 +94,7 @@ def generate(model: Any, options: argparse.Namespace) -> None:
     """Decode one random sentence to a fixed length."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(10, model.config.vocab_size, (1, options.source), generator=generator)
-    with torch.inference_mode():
-        model.generate(
-            ids.to(model.device),
-            num_beams=options.beam,
-            do_sample=False,
-            min_new_tokens=options.tokens,
-            max_new_tokens=options.tokens,
-            past_key_values=beam_cache(model),
-        )
-    if model.device.type == "cuda":
-        torch.cuda.synchronize()
+    decode(model, ids.tolist(), options.beam, options.tokens, pad_id=0, forced_id=None)
 
 
 def measure(

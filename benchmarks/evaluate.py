@@ -37,8 +37,10 @@ def in_file_order(
     settings = generation_settings(tokenizer, pair[1], beam)
     texts: list[str] = []
     for start in range(0, len(sentences), size):
-        sources = encode(tokenizer, sentences[start : start + size], pair[0], max_length=max_positions(model))
-        limit = length_limit(max(map(len, sources)), max_positions(model))
+        sources = encode(
+            tokenizer, sentences[start : start + size], pair[0], max_length=max_positions(model.config)
+        )
+        limit = length_limit(max(map(len, sources)), max_positions(model.config))
         ids, mask = pad(sources, tokenizer.pad_token_id)
         with torch.inference_mode():
             outputs = model.generate(
@@ -71,7 +73,9 @@ def main() -> None:
     sentences = text.sentences[source]
     model = load_model(arguments.checkpoint, device=arguments.device)
     tokenizer = load_tokenizer(arguments.checkpoint)
-    lengths = [len(ids) for ids in encode(tokenizer, sentences, source, max_length=max_positions(model))]
+    lengths = [
+        len(ids) for ids in encode(tokenizer, sentences, source, max_length=max_positions(model.config))
+    ]
     size = round(len(sentences) / len(length_bucketed(lengths, arguments.batch_tokens)))
     options = DecodingOptions(arguments.beam, arguments.batch_tokens)
 

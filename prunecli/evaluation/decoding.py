@@ -41,9 +41,9 @@ class Translation:
     finished: bool
 
 
-def max_positions(model: Any) -> int | None:
-    """Tokens that the model has positions for, or None where its config does not say."""
-    value = getattr(model.config, "max_position_embeddings", None)
+def max_positions(config: Any) -> int | None:
+    """Tokens that the model of `config` has positions for, or None where it does not say."""
+    value = getattr(config, "max_position_embeddings", None)
     return int(value) if isinstance(value, int) and value > 1 else None
 
 
@@ -84,12 +84,12 @@ def translate(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    sources = encode(tokenizer, sentences, pair[0], max_length=max_positions(model))
+    sources = encode(tokenizer, sentences, pair[0], max_length=max_positions(model.config))
     settings = generation_settings(tokenizer, pair[1], options.beam)
     done: dict[int, Translation] = {}
     batches = length_bucketed([len(source) for source in sources], options.batch_tokens)
     for batch in place.share(batches):
-        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model))
+        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model.config))
         outputs = generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
         ends = _end_ids(model, tokenizer)

@@ -16,11 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from prunecli.data.batching import pad
 from prunecli.data.parallel import pair_name
 from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.evaluation.decoding import beam_cache
+from prunecli.evaluation.decoding import generate, max_positions
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
 from prunecli.progress import Progress, silent
 
@@ -204,8 +203,7 @@ def _positions(checkpoint: Checkpoint) -> tuple[int | None, bool]:
         from prunecli.modules.building import stock_config
 
         config = stock_config(checkpoint)  # which knows the families' own names and defaults
-    value = getattr(config, "max_position_embeddings", None)
-    return (value if isinstance(value, int) else None), not getattr(config, "is_encoder_decoder", False)
+    return max_positions(config), not getattr(config, "is_encoder_decoder", False)
 
 
 def _require_generation(checkpoint: Checkpoint) -> None:
@@ -229,25 +227,11 @@ def decode(
     pad_id: int,
     forced_id: int | None,
 ) -> None:
-    """Generate exactly `new_tokens` tokens for each of `sources`, one batch; wait for the device."""
-    import torch
-
-    ids, mask = pad(sources, pad_id)
-    settings: dict[str, Any] = {} if forced_id is None else {"forced_bos_token_id": forced_id}
-    with torch.inference_mode():
-        model.generate(
-            input_ids=ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            num_beams=beam,
-            do_sample=False,
-            max_length=None,
-            max_new_tokens=new_tokens,
-            min_new_tokens=new_tokens,
-            past_key_values=beam_cache(model),
-            **settings,
-        )
-    if model.device.type == "cuda":
-        torch.cuda.synchronize(model.device)
+    """Generate exactly `new_tokens` tokens for each of `sources`, one batch; they are read back from the device."""
+    settings = {"num_beams": beam, "do_sample": False, "max_length": None, "min_new_tokens": new_tokens}
+    if forced_id is not None:
+        settings["forced_bos_token_id"] = forced_id
+    generate(model, sources, pad_id, settings, new_tokens)
 
 
 class _Runner:

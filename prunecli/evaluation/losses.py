@@ -145,7 +145,7 @@ def require_finite(losses: Tensor, batch: Batch) -> None:
 
 def context_length(model: Any, tokenizer: Any) -> int | None:
     """Tokens that fit into the model at once, or None where nothing bounds them."""
-    bounds = [max_positions(model)]
+    bounds = [max_positions(model.config)]
     embeddings = getattr(getattr(model, "base_model", None), "embeddings", None)
     places = getattr(embeddings, "position_embeddings", None)
     if isinstance(places, torch.nn.Embedding) and places.padding_idx is not None:

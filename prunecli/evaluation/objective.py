@@ -71,7 +71,7 @@ def translation_batches(
         DataError: the tokenizer lacks a language.
     """
     require_task(model, "translation")
-    positions = max_positions(model)
+    positions = max_positions(model.config)
     longest = None if positions is None else positions - 1
     sources = encode(tokenizer, text.sentences[pair[0]], pair[0], max_length=longest)
     targets = encode(tokenizer, text.sentences[pair[1]], pair[1], as_target=True, max_length=longest)

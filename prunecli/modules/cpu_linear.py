@@ -42,7 +42,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if weight.dtype == torch.float32:
         return _linear_float32(rows, weight, bias)
     if weight.dtype == torch.bfloat16 and rows.shape[0] > 1 and _native_bfloat16():
-        return _onednn(rows, weight, bias)
+        return onednn_linear(_padded(rows), weight, bias)
     return functional.linear(rows, weight, bias)
 
 
@@ -63,11 +63,18 @@ def _padded(rows: Tensor) -> Tensor:
 def _linear_float32(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     if weight.numel() < MIN_ONEDNN or not has_onednn_linear():
         return functional.linear(rows, weight, bias)
-    return _onednn(rows, weight, bias)
+    return onednn_linear(_padded(rows), weight, bias)
 
 
-def _onednn(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(_padded(rows), weight, bias, "none", [], "")
+def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """oneDNN's `rows W^T + b`; no gradients.
+
+    Args:
+        rows: `[..., in]`.
+        weight: `[out, in]`, contiguous, or packed by oneDNN.
+        bias: `[out]`, or None.
+    """
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return result
 
 

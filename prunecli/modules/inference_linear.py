@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from prunecli.modules.cpu_linear import MIN_ONEDNN, has_onednn_linear
+from prunecli.modules.cpu_linear import MIN_ONEDNN, has_onednn_linear, onednn_linear
 
 
 class InferenceLinear(nn.Linear):
@@ -20,9 +20,7 @@ class InferenceLinear(nn.Linear):
         """Map `[..., in]` to `[..., out]`."""
         if not self._goes_to_onednn(input):
             return super().forward(input)
-        rows = input.reshape(-1, self.in_features)
-        made = torch.ops.mkldnn._linear_pointwise(rows, self.weight, self.bias, "none", [], "")
-        return made.view(*input.shape[:-1], self.out_features)  # type: ignore[no-any-return]
+        return onednn_linear(input, self.weight, self.bias)
 
     def _goes_to_onednn(self, given: Tensor) -> bool:
         weight = self.weight

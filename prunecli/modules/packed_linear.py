@@ -13,7 +13,7 @@ from collections import Counter
 import torch
 from torch import Tensor, nn
 
-from prunecli.modules.cpu_linear import MIN_ONEDNN, can_pack
+from prunecli.modules.cpu_linear import MIN_ONEDNN, can_pack, onednn_linear
 from prunecli.modules.inference_linear import InferenceLinear
 
 ROWS = 32
@@ -31,8 +31,7 @@ class PackedLinear(nn.Linear):
         """
         if input.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("a model loaded for decoding has no gradients: open it with load_model")
-        made: Tensor = torch.ops.mkldnn._linear_pointwise(input, self.weight, self.bias, "none", [], "")
-        return made
+        return onednn_linear(input, self.weight, self.bias)
 
 
 def pack_linears(model: nn.Module) -> None:

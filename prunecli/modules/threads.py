@@ -10,7 +10,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import TypeVar
 
 import torch
@@ -44,7 +43,8 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
         Exception: the first one that a call raised; items not yet begun are left out then.
     """
     waiting = deque(items)
-    mode = _gradient_free()
+    # such that the caller can use what is made
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
     def work() -> None:
         with mode():
@@ -62,11 +62,6 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
             done.result()
     finally:  # after an interrupt or a failure, the threads stop at the items they are at
         waiting.clear()
-
-
-def _gradient_free() -> Callable[[], AbstractContextManager[object]]:
-    """How a thread goes without gradients, such that the caller can use what it makes."""
-    return torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}

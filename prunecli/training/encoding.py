@@ -39,7 +39,7 @@ def translations(
         DataError: the tokenizer lacks a language, or every line is blank.
     """
     require_task(model, "translation")
-    positions = max_positions(model)
+    positions = max_positions(model.config)
     longest = None if positions is None else positions - 1
     rows = _tokenised(tokenizer, text, pairs, longest, progress)
     filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}

@@ -55,6 +55,11 @@ class Sequences:
             line[: end - start] = self.ids[start:end]
         return torch.from_numpy(made)
 
+    def model_inputs(self, rows: Sequence[int], pad_id: int) -> dict[str, Tensor]:
+        """`input_ids`, filled up with `pad_id`, and their `attention_mask`."""
+        ids = self.rectangle(rows, -1)
+        return {"input_ids": ids.masked_fill(ids == -1, pad_id), "attention_mask": (ids != -1).long()}
+
 
 @dataclass(frozen=True)
 class Translations:
@@ -72,11 +77,9 @@ class Translations:
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """See `Examples`."""
-        ids = self.sources.rectangle(rows, -1)
         labels = self.targets.rectangle(rows, IGNORED)
         return {
-            "input_ids": ids.masked_fill(ids == -1, self.pad_id),
-            "attention_mask": (ids != -1).long(),
+            **self.sources.model_inputs(rows, self.pad_id),
             "decoder_input_ids": self.shift(labels),
             "decoder_attention_mask": (labels != IGNORED).long(),
             "labels": labels,
@@ -98,10 +101,8 @@ class Texts:
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """See `Examples`."""
-        ids = self.ids.rectangle(rows, -1)
         return {
-            "input_ids": ids.masked_fill(ids == -1, self.pad_id),
-            "attention_mask": (ids != -1).long(),
+            **self.ids.model_inputs(rows, self.pad_id),
             "labels": self.labels.rectangle(rows, IGNORED),
         }
 
@@ -121,10 +122,8 @@ class Labelled:
 
     def batch(self, rows: Sequence[int]) -> dict[str, Tensor]:
         """See `Examples`."""
-        ids = self.inputs["input_ids"].rectangle(rows, -1)
         made = {
-            "input_ids": ids.masked_fill(ids == -1, self.pad_id),
-            "attention_mask": (ids != -1).long(),
+            **self.inputs["input_ids"].model_inputs(rows, self.pad_id),
             "labels": self.labels[list(rows)],
         }
         if "token_type_ids" in self.inputs:

@@ -160,11 +160,11 @@ def translation_pieces(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    sources = encode(tokenizer, text.sentences[pair[0]], pair[0], max_length=max_positions(model))
+    sources = encode(tokenizer, text.sentences[pair[0]], pair[0], max_length=max_positions(model.config))
     settings = generation_settings(tokenizer, pair[1], options.beam)
 
     def run(rows: Sequence[int]) -> list[str]:
-        limit = options.max_new_tokens or length_limit(len(sources[rows[0]]), max_positions(model))
+        limit = options.max_new_tokens or length_limit(len(sources[rows[0]]), max_positions(model.config))
         made = generate(model, [sources[i] for i in rows], tokenizer.pad_token_id, settings, limit)
         return [found.strip() for found in tokenizer.batch_decode(made, skip_special_tokens=True)]
 
