@@ -1,15 +1,19 @@
-# `make demo` runs the quickstart recipe on the bundled model; `make test` runs every check.
+# `make demo` runs the quickstart recipe on the bundled model; `make test` runs every check; `make fast` the quick ones.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+FAST := tests/checkpoint tests/data tests/analysis tests/methods/*/test_plan.py tests/test_docs.py
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test lint types imports docs pytest coverage clean
+.PHONY: demo test fast lint types imports docs pytest coverage clean
 
 demo: $(INSTALLED)
 	$(BIN)/prunecli run recipes/quickstart.yaml
 
 test: lint types imports docs pytest
+
+fast: lint types imports
+	$(BIN)/python -m pytest -n auto --dist loadfile $(FAST)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

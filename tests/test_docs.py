@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from urllib.parse import urlsplit
 
 import markdown
@@ -193,6 +194,22 @@ def test_files_that_a_page_names_exist(path: Path) -> None:
     folders = "benchmarks|docs|prunecli|recipes|tests"
     files = [text for text in read(path).code if re.fullmatch(rf"(?:{folders})/[\w./-]+", text)]
     assert [file for file in files if not (ROOT / file).exists()] == []
+
+
+def test_code_that_a_page_names_exists() -> None:
+    names = {text for page in PAGES for text in read(page).code if re.fullmatch(r"prunecli(\.\w+)+", text)}
+    assert len(names) > 40
+    assert [name for name in sorted(names) if not is_importable(name)] == []
+    assert not is_importable("prunecli.errors.NoSuchError")
+    assert not is_importable("prunecli.no_such_module")
+
+
+def is_importable(name: str) -> bool:
+    try:
+        resolve_name(name)
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def test_the_checks_see_faults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
