@@ -8,6 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+PACKAGE = "the Python package prunecli"
+"""What cards and errors say is needed; an address belongs here once there is one. No package index has it yet."""
+
 __all__ = ["__version__", "load_model"]
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ def require_matplotlib() -> None:
         import matplotlib  # noqa: F401
     except ImportError as error:
         raise PruneError(
-            "A plot needs matplotlib, which is not installed.", "Install it: pip install 'prunecli[plot]'."
+            "A plot needs matplotlib, which is not installed.", "Install it: pip install matplotlib."
         ) from error
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prunecli import PACKAGE
+
 SHIM_FILE = "modeling_prunecli.py"
 """Written into every result; named in its `auto_map`."""
 
@@ -32,7 +34,7 @@ class PrunecliModel(PreTrainedModel):
         try:
             import prunecli
         except ImportError:
-            raise ImportError(f"{path} was written by prunecli: `pip install prunecli` to open it.") from None
+            raise ImportError(f"{path} was written by prunecli: opening it needs PACKAGE.") from None
         if isinstance(device_map, dict):
             if len(set(map(str, device_map.values()))) != 1:
                 raise ValueError(f"device_map={device_map}: prunecli loads a model on one device.")
@@ -55,4 +57,4 @@ class PrunecliModel(PreTrainedModel):
 
 def shim_source(model_type: str) -> str:
     """The file's text for a checkpoint whose config.json has this model type."""
-    return _SOURCE.replace("MODEL_TYPE", model_type)
+    return _SOURCE.replace("MODEL_TYPE", model_type).replace("PACKAGE", PACKAGE)

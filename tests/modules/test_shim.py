@@ -85,3 +85,14 @@ def test_the_hub_is_asked_for_what_is_no_directory(
     SPACE["PrunecliModel"].from_pretrained("someone/model", revision="main", token=None, config=object())
     assert seen == {"name": "someone/model", "revision": "main"}
     assert asked["path"] == tmp_path
+
+
+def test_without_prunecli_it_is_named_and_no_index_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "prunecli", None)
+    with pytest.raises(ImportError, match="opening it needs the Python package prunecli") as caught:
+        SPACE["PrunecliModel"].from_pretrained(tmp_path)
+    assert "install" not in str(caught.value)

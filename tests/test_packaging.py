@@ -1,0 +1,65 @@
+"""What the package index shows: README.md, whose links must lead somewhere from there."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.markdown_pages import parse
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ADDRESS = "https://forge.invalid/someone/prunecli"
+
+
+@pytest.fixture(scope="module")
+def setup() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "setup.py"))
+
+
+def test_links_to_files_become_absolute(setup: dict[str, Any]) -> None:
+    links = parse(setup["long_description"](README, ADDRESS)).links
+    assert all(link.startswith("https://") for link in links)
+    own = [link.removeprefix(f"{ADDRESS}/blob/HEAD/") for link in links if link.startswith(ADDRESS)]
+    assert own == [link for link in parse(README).links if "://" not in link]
+    assert own
+    assert all((ROOT / path).exists() for path in own)
+
+
+def test_without_an_address_their_text_is_left(setup: dict[str, Any]) -> None:
+    made = setup["long_description"](README, None)
+    page = parse(made)
+    assert page.links == tuple(link for link in parse(README).links if "://" in link)
+    assert page.typed == parse(README).typed
+    assert "any of these model families:" in made
+
+
+@pytest.mark.parametrize(
+    ("text", "absolute", "bare"),
+    [
+        ("[a `b`](docs/x.md#y)", f"[a `b`]({ADDRESS}/blob/HEAD/docs/x.md#y)", "a `b`"),
+        ("[a](https://b.invalid/c)", "[a](https://b.invalid/c)", "[a](https://b.invalid/c)"),
+        (
+            "[a](mailto:b@c.invalid) [d](#e)",
+            "[a](mailto:b@c.invalid) [d](#e)",
+            "[a](mailto:b@c.invalid) [d](#e)",
+        ),
+        ("x[0](y z)", "x[0](y z)", "x[0](y z)"),
+    ],
+)
+def test_other_links_stay(setup: dict[str, Any], text: str, absolute: str, bare: str) -> None:
+    make: Callable[[str, str | None], str] = setup["long_description"]
+    assert make(text, ADDRESS) == make(text, f"{ADDRESS}/") == absolute
+    assert make(text, None) == bare
+
+
+def test_nobody_is_told_to_install_from_an_index_what_is_not_on_it() -> None:
+    """Until it is: then this test goes, and `prunecli.PACKAGE` says so."""
+    texts = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "prunecli").rglob("*.py")]
+    told = re.compile(r"pip install [\"']?prunecli\b")
+    assert [str(path) for path in texts if told.search(path.read_text(encoding="utf-8"))] == []
