@@ -10,7 +10,7 @@ from typing import Any
 
 from prunecli.architectures import REDUCED_PREFIX, Architecture
 from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.card import front_matter, model_card
+from prunecli.checkpoint.card import model_card
 from prunecli.checkpoint.declared import TIE_KEY, class_names, count
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
@@ -225,7 +225,7 @@ def rewrite_checkpoint(
 
 def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:
     """The side files that stay as they are, by name."""
-    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files}
+    names = {path.relative_to(source.path).as_posix(): path for path in source.side_files.carried}
     return {name: path for name, path in names.items() if name not in rewrite.files}
 
 
@@ -243,11 +243,11 @@ def _write_side_files(source: Checkpoint, rewrite: Rewrite, directory: Path) -> 
 
 def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary) -> str:
     card = source.path / "README.md"
-    front = front_matter(card.read_text(encoding="utf-8", errors="replace")) if card.is_file() else {}
+    text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return model_card(
         rewrite.structure,
         rewrite.config,
-        front,
+        text,
         (summary.parameters_before, summary.parameters_after),
         (summary.bytes_before, summary.bytes_after),
     )

@@ -144,7 +144,9 @@ def test_exact_listing_and_side_files(tmp_path: Path) -> None:
     }
     assert made == {*carried, "config.json", "model.safetensors", "modeling_prunecli.py", "README.md"}
     assert all((tmp_path / "out" / name).read_bytes() == (source / name).read_bytes() for name in carried)
-    assert 'license: "mit"' in (tmp_path / "out" / "README.md").read_text()
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert 'license: "mit"' in card
+    assert card.endswith("\n# Original model card\n\n# Tiny\n")
 
 
 def test_summary_counts_by_hand(tmp_path: Path) -> None:

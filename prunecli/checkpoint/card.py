@@ -6,14 +6,19 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunecli import PACKAGE
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.checkpoint.embedding import declared_tables, describe_embeddings
 from prunecli.checkpoint.embedding_change import EmbeddingChange
 from prunecli.checkpoint.ffn import declared_ffns, describe_ffns
+from prunecli.checkpoint.source_card import (
+    HISTORY,
+    ORIGINAL_CARD,
+    carried_matter,
+    front_matter,
+    original_text,
+)
 from prunecli.checkpoint.structure import Structure
-
-CARRIED = ("license", "license_name", "license_link", "language", "base_model", "datasets", "pipeline_tag")
-"""Keys of the source card's front matter that hold for the result too."""
 
 SHOWN_IDS = 8
 """Ids at either end of a longer list of experts; config.json has all."""
@@ -22,7 +27,7 @@ SHOWN_IDS = 8
 def model_card(
     structure: Structure,
     config: Mapping[str, Any],
-    front: Mapping[str, Any],
+    source_card: str,
     parameters: tuple[int, int],
     nbytes: tuple[int, int],
 ) -> str:
@@ -31,15 +36,17 @@ def model_card(
     Args:
         structure: of the result; the first step of its history names the original.
         config: of the result.
-        front: front matter of the source's card.
+        source_card: text of the source's card; empty: it has none.
         parameters: of the source and of the result.
         nbytes: of their tensors.
     """
-    origin = structure.history[0].get("source", {}).get("path") if structure.history else None
+    origin = _name(structure.history[0].get("source") or {}) if structure.history else None
+    front = front_matter(source_card)
+    original = original_text(source_card, of_a_result=len(structure.history) > 1)
     is_trained = structure.is_stock and any(step.get("command") == "finetune" for step in structure.history)
     what = "trained" if is_trained else "pruned"
     paragraphs = [
-        _front_matter(front, what),
+        _front_matter(front, carried_matter(front, structure, config), what),
         f"# {origin}, {what}" if origin else f"# {what.capitalize()} checkpoint",
         "Trained with prunecli."
         if is_trained
@@ -51,32 +58,15 @@ def model_card(
         *_ffns(structure, config),
         *_embeddings(structure, config),
         *_history(structure),
+        *([ORIGINAL_CARD, original] if original else []),
     ]
     return "\n\n".join(paragraphs) + "\n"
 
 
-def front_matter(card: str) -> dict[str, Any]:
-    """The YAML between the leading `---` lines of a card; empty where there is none or it cannot be read."""
-    lines = card.splitlines()
-    if not lines or lines[0].strip() != "---":
-        return {}
-    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
-    if end is None:
-        return {}
-    import yaml
-
-    try:
-        value = yaml.safe_load("\n".join(lines[1:end]))
-    except (yaml.YAMLError, ValueError):
-        return {}
-    return dict(value) if isinstance(value, dict) else {}
-
-
-def _front_matter(front: Mapping[str, Any], what: str) -> str:
-    matter = {key: front[key] for key in CARRIED if key in front}
+def _front_matter(front: Mapping[str, Any], matter: Mapping[str, Any], what: str) -> str:
     tags = front.get("tags")
     own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
-    matter |= {"library_name": "transformers", "tags": list(dict.fromkeys([*own, "prunecli", what]))}
+    matter = {**matter, "tags": list(dict.fromkeys([*own, "prunecli", what]))}
     # JSON is YAML; what YAML alone knows (dates) is written as text.
     lines = (f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in matter.items())
     return "\n".join(["---", *lines, "---"])
@@ -111,7 +101,7 @@ def _loading(config: Mapping[str, Any]) -> list[str]:
     if auto_class:
         found.append(
             f'`transformers.{auto_class}.from_pretrained("path/to/this/directory", trust_remote_code=True)` '
-            "gives the same model. Both need prunecli (`pip install prunecli`)."
+            f"gives the same model. Both need {PACKAGE}."
         )
     return found
 
@@ -172,6 +162,11 @@ def _ids(ids: Sequence[int]) -> str:
     return f"{' '.join(map(str, ids[:SHOWN_IDS]))} … {' '.join(map(str, ids[-SHOWN_IDS:]))}"
 
 
+def _name(source: Mapping[str, Any]) -> str | None:
+    """`org/name`, `org/name/0_Transformer`; None where it was made from scratch."""
+    return "/".join(source[key] for key in ("path", "subfolder") if key in source) or None
+
+
 def _history(structure: Structure) -> list[str]:
     if not structure.history:
         return []
@@ -180,7 +175,8 @@ def _history(structure: Structure) -> list[str]:
         source = step.get("source") or {}
         steps.append(f"{number}. `{step.get('command')}` of prunecli {step.get('prunecli')}")
         if source:
-            steps.append(f"   - from `{source.get('path')}`, {source.get('fingerprint')}")
+            revision = f" at {source['revision']}" if "revision" in source else ""
+            steps.append(f"   - from `{_name(source)}`{revision}, {source.get('fingerprint')}")
         options = ", ".join(
             f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
             for name, value in (step.get("arguments") or {}).items()
@@ -190,4 +186,4 @@ def _history(structure: Structure) -> list[str]:
         statistics = step.get("statistics") or []
         for file in [statistics] if isinstance(statistics, Mapping) else statistics:
             steps.append(f"   - statistics: `{file.get('file')}`, sha256 {file.get('sha256')}")
-    return ["## How it was made", "\n".join(steps)]
+    return [HISTORY, "\n".join(steps)]

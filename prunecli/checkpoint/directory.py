@@ -1,4 +1,4 @@
-"""The files of a checkpoint directory: config, weight files with their index, and what travels along."""
+"""The files of a checkpoint directory: config, and weight files with their index."""
 
 from __future__ import annotations
 
@@ -8,25 +8,12 @@ from typing import Any
 
 from prunecli.checkpoint.json_text import LONE, has_lone_surrogates, is_finite
 from prunecli.checkpoint.safetensors_files import read_header, unique_keys
+from prunecli.checkpoint.side_files import MODULES_FILE, module_folders
 from prunecli.checkpoint.tensors import WeightFile
 from prunecli.errors import CheckpointError
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 """In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""
-
-_NOT_ALONG = {"config.json", "README.md"}
-_WEIGHT_ENDINGS = (
-    ".safetensors",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".gguf",
-    ".index.json",
-)
 
 
 def read_config(directory: Path) -> dict[str, Any]:
@@ -46,7 +33,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         )
     path = directory / "config.json"
     if not path.is_file():
-        raise CheckpointError(
+        raise _elsewhere(directory) or CheckpointError(
             f"{directory}: not a checkpoint (it holds no config.json)",
             "Give the directory that holds config.json.",
         )
@@ -72,29 +59,25 @@ def find_weights(directory: Path) -> tuple[WeightFile, ...]:
         index = directory / f"{name}.index.json"
         if index.is_file():
             return _sharded(directory, index)
-    raise CheckpointError(
+    raise _elsewhere(directory) or CheckpointError(
         f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
         "Download or copy the weight files into it.",
     )
 
 
-def side_files(directory: Path) -> tuple[Path, ...]:
-    """Files that travel along when tensors are rewritten: tokenizer, generation config, templates, code.
+def _elsewhere(directory: Path) -> CheckpointError | None:
+    """What to say of a sentence-transformers model whose transformer has a folder of its own."""
+    for folder in module_folders(directory):
+        if _is_transformer(directory / folder / "config.json"):
+            return CheckpointError(
+                f"{directory}: not a checkpoint (the transformer lies in {folder}, as {MODULES_FILE} says)",
+                f"Give {directory / folder}; its result takes the place of {folder} in a copy of the directory.",
+            )
+    return None
 
-    Left out: weights of any format and their indices, config.json (it is patched), README.md (it is written
-    anew), hidden files, and all folders but `additional_chat_templates`, which transformers reads.
-    """
-    found = [path for path in directory.iterdir() if path.is_file()]
-    found += [path for path in (directory / "additional_chat_templates").glob("*") if path.is_file()]
-    return tuple(
-        sorted(
-            path
-            for path in found
-            if path.name not in _NOT_ALONG
-            and not path.name.startswith(".")
-            and not path.name.endswith(_WEIGHT_ENDINGS)
-        )
-    )
+
+def _is_transformer(config: Path) -> bool:
+    return config.is_file() and "model_type" in _read_object(config)
 
 
 def _describe(path: Path) -> WeightFile:

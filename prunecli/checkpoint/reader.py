@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
-from prunecli.checkpoint.directory import find_weights, read_config, side_files
+from prunecli.checkpoint.directory import find_weights, read_config
 from prunecli.checkpoint.dtypes import numpy_dtype
 from prunecli.checkpoint.embedding import ties
 from prunecli.checkpoint.names import same_values, stored_names
+from prunecli.checkpoint.side_files import SideFiles, side_files
 from prunecli.checkpoint.structure import KEY, Structure
 from prunecli.checkpoint.tensors import Stored, TensorInfo, WeightFile
 from prunecli.errors import CheckpointError, UnsupportedModelError
@@ -37,7 +38,6 @@ class Checkpoint:
         tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
             aliases and buffers are left out.
         files: the weight files.
-        side_files: every other file that belongs to the checkpoint: tokenizer, generation config, code.
     """
 
     def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
@@ -46,7 +46,6 @@ class Checkpoint:
         self.structure = Structure() if config.get(KEY) is None else _structure(path, config)
         self.architecture = FAMILIES.get(str(config.get("model_type")).removeprefix(REDUCED_PREFIX))
         self.files = tuple(file.path for file in files)
-        self.side_files = side_files(path)
         self._descriptors: dict[tuple[int, bool], int] = {}
         self._files = files
         self._stored = self._named()
@@ -66,6 +65,11 @@ class Checkpoint:
     def model_type(self) -> str:
         """As in config.json."""
         return str(self.config.get("model_type"))
+
+    @cached_property
+    def side_files(self) -> SideFiles:
+        """Every other file that belongs to the checkpoint, and what lies beside it and does not."""
+        return side_files(self.path, self.files)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -160,6 +160,7 @@ def _publish(
 
     from prunecli.checkpoint.documents import header, write_json
     from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.commands.rewriting import not_carried
     from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
     from prunecli.training.result import FORMAT, finetune_step, outputs_of
 
@@ -169,9 +170,12 @@ def _publish(
         made = Rewrite(
             structure, outputs_of(source, weights, writing.dtype), stock_config(weights, structure)
         )
+        for line in not_carried(source):
+            console.note(line)
         rewrite_checkpoint(weights, made, writing.output, force=writing.force)
         payload = {
             **header(FORMAT, [] if subject.config is not None else [source], options.seed),
+            "left_out": [*source.side_files.left_out],
             "output": str(writing.output),
             "arguments": step["arguments"],
             **trained.log,

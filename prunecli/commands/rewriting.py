@@ -61,12 +61,19 @@ class Written:
     summary: Summary
     output: Path | None
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What lies in the source's directory and not in the result's."""
+        unfit = (name for name, content in self.made.files.items() if content is None)
+        return (*self.source.side_files.left_out, *unfit)
+
     def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
         """What its JSON begins with."""
         from prunecli.checkpoint.documents import header
 
         return {
             **header(format, [self.source], seed),
+            "left_out": [*self.left_out],
             "output": None if self.output is None else str(self.output),
             "arguments": dict(self.made.structure.history[-1]["arguments"]),
         }
@@ -112,11 +119,20 @@ def write_made(source: Checkpoint, made: Rewrite, how: How) -> Written:
     """Write `made`; of a dry run only its sizes are known."""
     from prunecli.pipeline import rewrite_checkpoint, summarize
 
+    how.note(*not_carried(source))
     if how.output is None:
         summary = summarize(source, made)
     else:
         summary = rewrite_checkpoint(source, made, how.output, force=how.force, progress=how.progress)
     return Written(source, made, summary, how.output)
+
+
+def not_carried(source: Checkpoint) -> list[str]:
+    """A line that names what is left out of the result, if anything is."""
+    from prunecli.checkpoint.side_files import in_one_line
+
+    left_out = source.side_files.left_out
+    return [f"Left out, as no part of the model: {in_one_line(left_out)}"] if left_out else []
 
 
 def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> tuple[str, str, str]:

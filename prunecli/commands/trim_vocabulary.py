@@ -151,7 +151,6 @@ def _payload(written: Written, made: Trim, text: Text) -> dict[str, Any]:
         "embedding_bytes_before": made.embedding_bytes[0],
         "embedding_bytes_after": made.embedding_bytes[1],
         **written.sizes(),
-        "left_out": list(made.left_out),
         "kept": list(decision.kept),
     }
 

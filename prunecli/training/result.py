@@ -37,7 +37,11 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
     directory.mkdir(parents=True)
     save_file(trained_tensors(model, source), directory / SINGLE_FILE, metadata={"format": "pt"})
     card = source.path / "README.md"
-    for path in (*source.side_files, source.path / "config.json", *([card] if card.is_file() else [])):
+    for path in (
+        *source.side_files.carried,
+        source.path / "config.json",
+        *([card] if card.is_file() else []),
+    ):
         place = directory / path.relative_to(source.path)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, place)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from prunecli.checkpoint.card import front_matter, model_card
+from prunecli.checkpoint.card import model_card
+from prunecli.checkpoint.source_card import front_matter
 from prunecli.checkpoint.structure import FfnChange, Structure
 
 LAYER = "model.encoder.layers.3.ffn"
@@ -22,9 +23,13 @@ STOCK = {"auto_map": {"AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel"
 UNEVEN = {"auto_map": {**STOCK["auto_map"], "AutoConfig": "modeling_prunecli.PrunecliConfig"}}
 
 
-def card(front: dict[str, Any] | None = None, config: dict[str, Any] = STOCK, **fields: Any) -> str:
+def card(source: str = "", config: dict[str, Any] = STOCK, **fields: Any) -> str:
     values = {"experts": {LAYER: (1, 5)}, "original_experts": {LAYER: 8}, "history": (STEP,), **fields}
-    return model_card(Structure(**values), config, front or {}, (1000, 400), (4000, 800))
+    return model_card(Structure(**values), config, source, (1000, 400), (4000, 800))
+
+
+def matter_of(text: str) -> dict[str, Any]:
+    return dict(yaml.safe_load(text.split("---\n")[1]))
 
 
 def test_says_what_was_removed_from_what_and_how() -> None:
@@ -80,7 +85,7 @@ def test_one_statistics_file_may_stand_alone() -> None:
 
 
 def test_nothing_removed() -> None:
-    text = model_card(Structure(), {}, {}, (10, 10), (40, 40))
+    text = model_card(Structure(), {}, "", (10, 10), (40, 40))
     assert "# Pruned checkpoint" in text
     assert "## Experts" not in text
     assert "## How it was made" not in text
@@ -99,7 +104,7 @@ def test_several_steps_are_in_order() -> None:
 def test_front_matter_is_carried() -> None:
     matter = "license: cc-by-nc-4.0\nbase_model: facebook/nllb-moe-54b\ntags:\n- nllb\nmetrics: [bleu]"
     source = f"---\n{matter}\n---\n# NLLB\n"
-    made = card(front_matter(source))
+    made = card(source)
     assert yaml.safe_load(made.split("---\n")[1]) == {
         "license": "cc-by-nc-4.0",
         "base_model": "facebook/nllb-moe-54b",
@@ -109,8 +114,8 @@ def test_front_matter_is_carried() -> None:
 
 
 def test_odd_values_stay_yaml() -> None:
-    front = front_matter("---\nlicense: 2020-01-01\nlanguage: [no, 'yes', \"a: b\"]\ntags: nllb\n---\n")
-    matter = yaml.safe_load(card(front).split("---\n")[1])
+    source = "---\nlicense: 2020-01-01\nlanguage: [no, 'yes', \"a: b\"]\ntags: nllb\n---\n"
+    matter = matter_of(card(source))
     assert matter["license"] == "2020-01-01"
     assert matter["language"] == [False, "yes", "a: b"]
     assert matter["tags"] == ["prunecli", "pruned"]
@@ -129,3 +134,96 @@ def test_odd_values_stay_yaml() -> None:
 )
 def test_damaged_front_matter_is_none(text: str) -> None:
     assert front_matter(text) == {}
+
+
+HASH = "0123456789abcdef0123456789abcdef01234567"
+SNAPSHOT = {**STEP, "source": {"path": "org/name", "revision": HASH, "fingerprint": "sha256:abc"}}
+LATER = {"command": "prune-heads", "prunecli": "0.1.0", "source": {"path": "half", "fingerprint": "sha256:b"}}
+
+
+def test_a_snapshot_is_titled_by_its_repository() -> None:
+    text = card(history=(SNAPSHOT,))
+    assert "# org/name, pruned" in text
+    assert f"- from `org/name` at {HASH}, sha256:abc" in text
+    inside = {**SNAPSHOT, "source": {**SNAPSHOT["source"], "subfolder": "0_Transformer"}}
+    assert "# org/name/0_Transformer, pruned" in card(history=(inside,))
+
+
+FINE_TUNED = "---\nbase_model: org/before\nbase_model_relation: finetune\n---\n"
+
+
+@pytest.mark.parametrize(
+    ("history", "source", "config", "expected"),
+    [
+        ((SNAPSHOT,), "", {}, "org/name"),
+        ((SNAPSHOT,), FINE_TUNED, {}, "org/name"),  # what its own base is, its own card says
+        ((SNAPSHOT, LATER), "", {}, "org/name"),
+        ((SNAPSHOT, LATER), "---\nbase_model: org/name\n---\n", {}, "org/name"),
+        ((STEP,), FINE_TUNED, {"_name_or_path": "other/one"}, "org/before"),
+        ((STEP,), "---\nbase_model: [a/b, c/d]\n---\n", {}, ["a/b", "c/d"]),
+        ((STEP,), "", {"_name_or_path": "org/na-me_1.5"}, "org/na-me_1.5"),
+        ((STEP,), "", {"_name_or_path": "/data/org/name"}, None),
+        ((STEP,), "", {"_name_or_path": "./name"}, None),
+        ((STEP,), "", {"_name_or_path": "../name"}, None),
+        ((STEP,), "", {"_name_or_path": "output/checkpoint-500"}, None),
+        ((STEP,), "", {"_name_or_path": "mine/checkpoint-500"}, None),
+        ((STEP,), "", {"_name_or_path": "org/name/"}, None),
+        ((STEP,), "", {"_name_or_path": "C:\\models"}, None),
+        ((STEP,), "", {"_name_or_path": "name"}, None),
+        ((STEP,), "", {"_name_or_path": 3}, None),
+        (
+            ({"command": "finetune", "prunecli": "0.1.0"},),
+            "",
+            {"_name_or_path": "org/name"},
+            None,
+        ),  # from scratch
+    ],
+)
+def test_base_model(history: Any, source: str, config: dict[str, Any], expected: Any) -> None:
+    matter = matter_of(card(source, {**STOCK, **config}, history=history))
+    assert matter.get("base_model") == expected
+    assert matter.get("base_model_relation") == ("finetune" if expected == "org/before" else None)
+
+
+def test_a_sentence_transformers_model_stays_one() -> None:
+    assert matter_of(card("---\nlibrary_name: sentence-transformers\n---\n"))["library_name"] == (
+        "sentence-transformers"
+    )
+    for other in ("fairseq", "[1]"):
+        assert matter_of(card(f"---\nlibrary_name: {other}\n---\n"))["library_name"] == "transformers"
+
+
+ORIGINAL = "# Tiny\n\nSays *this*.\n\n---\n\n## How to use it\n\n    code  \n"
+
+
+def test_the_original_text_stands_below_ours_once() -> None:
+    first = card(f"---\nlicense: mit\n---\n\n{ORIGINAL}")
+    assert first.endswith(f"\n# Original model card\n\n{ORIGINAL.strip()}\n")
+    second = card(first, history=(STEP, LATER))
+    assert second.endswith(f"\n# Original model card\n\n{ORIGINAL.strip()}\n")
+    assert second.count("# Original model card") == second.count("Says *this*") == 1
+    assert second.count("## How it was made") == 1
+    assert "2. `prune-heads` of prunecli 0.1.0" in second
+    assert card(second, history=(STEP, LATER, LATER)).count("Says *this*") == 1
+
+
+def test_a_result_of_a_model_without_card_has_no_original_text() -> None:
+    first = card()
+    assert "Original model card" not in first
+    assert "Original model card" not in card(first, history=(STEP, LATER))
+
+
+def test_a_card_that_the_user_wrote_over_ours_is_kept() -> None:
+    assert card("# Mine\n", history=(STEP, LATER)).endswith("\n# Original model card\n\n# Mine\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["---\nlicense: mit\n", "\ufeff---\nlicense: mit\n---\nText", "---\na: [\n---\nText"]
+)
+def test_odd_front_matter_does_not_lose_the_text(text: str) -> None:
+    assert card(text).rstrip().endswith(text.splitlines()[-1])
+
+
+def test_nobody_is_told_to_install_what_is_not_published() -> None:
+    assert "pip install" not in card()
+    assert "needs the Python package prunecli" in card().replace("need ", "needs ")

@@ -138,7 +138,9 @@ class TestReading:
         ):
             (sharded / name).write_text("x")
         (sharded / ".git").mkdir()
-        names = {path.name for path in open_checkpoint(sharded).side_files}
+        found = open_checkpoint(sharded).side_files
+        names = {path.name for path in found.carried}
+        assert found.left_out == ("training_args.bin",)
         assert names == {
             "chat_template.jinja",
             "generation_config.json",

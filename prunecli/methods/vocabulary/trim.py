@@ -60,7 +60,8 @@ def trim(checkpoint: Checkpoint, text: Text, options: Options, progress: Progres
         DataError, UsageError: options that the tokenizer cannot meet.
     """
     axes, where = vocabulary_axes(checkpoint), str(checkpoint.path)
-    side = {path.name: path.read_bytes() for path in checkpoint.side_files if path.parent == checkpoint.path}
+    carried = checkpoint.side_files.carried
+    side = {path.name: path.read_bytes() for path in carried if path.parent == checkpoint.path}
     if not holds_vocabulary(side):
         raise CheckpointError(
             f"{where}: holds no tokenizer whose vocabulary could be trimmed",

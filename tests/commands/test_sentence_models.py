@@ -1,0 +1,149 @@
+"""A sentence-transformers model of the hub's cache through each command: modules, name and text go along."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.commands.finetune import finetune
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.trim_vocabulary import trim_vocabulary
+from tests.commands.calls import call
+from tests.sentence_model import sentence_model
+from tests.tiny import write_json
+
+HASH = "0123456789abcdef0123456789abcdef01234567"
+SOURCE = Path("models--org--tiny-sentences") / "snapshots" / HASH
+CARD = "---\nlicense: mit\nlibrary_name: sentence-transformers\nbase_model: org/before\n---\n\n# tiny\n\nMaps text.\n"
+TEXT = ("--text", "text.txt")
+REWRITING = [
+    (prune_heads, ("--metric", "random", "--ratio", 0.3)),
+    (share_ffn, ("--config", "SharedEnc")),
+    (trim_vocabulary, TEXT),
+]
+TRAINING = ("--task", "mlm", *TEXT, "--steps", 1, "--batch-tokens", 50, "--device", "cpu")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    sentence_model(SOURCE)
+    (SOURCE / "README.md").write_text(CARD)
+    (SOURCE / "onnx").mkdir()
+    (SOURCE / "onnx" / "model.onnx").write_text("weights of another format")
+    (SOURCE / "tf_model.h5").write_text("weights of another format")
+    Path("text.txt").write_text("the hen\nin the nest\na tin hat\n" * 4)
+    return tmp_path
+
+
+def check(out: Path) -> None:
+    modules = json.loads((out / "modules.json").read_text())
+    assert modules == json.loads((SOURCE / "modules.json").read_text())
+    for module in modules[1:]:
+        before, after = (
+            {path.name: path.read_bytes() for path in (place / module["path"]).glob("*")}
+            for place in (SOURCE, out)
+        )
+        assert before == after, module
+    for name in ("sentence_bert_config.json", "config_sentence_transformers.json"):
+        assert (out / name).read_bytes() == (SOURCE / name).read_bytes()
+    assert {path.name for path in out.iterdir() if path.is_dir()} == {"1_Pooling", "2_Dense"}
+    pooling = json.loads((out / "1_Pooling" / "config.json").read_text())
+    with open_checkpoint(out) as made:
+        assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
+        assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
+        assert made.structure.history[0]["source"]["revision"] == HASH
+
+
+@pytest.mark.parametrize(("command", "options"), REWRITING, ids=lambda value: getattr(value, "__name__", ""))
+def test_modules_go_along(folder: Path, command: Callable[..., None], options: tuple[object, ...]) -> None:
+    result = call(command, SOURCE, *options, "-o", "out")
+    assert result.status == 0, result.err
+    assert result.err.count("Left out, as no part of the model: onnx/, tf_model.h5\n") == 1
+    check(Path("out"))
+    card = Path("out/README.md").read_text()
+    matter = yaml.safe_load(card.split("---\n")[1])
+    assert (matter["base_model"], matter["library_name"]) == ("org/tiny-sentences", "sentence-transformers")
+    assert "# org/tiny-sentences, pruned\n" in card
+    assert card.endswith("\n# Original model card\n\n# tiny\n\nMaps text.\n")
+    dry = call(command, SOURCE, *options, "--dry-run", "--json")
+    assert dry.status == 0, dry.err
+    assert json.loads(dry.out)["left_out"] == ["onnx/", "tf_model.h5"]
+    assert "onnx/, tf_model.h5" in dry.err
+    assert "Left out" not in call(command, SOURCE, *options, "--dry-run", "--quiet").err
+
+
+def test_one_after_another_and_trained(folder: Path) -> None:
+    config = json.loads((SOURCE / "config.json").read_text())
+    masked = Path("masked")  # the same with the head that training needs
+    sentence_model(masked, architectures=["BertForMaskedLM"])
+    assert json.loads((masked / "config.json").read_text()) == {
+        **config,
+        "architectures": ["BertForMaskedLM"],
+    }
+    (masked / "README.md").write_text(CARD)
+    assert call(prune_heads, masked, "--metric", "random", "-o", "one").status == 0
+    result = call(finetune, "one", *TRAINING, "-o", "two", "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["left_out"] == []
+    assert call(trim_vocabulary, "two", *TEXT, "-o", "three").status == 0
+    for path in (Path("one"), Path("two"), Path("three")):
+        assert (path / "2_Dense" / "model.safetensors").read_bytes() == (
+            SOURCE / "2_Dense" / "model.safetensors"
+        ).read_bytes()
+        card = (path / "README.md").read_text()
+        assert card.count("Maps text.") == card.count("# Original model card") == 1
+        assert 'base_model: "org/before"' in card
+
+
+def test_what_a_training_leaves_out_is_named(folder: Path) -> None:
+    sentence_model(Path("masked"), architectures=["BertForMaskedLM"])
+    Path("masked/model.onnx").write_text("weights of another format")
+    result = call(finetune, "masked", *TRAINING, "-o", "out")
+    assert result.status == 0, result.err
+    assert "Left out, as no part of the model: model.onnx\n" in result.err
+    assert not Path("out/model.onnx").exists()
+
+
+def test_room_is_asked_for_what_goes_along(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from prunecli.checkpoint import transaction
+
+    (SOURCE / "2_Dense" / "extra.bin").write_bytes(b"x" * 3_000_000)
+    usage = type("Usage", (), {"free": transaction.SPARE_BYTES + 2_000_000})
+    monkeypatch.setattr(transaction.shutil, "disk_usage", lambda _path: usage)
+    result = call(prune_heads, SOURCE, "--metric", "random", "-o", "out")
+    assert result.status == 1
+    assert "GiB are needed" in result.err
+
+
+def test_a_transformer_in_a_folder_is_pointed_to(folder: Path) -> None:
+    sentence_model(Path("old"), transformer="0_Transformer")
+    result = call(prune_heads, "old", "--metric", "random", "-o", "out")
+    assert result.status == 1
+    assert "old: not a checkpoint (the transformer lies in 0_Transformer, as modules.json says)" in result.err
+    assert "Give old/0_Transformer" in result.err
+    assert call(prune_heads, "old/0_Transformer", "--metric", "random", "-o", "out").status == 0
+
+
+def test_a_damaged_config_of_such_a_transformer_is_named(folder: Path) -> None:
+    sentence_model(Path("old"), transformer="0_Transformer")
+    Path("old/0_Transformer/config.json").write_text("{")
+    result = call(prune_heads, "old", "--metric", "random", "-o", "out")
+    assert result.status == 1
+    assert "old/0_Transformer/config.json: not JSON" in result.err
+
+
+def test_equal_runs_give_equal_cards(folder: Path) -> None:
+    for name in ("one", "two"):
+        Path(name).mkdir()
+        assert call(prune_heads, SOURCE, "--metric", "random", "-o", f"{name}/out").status == 0
+    for file in ("README.md", "config.json"):
+        assert Path(f"one/out/{file}").read_bytes() == Path(f"two/out/{file}").read_bytes()
+    write_json(Path("one/out/generation_config.json"), {})  # nothing of the source is linked
+    assert not (SOURCE / "generation_config.json").exists()

@@ -1,0 +1,65 @@
+"""A sentence-transformers model, in the layout in which all-MiniLM-L6-v2 and its kin are published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.families import tiny_family
+from tests.tiny import write_json
+
+WIDTH = 32
+"""Hidden size of the tiny BERT."""
+
+
+def sentence_model(directory: Path, transformer: str = "", **changes: Any) -> Path:
+    """A tiny BERT without head, mean pooling, a dense layer with weights of its own, and normalisation.
+
+    Args:
+        changes: of its config.json.
+        transformer: folder of the BERT; empty: it lies in `directory` itself.
+    """
+    tiny_family(directory / transformer, "bert", **{"architectures": ["BertModel"], **changes})
+    for folder in ("1_Pooling", "2_Dense"):
+        (directory / folder).mkdir()
+    modules = [
+        (transformer, "Transformer"),
+        ("1_Pooling", "Pooling"),
+        ("2_Dense", "Dense"),
+        ("3_Normalize", "Normalize"),  # an empty folder, which no repository holds
+    ]
+    entries = [
+        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for number, (path, kind) in enumerate(modules)
+    ]
+    (directory / "modules.json").write_text(json.dumps(entries, indent=2))
+    write_json(
+        directory / "config_sentence_transformers.json", {"__version__": {"sentence_transformers": "2.0.0"}}
+    )
+    write_json(
+        directory / transformer / "sentence_bert_config.json", {"max_seq_length": 24, "do_lower_case": False}
+    )
+    pooling = {
+        "word_embedding_dimension": WIDTH,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+    }
+    write_json(directory / "1_Pooling" / "config.json", pooling)
+    dense = {
+        "in_features": WIDTH,
+        "out_features": 8,
+        "bias": True,
+        "activation_function": "torch.nn.modules.activation.Tanh",
+    }
+    write_json(directory / "2_Dense" / "config.json", dense)
+    generator = np.random.default_rng(0)
+    weights = {
+        "linear.weight": generator.normal(size=(8, WIDTH)).astype(np.float32),
+        "linear.bias": np.zeros(8, np.float32),
+    }
+    save_file(weights, directory / "2_Dense" / "model.safetensors", metadata={"format": "pt"})
+    return directory
