@@ -37,6 +37,7 @@ class TaskChoice(str, enum.Enum):
     lm = "lm"
     mlm = "mlm"
     classification = "classification"
+    features = "feature-extraction"
 
 
 class MetricChoice(str, enum.Enum):

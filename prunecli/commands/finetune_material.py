@@ -13,13 +13,19 @@ from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.data.parallel import ParallelText
-    from prunecli.evaluation.losses import TaskName
+    from prunecli.training.features import TrainingTask
     from prunecli.training.material import Material
 
 TRAIN_SPLIT = "train"
 VALID_SPLIT = "val"
 
-_ENDINGS: dict[str, TaskName] = {"ForSequenceClassification": "classification", "ForMaskedLM": "mlm"}
+_ENDINGS: dict[str, TrainingTask] = {
+    "Model": "feature-extraction",
+    "LMHeadModel": "lm",
+    "ForSequenceClassification": "classification",
+    "ForMaskedLM": "mlm",
+}
+"""Of a class with one stack -> what it is for; the longer of two endings last."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +45,21 @@ class TextOptions:
     max_valid: int | None
 
 
-def choose_task(asked: TaskName | None, class_name: str, is_pair: bool, options: TextOptions) -> TaskName:
+def choose_task(
+    asked: TrainingTask | None, class_name: str, is_pair: bool, options: TextOptions
+) -> TrainingTask:
     """`asked`, or what a model of this class is for.
 
     Raises:
         UsageError: options that belong to another task, or text that is missing.
     """
-    task: TaskName = "translation" if is_pair else "lm"
+    task: TrainingTask = "translation" if is_pair else "lm"
     for ending, own in _ENDINGS.items():
-        if class_name.endswith(ending):
+        if class_name.endswith(ending) and not (is_pair and own == "feature-extraction"):
             task = own
     task = asked or task
-    plain: tuple[TaskName, ...] = ("lm", "mlm")
-    given: dict[str, tuple[bool, tuple[TaskName, ...]]] = {
+    plain: tuple[TrainingTask, ...] = ("lm", "mlm", "feature-extraction")
+    given: dict[str, tuple[bool, tuple[TrainingTask, ...]]] = {
         "--data": (options.data is not None, ("translation",)),
         "--pairs": (options.pairs is not None, ("translation",)),
         "--langs": (options.langs is not None, ("translation",)),
@@ -68,7 +76,7 @@ def choose_task(asked: TaskName | None, class_name: str, is_pair: bool, options:
                 "Leave it out, or give --task.",
             )
     if task in plain and not options.text:
-        raise UsageError("a language model needs text", "Give --text FILE, one text a line.")
+        raise UsageError(f"{task} needs text", "Give --text FILE, one text a line.")
     if task == "classification" and options.labelled is None:
         raise UsageError(
             "a classifier needs labels", "Give --labelled FILE: label<TAB>text on every line, or JSON lines."
@@ -76,7 +84,7 @@ def choose_task(asked: TaskName | None, class_name: str, is_pair: bool, options:
     return task
 
 
-def material_of(task: TaskName, options: TextOptions, quiet: bool) -> Material:
+def material_of(task: TrainingTask, options: TextOptions, quiet: bool) -> Material:
     """The text of `options`.
 
     Raises:

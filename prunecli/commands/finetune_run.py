@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from prunecli.errors import UsageError
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.commands.finetune_material import TextOptions
-    from prunecli.evaluation.losses import TaskName
+    from prunecli.training.features import TrainingTask
     from prunecli.training.finetune import Trained
     from prunecli.training.material import Material
     from prunecli.training.options import TrainingOptions
@@ -107,7 +107,7 @@ class Writing:
 def run(
     subject: Subject,
     given: TextOptions,
-    task: TaskName | None,
+    task: TrainingTask | None,
     options: TrainingOptions,
     writing: Writing,
     how: How,
@@ -121,7 +121,10 @@ def run(
 
     writing.check(subject.path)
     origin = subject.origin()
-    material = material_of(choose_task(task, *subject.kind(), given), given, how.quiet)
+    task = choose_task(task, *subject.kind(), given)
+    if task == "feature-extraction":
+        options = _learning_features(options)
+    material = material_of(task, given, how.quiet)
     if material.task != "translation" and options.metric != "loss":
         raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
 
@@ -146,6 +149,17 @@ def run(
         elif not how.quiet:
             _show(payload, writing)
     processes.leave()
+
+
+def _learning_features(options: TrainingOptions) -> TrainingOptions:
+    from prunecli.training.features import feature_loss
+
+    if options.teacher is None:
+        raise UsageError(
+            "--task feature-extraction: a model without a head learns a teacher's hidden states",
+            "Name the model that it comes from with --teacher DIR.",
+        )
+    return replace(options, loss=feature_loss(options.loss))
 
 
 def _publish(

@@ -19,6 +19,7 @@ from prunecli.processes import Place
 from prunecli.progress import Progress, silent
 from prunecli.training.batches import BucketSampler, require_batch
 from prunecli.training.examples import Examples
+from prunecli.training.features import FEATURES, FeatureDistance, FeatureValidation
 from prunecli.training.loss import Objective
 from prunecli.training.material import Material, encode_examples, make_validation
 from prunecli.training.options import TrainingOptions
@@ -169,14 +170,17 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         teacher = load_teacher(
             options.teacher, model, tokenizer, material.task, options.loss, arguments.device, dtype
         )
+    objective = Objective(options.loss, teacher)
+    if material.task == FEATURES:
+        objective = FeatureDistance(options.loss, teacher)
+        if validation is not None:
+            validation = FeatureValidation(validation.examples, validation.batch_tokens, objective=objective)
     steps = arguments.max_steps = _steps(examples, options, place)
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
     with run.progress("training", total, "steps") as advance:
         watch = Watch(place, limit=limit, advance=advance, report=run.report)
-        trainer = FinetuneTrainer(
-            model, arguments, examples, Objective(options.loss, teacher), validation, options, watch
-        )
+        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
         last = last_checkpoint(run.state)
         if last is not None:
             require_sound(last)

@@ -12,10 +12,10 @@ from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.data.plain import PlainText
 from prunecli.data.tokens import Tokenizer
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.losses import TaskName
 from prunecli.progress import Progress, silent
 from prunecli.training.encoding import labelled, masked, texts, translations
 from prunecli.training.examples import Examples
+from prunecli.training.features import FEATURES, TrainingTask, features
 from prunecli.training.options import TrainingOptions
 from prunecli.training.validation import Translating, Validation
 
@@ -27,12 +27,12 @@ class Material:
     """What is trained on.
 
     Attributes:
-        train, valid: parallel text for translation, labelled for classification, plain for lm and mlm; no `valid`, no
+        train, valid: parallel text for translation, labelled for classification, plain for the others; no `valid`, no
             validation.
         pairs: the directions of translation.
     """
 
-    task: TaskName
+    task: TrainingTask
     train: Text
     valid: Text | None = None
     pairs: tuple[tuple[str, str], ...] = ()
@@ -74,6 +74,8 @@ def encode_examples(
         return translations(tokenizer, model, text, material.pairs, progress)
     if isinstance(text, LabelledText):
         return labelled(tokenizer, model, text)
+    if material.task == FEATURES:
+        return features(tokenizer, model, text.texts)
     if material.task == "mlm":
         return masked(tokenizer, model, text.texts, seed)
     return texts(tokenizer, model, text.texts)

@@ -10,8 +10,9 @@ import torch
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import UsageError
-from prunecli.evaluation.losses import TaskName, require_task
+from prunecli.evaluation.losses import require_task
 from prunecli.modules.loading import load_model
+from prunecli.training.features import FEATURES, TrainingTask
 from prunecli.training.options import LossOptions
 from prunecli.training.trainer import choose_attention
 
@@ -23,7 +24,7 @@ def load_teacher(
     path: Path,
     student: Any,
     tokenizer: Any,
-    task: TaskName,
+    task: TrainingTask,
     loss: LossOptions,
     device: torch.device,
     dtype: str,
@@ -43,7 +44,8 @@ def load_teacher(
         )
     require_same_tokens(path, load_tokenizer(path), tokenizer)
     teacher = load_model(path, device=device, dtype=dtype).requires_grad_(False)
-    require_task(teacher, task)
+    if task != FEATURES:
+        require_task(teacher, task)
     teacher.config.use_cache = False
     choose_attention(teacher, device, dtype)
     for key in COMPARED:
