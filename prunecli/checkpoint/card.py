@@ -42,17 +42,19 @@ def model_card(
     """
     origin = _name(structure.history[0].get("source") or {}) if structure.history else None
     front = front_matter(source_card)
+    matter = carried_matter(front, structure, config)
     original = original_text(source_card, of_a_result=len(structure.history) > 1)
     is_trained = structure.is_stock and any(step.get("command") == "finetune" for step in structure.history)
     what = "trained" if is_trained else "pruned"
     paragraphs = [
-        _front_matter(front, carried_matter(front, structure, config), what),
+        _front_matter(front, matter, what),
         f"# {origin}, {what}" if origin else f"# {what.capitalize()} checkpoint",
         "Trained with prunecli."
         if is_trained
         else "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
         *([_sizes(parameters, nbytes)] if not is_trained else []),
         *_loading(config),
+        *_sentences(matter, config),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
         *_ffns(structure, config),
@@ -104,6 +106,16 @@ def _loading(config: Mapping[str, Any]) -> list[str]:
             f"gives the same model. Both need {PACKAGE}."
         )
     return found
+
+
+def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """How to load a model with sentence-transformers, which adds its pooling."""
+    if matter["library_name"] != "sentence-transformers":
+        return []
+    trust = ", trust_remote_code=True" if "AutoConfig" in config.get("auto_map", {}) else ""
+    return [
+        f'`sentence_transformers.SentenceTransformer("path/to/this/directory"{trust})` opens it with its pooling.'
+    ]
 
 
 def _kept(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -166,4 +167,5 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _relative(path: Path, directory: Path) -> str:
-    return path.relative_to(directory).as_posix() + ("/" if path.is_dir() else "")
+    name = path.relative_to(directory).as_posix() + ("/" if path.is_dir() else "")
+    return os.fsencode(name).decode("utf-8", "replace")  # a name need not be text, and this one is printed

@@ -186,9 +186,12 @@ def test_base_model(history: Any, source: str, config: dict[str, Any], expected:
 
 
 def test_a_sentence_transformers_model_stays_one() -> None:
-    assert matter_of(card("---\nlibrary_name: sentence-transformers\n---\n"))["library_name"] == (
-        "sentence-transformers"
-    )
+    source = "---\nlibrary_name: sentence-transformers\n---\n"
+    assert matter_of(card(source))["library_name"] == "sentence-transformers"
+    call = 'SentenceTransformer("path/to/this/directory"'
+    assert f"{call})" in card(source)
+    assert f"{call}, trust_remote_code=True)" in card(source, UNEVEN)
+    assert call not in card()
     for other in ("fairseq", "[1]"):
         assert matter_of(card(f"---\nlibrary_name: {other}\n---\n"))["library_name"] == "transformers"
 

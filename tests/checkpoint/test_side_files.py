@@ -237,3 +237,10 @@ def test_in_one_line() -> None:
         in_one_line(["onnx/", *shards, "tf_model.h5"]) == "onnx/, pytorch_model-*-of-00023.bin, tf_model.h5"
     )
     assert in_one_line([f"{n}.gguf" for n in range(5)], most=3) == "0.gguf, 1.gguf, 2.gguf, 2 more"
+
+
+def test_names_that_are_no_text_can_be_printed(plain: tuple[Path, set[str]]) -> None:
+    directory, before = plain
+    with open(os.fsencode(directory) + b"/\xff.gguf", "wb"):  # noqa: PTH123 (a path is text)
+        pass
+    assert added(directory, before) == (set(), ("\ufffd.gguf",))
