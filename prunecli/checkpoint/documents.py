@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli import __version__
 from prunecli.checkpoint.json_text import LONE, escaped, has_lone_surrogates
+from prunecli.checkpoint.origin import origin
 from prunecli.checkpoint.whole_file import new_file
 from prunecli.errors import OutputError, PruneError, StatisticsError
 
@@ -36,7 +37,11 @@ def header(
         "prunecli": __version__,
         "command": list(command) if command is not None else ["prunecli", *sys.argv[1:]],
         "models": [
-            {"path": made.path.resolve().name, "fingerprint": made.fingerprint, "model_type": made.model_type}
+            {
+                **origin(made.path),
+                **({"fingerprint": made.fingerprint} if made.is_local else {}),
+                "model_type": made.model_type,
+            }
             for made in checkpoints
         ],
         "seed": seed,

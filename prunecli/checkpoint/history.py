@@ -1,6 +1,6 @@
 """The entries of `Structure.history`: what made a checkpoint, of which.
 
-Paths stand in them by name, so that equal runs give equal bytes anywhere.
+Checkpoints and files stand in them by name, so that equal runs give equal bytes anywhere.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import __version__
+from prunecli.checkpoint.origin import origin
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
@@ -48,4 +49,4 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def named(checkpoint: Checkpoint) -> dict[str, str]:
     """Which checkpoint it is."""
-    return {"path": checkpoint.path.resolve().name, "fingerprint": checkpoint.fingerprint}
+    return {**origin(checkpoint.path), "fingerprint": checkpoint.fingerprint}
