@@ -122,7 +122,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             hub.requests.append(f"{self.command} {path}{asked}")
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                 self._information(found[1], found[2] or "main")
-            elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+|refs/pr/\d+)/(.+)", path):
+            elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
                 self._file(found[1], found[2], found[3])
             else:
                 self._refuse(404, "EntryNotFound")
@@ -152,20 +152,24 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if commit is None:
                 return
             if repo in hub.refused_files:
-                return self._refuse(*hub.refused_files[repo])
-            if name not in hub.models[repo][commit]:
-                return self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
-            whole = hub.models[repo][commit][name]
+                self._refuse(*hub.refused_files[repo])
+            elif name not in hub.models[repo][commit]:
+                self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
+            else:
+                self._content(name, hub.models[repo][commit][name], commit)
+
+        def _content(self, name: str, whole: bytes, commit: str) -> None:
             size = hub.announced.get(name, len(whole))
             headers = {"ETag": f'"{_digest(whole)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
             if name.endswith(LARGE):
                 headers |= {"X-Linked-Size": str(size), "X-Linked-Etag": headers["ETag"]}
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
             if wanted is None:
-                return self._answer(200, whole, headers, cut=self._cut(name))
+                self._answer(200, whole, headers, cut=self._cut(name))
+                return
             start, end = int(wanted[1]), min(int(wanted[2] or len(whole)), len(whole) - 1)
             headers["Content-Range"] = f"bytes {start}-{end}/{len(whole)}"
-            return self._answer(206, whole[start : end + 1], headers, cut=self._cut(name))
+            self._answer(206, whole[start : end + 1], headers, cut=self._cut(name))
 
         def _cut(self, name: str) -> int | None:
             return hub.cuts[name].pop(0) if self.command == "GET" and hub.cuts.get(name) else None
@@ -191,7 +195,9 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 def _sibling(name: str, announced: int | None, data: bytes) -> dict[str, Any]:
     size = len(data) if announced is None else announced
     known: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _digest(data)}
-    return known | ({"lfs": {"sha256": _digest(data), "size": size, "pointerSize": 130}} if name.endswith(LARGE) else {})
+    return known | (
+        {"lfs": {"sha256": _digest(data), "size": size, "pointerSize": 130}} if name.endswith(LARGE) else {}
+    )
 
 
 def _digest(data: bytes) -> str:

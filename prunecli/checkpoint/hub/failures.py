@@ -55,7 +55,9 @@ def describe(name: HubName, error: BaseException) -> HubError | None:
             f"{name}: a file came with another size than {host()} had said ({one_line(error)})",
             "Start the same command again: what is complete stays in the cache.",
         )
-    if isinstance(error, RuntimeError) or type(error).__module__.startswith("huggingface_hub."):  # of hf_xet, say
+    if isinstance(error, RuntimeError) or type(error).__module__.startswith(
+        "huggingface_hub."
+    ):  # of hf_xet, say
         return HubError(
             f"{name}: the download from {host()} broke off ({one_line(error)})",
             "Start the same command again: what is complete stays in the cache.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prunecli.checkpoint.documents import read_json
 from prunecli.checkpoint.hub.failures import host, is_offline, plain_errors, reason
 from prunecli.checkpoint.hub.files import missing_weights, needed_files
 from prunecli.checkpoint.hub.names import HubName, hub_name, snapshot_in
@@ -53,7 +53,10 @@ class Snapshot:
         if not path.is_file():
             with _bars(False):
                 path = _fetch(self.name.repo, file, self.commit)
-        return read_json(path, error=CheckpointError)
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"its {file} is not JSON ({error})") from error
 
     def is_whole(self) -> bool:
         """Whether its weights are all there, as far as that can be known without the hub."""
