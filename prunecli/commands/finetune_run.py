@@ -121,10 +121,11 @@ def run(
     Raises:
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
+    from prunecli.checkpoint.hub.names import local_path
     from prunecli.commands.finetune_material import choose_task, material_of
     from prunecli.commands.found import checkpoint_directory
 
-    writing.check(None)  # before anything is fetched
+    writing.check(local_path(subject.path))  # before anything is fetched
     subject.find()
     writing.check(subject.path)
     if options.teacher is not None:

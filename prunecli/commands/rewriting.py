@@ -45,12 +45,13 @@ class How:
 
     def open(self, checkpoint: Path | None) -> Checkpoint:
         """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
+        from prunecli.checkpoint.hub.names import local_path
         from prunecli.checkpoint.reader import open_checkpoint
         from prunecli.checkpoint.transaction import refuse_target
         from prunecli.commands.found import checkpoint_or_demo
 
         if self.output is not None:
-            refuse_target(self.output, force=self.force)
+            refuse_target(self.output, force=self.force, source=local_path(checkpoint))
         return open_checkpoint(checkpoint_or_demo(checkpoint))
 
     def check(self, source: Checkpoint) -> None:

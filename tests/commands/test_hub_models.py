@@ -109,6 +109,16 @@ def test_an_output_that_exists_is_refused_before_anything_is_fetched(folder, hub
     assert hub.requests == []
 
 
+@pytest.mark.parametrize("name", REWRITING)
+def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_the_hub_does_not(
+    folder, hub, name
+):
+    command, options = COMMANDS[name]
+    refused(call(command, "source", *options, "-o", "source"), "source: overlaps the checkpoint source", 1)
+    found = call(command, "org/tiny", *options, "-o", "org", "--dry-run")
+    assert found.status == 0, found.err
+
+
 def test_finetune_refuses_its_output_before_anything_is_fetched(folder, hub):
     (folder / "taken").mkdir()
     refused(call(finetune, "org/tiny", *TEXT, *CPU, "-o", "taken"), "taken: exists", 1)

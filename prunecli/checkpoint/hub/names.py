@@ -51,6 +51,11 @@ def hub_name(name: Path | str) -> HubName | None:
     return None if found.revision is None and Path(found.repo).parent.is_dir() else found
 
 
+def local_path(name: Path | None) -> Path | None:
+    """`name` where it is a path, None where it is a model of the hub or nothing."""
+    return None if name is None or hub_name(name) else name
+
+
 def checkpoint_path(name: str) -> Path:
     """`name` as a `Path`, which would drop what tells the path `./a/b` or `a/b/` from the model `a/b`."""
     path = Path(name)
