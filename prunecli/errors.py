@@ -37,6 +37,10 @@ class UnsupportedModelError(CheckpointError):
     """A model family that is not declared in `prunecli.architectures`, or one that a method cannot treat."""
 
 
+class HubError(PruneError):
+    """A model of the hub that cannot be had: no such one, no access, no network, or not what prunecli reads."""
+
+
 class StatisticsError(PruneError):
     """A statistics file that is damaged, or that belongs to another model."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from prunecli.checkpoint.hub.names import HubName, checkpoint_path, hub_name
 from prunecli.recipe_text import RecipeText, ReportText, Resolved, StepText, as_text, faults_error
 from prunecli.recipe_variables import expand, near, resolve_variables, substitute
 
@@ -19,7 +20,8 @@ class Parameter:
     Attributes:
         name: what a recipe calls it: the long option without its dashes, or the name of the positional.
         kind: how it is given on the command line.
-        role: whether its value is a path that the step reads, one that it writes, or something else.
+        role: whether its value is a path that the step reads, one that it writes, a checkpoint that it reads (a path or
+            a model of the hub), or something else.
         multiple: whether it takes several values.
         required: whether the command cannot do without.
         negative: the option that stands for false, where there is one.
@@ -28,7 +30,7 @@ class Parameter:
 
     name: str
     kind: Literal["option", "flag", "positional"] = "option"
-    role: Literal["input", "output", "value"] = "value"
+    role: Literal["input", "output", "checkpoint", "value"] = "value"
     multiple: bool = False
     required: bool = False
     negative: str | None = None
@@ -49,6 +51,7 @@ class Step:
     Attributes:
         arguments: the command line after the command.
         inputs: paths that it reads: files, checkpoint directories, outputs of earlier steps.
+        models: models of the hub that it reads.
         outputs: paths that it writes.
         accepts: which options of `PASSED_BY_RUN` the command has.
     """
@@ -57,6 +60,7 @@ class Step:
     command: str
     arguments: tuple[str, ...]
     inputs: tuple[Path, ...] = ()
+    models: tuple[HubName, ...] = ()
     outputs: tuple[Path, ...] = ()
     accepts: frozenset[str] = frozenset()
 
@@ -102,11 +106,13 @@ def resolve(
     faults: list[str] = []
     variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
+    made: list[Path] = []
     for number, step_text in enumerate(text.steps, 1):
         for name, values in expand(step_text, variables, number, faults):
-            step = _resolve_step(step_text, name, values, commands, faults)
+            step = _resolve_step(step_text, name, values, commands, made, faults)
             if step is not None:
                 steps.append(step)
+                made += step.outputs
     report = None if text.report is None else _resolve_report(text.report, variables, faults)
     settable = {name: value for name, value in variables.items() if name in text.variables}
     faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
@@ -118,8 +124,14 @@ def resolve(
 
 
 def _resolve_step(
-    text: StepText, name: str, variables: Mapping[str, Resolved], commands: Commands, faults: list[str]
+    text: StepText,
+    name: str,
+    variables: Mapping[str, Resolved],
+    commands: Commands,
+    made: Sequence[Path],
+    faults: list[str],
 ) -> Step | None:
+    """The step, or None where there is no such command; `made` are the outputs of the steps before it."""
     where = f"step {name!r}"
     parameters = commands.get(text.command)
     if parameters is None:
@@ -128,6 +140,7 @@ def _resolve_step(
     options: list[str] = []
     positionals: list[str] = []
     paths: dict[str, list[Path]] = {"input": [], "output": []}
+    models: list[HubName] = []
     for argument, written in text.arguments.items():
         value = substitute(written, variables, f"{where}, {argument}", faults)
         parameter = parameters.get(argument)
@@ -139,7 +152,12 @@ def _resolve_step(
             given, fault = _command_line(parameter, value)
             (positionals if parameter.kind == "positional" else options).extend(given)
             faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
-            if parameter.role != "value":
+            if parameter.role == "checkpoint":
+                for path in map(checkpoint_path, _texts(value, parameter)):
+                    model = None if any(related(path, output) for output in made) else hub_name(path)
+                    paths["input"] += [path] if model is None else []
+                    models += [] if model is None else [model]
+            elif parameter.role != "value":
                 paths[parameter.role] += [Path(item) for item in _texts(value, parameter)]
     for parameter in parameters.values():
         # Without it the recipe would not know what the step makes.
@@ -151,6 +169,7 @@ def _resolve_step(
         command=text.command,
         arguments=(*options, *(["--", *positionals] if positionals else [])),
         inputs=tuple(paths["input"]),
+        models=tuple(models),
         outputs=tuple(paths["output"]),
         accepts=frozenset(option for option in PASSED_BY_RUN if option in parameters),
     )
@@ -257,6 +276,7 @@ def _joined(names: Sequence[str]) -> str:
 
 def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
     outputs = [output for step in steps for output in step.outputs]
+    models = [model for step in steps for model in step.models]
     named = [
         *report.checkpoints.values(),
         *(path for path in (report.evaluation, report.latency) if path is not None),
@@ -264,5 +284,7 @@ def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
     return [
         f"report: {path} does not exist, and no step makes it"
         for path in named
-        if not path.exists() and not any(lies_in(path, output) for output in outputs)
+        if not path.exists()
+        and not any(lies_in(path, output) for output in outputs)
+        and hub_name(path) not in models
     ]

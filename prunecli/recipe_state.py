@@ -12,6 +12,7 @@ from typing import Any
 
 from prunecli import __version__
 from prunecli.checkpoint.documents import read_json, write_json
+from prunecli.checkpoint.hub.fetch import commit_of
 from prunecli.errors import OutputError, PruneError
 from prunecli.recipe import Step, related
 
@@ -61,8 +62,15 @@ def _file_hash(path: Path) -> str:
 
 
 def fingerprint(step: Step) -> str:
-    """sha256 over the command, its arguments, the version of prunecli and the content of the inputs."""
+    """sha256 over the command, its arguments, the version of prunecli and the content of the inputs.
+
+    A model of the hub is known by its commit.
+
+    Raises:
+        HubError: a model that cannot be had.
+    """
     inputs = {str(source): identity(source, exclude=step.outputs) for source in step.inputs}
+    inputs |= {str(model): commit_of(model) for model in step.models}
     text = json.dumps([step.command, step.arguments, __version__, inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

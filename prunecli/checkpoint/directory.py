@@ -6,6 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from prunecli.checkpoint.hub.names import no_such_directory
 from prunecli.checkpoint.json_text import LONE, has_lone_surrogates, is_finite
 from prunecli.checkpoint.safetensors_files import read_header, unique_keys
 from prunecli.checkpoint.side_files import MODULES_FILE, module_folders
@@ -23,10 +24,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         CheckpointError: no such directory, or no readable config.json in it.
     """
     if not directory.exists():
-        raise CheckpointError(
-            f"{directory}: no such directory",
-            "Give the path of a checkpoint directory; download models first, with `hf download`.",
-        )
+        raise no_such_directory(directory)
     if not directory.is_dir():
         raise CheckpointError(
             f"{directory}: a file, not a directory", "Give the directory that holds config.json."

@@ -37,7 +37,11 @@ def header(
         "prunecli": __version__,
         "command": list(command) if command is not None else ["prunecli", *sys.argv[1:]],
         "models": [
-            {**origin(made.path), "fingerprint": made.fingerprint, "model_type": made.model_type}
+            {
+                **origin(made.path),
+                **({"fingerprint": made.fingerprint} if made.is_local else {}),
+                "model_type": made.model_type,
+            }
             for made in checkpoints
         ],
         "seed": seed,

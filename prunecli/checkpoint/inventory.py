@@ -125,7 +125,7 @@ def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str,
         ],
         "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
         "files": [
-            {"name": str(path.relative_to(checkpoint.path)), "bytes": path.stat().st_size}
+            {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
             for path in checkpoint.files
         ],
         "history": [dict(step) for step in checkpoint.structure.history],

@@ -18,6 +18,7 @@ from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
 from prunecli.checkpoint.directory import find_weights, read_config
 from prunecli.checkpoint.dtypes import numpy_dtype
 from prunecli.checkpoint.embedding import ties
+from prunecli.checkpoint.hub.fetch import local_directory
 from prunecli.checkpoint.names import same_values, stored_names
 from prunecli.checkpoint.side_files import SideFiles, side_files
 from prunecli.checkpoint.structure import KEY, Structure
@@ -55,6 +56,15 @@ class Checkpoint:
                 for name, (_, place) in self._stored.items()
             }
         )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its tensors can be read."""
+        return True
+
+    def file_bytes(self, path: Path) -> int:
+        """The size of one of `files`."""
+        return path.stat().st_size
 
     @property
     def total_bytes(self) -> int:
@@ -184,33 +194,43 @@ class Checkpoint:
 
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """Tensors under their stock names, without buffers and tied aliases: name -> (file number, place)."""
-        found: dict[str, tuple[int, Stored]] = {}
-        for index, file in enumerate(self._files):
-            for name, stored in file.tensors.items():
-                found.setdefault(name, (index, stored))
+        found = self._found
         if self.architecture is None:
             return found
-
-        def equal(one: str, other: str) -> bool:
-            (first, a), (second, b) = found[one], found[other]
-            places = (self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b)
-            return same_values(*places)
 
         try:
             tied = ties(self.architecture, self.config, self.structure)
         except CheckpointError as error:
             raise CheckpointError(f"{self.path}: {error.message}", error.remedy) from error
-        named = stored_names(self.architecture, tied, list(found), equal)
+        named = stored_names(self.architecture, tied, list(found), self._equal)
         return {new: found[old] for old, new in named.items()}
+
+    @cached_property
+    def _found(self) -> dict[str, tuple[int, Stored]]:
+        """Every tensor under its name in the files -> (file number, place)."""
+        found: dict[str, tuple[int, Stored]] = {}
+        for index, file in enumerate(self._files):
+            for name, stored in file.tensors.items():
+                found.setdefault(name, (index, stored))
+        return found
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two tensors of the files hold the same values."""
+        (first, a), (second, b) = self._found[one], self._found[other]
+        return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
 
 
 def open_checkpoint(path: Path | str) -> Checkpoint:
-    """Open a checkpoint directory: config.json and .safetensors or .bin files, single or sharded.
+    """Open a checkpoint: config.json and .safetensors or .bin files, single or sharded.
+
+    Args:
+        path: its directory, or a model of the hub, as `org/name` or `org/name@revision`.
 
     Raises:
         CheckpointError: no such directory, not a checkpoint, or a file that is missing or damaged.
+        HubError: a model of the hub that cannot be had.
     """
-    directory = Path(path)
+    directory = local_directory(path)
     config = read_config(directory)
     return Checkpoint(directory, config, find_weights(directory))
 

@@ -78,7 +78,7 @@ def collect_gates(
     from prunecli.checkpoint.dtypes import parse_size
     from prunecli.checkpoint.layout import sparse_layers
     from prunecli.checkpoint.reader import open_checkpoint
-    from prunecli.commands.found import chosen_text
+    from prunecli.commands.found import checkpoint_or_demo, chosen_text
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
@@ -86,7 +86,7 @@ def collect_gates(
         with place.in_step():
             if place.is_first:  # which alone writes it
                 refuse_unwritable(output, force=force)
-            opened = stack.enter_context(open_checkpoint(console.demo_checkpoint(checkpoint)))
+            opened = stack.enter_context(open_checkpoint(checkpoint_or_demo(checkpoint)))
             sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
             text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
             text = text.first(max_sentences)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
+from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.commands import console
+from prunecli.commands.found import checkpoint_directory, prunecli_checkpoints
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -51,6 +53,7 @@ def compare_models(
         Optional[Path],  # noqa: UP045
         typer.Argument(
             metavar="OTHER",
+            parser=checkpoint_path,
             help="The checkpoint to compare it with; default: CHECKPOINT is compared with itself, component by "
             "component.",
             show_default=False,
@@ -61,7 +64,8 @@ def compare_models(
         typer.Option(
             "--benchmarks",
             help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100 %; may be given again.",
-            metavar="DIR",
+            metavar="CHECKPOINT",
+            parser=checkpoint_path,
             show_default=False,
         ),
     ] = None,
@@ -110,7 +114,7 @@ def compare_models(
     compared = _compared(checkpoint, other)
     if benchmarks and len(compared) == 1:
         raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
-    labels = labels_for([*compared, *(benchmarks or ())])
+    labels = labels_for([*compared, *map(checkpoint_directory, benchmarks or ())])
     opened = {label: open_checkpoint(path) for label, path in labels.items()}
     options = SimilarityOptions(
         measures=MEASURES if measure is MeasureChoice.both else (measure.value,),
@@ -155,9 +159,8 @@ class _Choice:
 def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
     """The one or two checkpoints; without any, the demo model and what prunecli wrote here."""
     if checkpoint is not None:
-        return [checkpoint] if other is None else [checkpoint, other]
+        return [checkpoint_directory(path) for path in (checkpoint, other) if path is not None]
     from prunecli import demo
-    from prunecli.commands.found import prunecli_checkpoints
 
     here = [path.relative_to(Path.cwd()) for path in prunecli_checkpoints(Path.cwd())]
     if not here:

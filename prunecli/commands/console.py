@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import processes
 from prunecli.progress import Progress, silent
+from prunecli.progress import bytes_text as bytes_text  # of every table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,6 +57,11 @@ def hushed(quiet: bool) -> Iterator[None]:
         yield
     finally:
         _hushed.reset(before)
+
+
+def is_hushed() -> bool:
+    """Whether notes are not shown."""
+    return _hushed.get()
 
 
 def note(text: str) -> None:
@@ -147,7 +152,16 @@ def progress(quiet: bool = False) -> Progress:
     """Bars with rate and time left in a terminal, a plain line now and then elsewhere, nothing with `quiet`."""
     if quiet or processes.rank() != 0:
         return silent
-    return _bars if sys.stderr.isatty() and os.environ.get("TERM") not in DUMB else _lines
+    return _bars if _has_bars() else _lines
+
+
+def lines(quiet: bool = False) -> Progress:
+    """`progress` of work that draws its own bars in a terminal."""
+    return silent if quiet or processes.rank() != 0 or _has_bars() else _lines
+
+
+def _has_bars() -> bool:
+    return sys.stderr.isatty() and os.environ.get("TERM") not in DUMB
 
 
 @contextmanager
@@ -211,23 +225,3 @@ def _lines(
             note(f"{description}: {done:,.0f}{of} {unit}, {rate:,.1f} a second{left}")
 
     yield advance
-
-
-def bytes_text(count: float) -> str:
-    """1610612736 -> '1.50 GiB'."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
-
-
-def demo_checkpoint(given: Path | None) -> Path:
-    """`given`, or the bundled demo model, said in one line."""
-    if given is not None:
-        return given
-    from prunecli import demo
-
-    note("No checkpoint given: using the bundled demo model.")
-    found: Path = demo.CHECKPOINT
-    return found

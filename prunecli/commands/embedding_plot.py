@@ -37,6 +37,7 @@ def draw(
     """Write the PNG: the original table, the best projective embedding of the same n, the unit."""
     from prunecli.analysis.correlation import correlation_map
     from prunecli.analysis.correlation_plots import plot_correlations
+    from prunecli.checkpoint.origin import origin
     from prunecli.methods.embeddings.source import checkpoint_table
 
     assert factors.unit is not None
@@ -47,7 +48,7 @@ def draw(
     if kind != "projective":
         maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim, progress))
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
-    plot_correlations(maps, path, f"{checkpoint.path.resolve().name}, n = {unit.shape.map_dim}")
+    plot_correlations(maps, path, f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}")
 
 
 def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:

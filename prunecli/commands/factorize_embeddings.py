@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
-from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
@@ -148,7 +147,6 @@ def factorize_embeddings(
     and output share a table they go on sharing one: hidden states are projected to n in the output layer. Afterwards,
     finetune --teacher recovers the quality.
     """
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.embedding_text import read_text
     from prunecli.methods.embeddings.decide import Options
 
@@ -167,7 +165,7 @@ def factorize_embeddings(
     how = How(None if dry_run else output, force, quiet, json)
     if plot is not None:
         check_plot(plot, force=force or dry_run)
-    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
+    with how.open(checkpoint) as opened:
         how.check(opened)
         _run(opened, options, read_text(data, split, langs, tuple(text or ())), plot, how)
 

@@ -10,6 +10,7 @@ from typing import Annotated, Optional
 import typer
 
 from prunecli import processes
+from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
@@ -87,7 +88,8 @@ def finetune(
         Optional[Path],  # noqa: UP045
         typer.Option(
             "--teacher",
-            metavar="DIR",
+            metavar="CHECKPOINT",
+            parser=checkpoint_path,
             help="Checkpoint to learn from, with the same vocabulary: the one that was reduced, say.",
             show_default=False,
         ),

@@ -37,12 +37,16 @@ class Subject:
     def __init__(
         self, checkpoint: Path | None, config: Path | None, tokenizer: Path | None, seed: int, quiet: bool
     ) -> None:
-        self.config, self.tokenizer, self.seed = config, tokenizer, seed
+        self.config, self.tokenizer, self.seed, self.quiet = config, tokenizer, seed, quiet
         self.path = checkpoint
-        if config is None and checkpoint is None:
-            from prunecli import demo
 
-            self.path = demo.CHECKPOINT if quiet else console.demo_checkpoint(None)
+    def find(self) -> None:
+        """Turn what was named into a directory: fetched from the hub, or the demo model's."""
+        from prunecli import demo
+        from prunecli.commands.found import checkpoint_or_demo
+
+        if self.config is None:
+            self.path = demo.CHECKPOINT if self.quiet and self.path is None else checkpoint_or_demo(self.path)
 
     def origin(self) -> dict[str, Any]:
         """What it is, as JSON; refuses what cannot be trained before anything is written."""
@@ -117,9 +121,15 @@ def run(
     Raises:
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
+    from prunecli.checkpoint.hub.names import local_path
     from prunecli.commands.finetune_material import choose_task, material_of
+    from prunecli.commands.found import checkpoint_directory
 
+    writing.check(local_path(subject.path))  # before anything is fetched
+    subject.find()
     writing.check(subject.path)
+    if options.teacher is not None:
+        options = replace(options, teacher=checkpoint_directory(options.teacher))
     origin = subject.origin()
     task = choose_task(task, *subject.kind(), given)
     if task == "feature-extraction":

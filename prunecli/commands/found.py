@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli.commands import console
 from prunecli.commands.console import note
 from prunecli.commands.options import listed
 from prunecli.errors import UsageError
@@ -26,10 +27,33 @@ def prunecli_checkpoints(directory: Path) -> list[Path]:
     return sorted(path.parent for path in directory.glob("*/config.json") if KEY in _config(path.parent))
 
 
+def checkpoint_directory(given: Path) -> Path:
+    """The directory of a checkpoint that the user named; a model of the hub is fetched, where it is not here yet.
+
+    Raises:
+        HubError, OutputError, CheckpointError: as `local_directory`.
+    """
+    from prunecli.checkpoint.hub.fetch import local_directory
+
+    quiet = console.is_hushed()
+    return local_directory(given, say=console.note, progress=console.lines(quiet), bars=not quiet)
+
+
+def checkpoint_or_demo(given: Path | None) -> Path:
+    """The directory of `given`, or the bundled demo model, said in one line."""
+    if given is not None:
+        return checkpoint_directory(given)
+    from prunecli import demo
+
+    note("No checkpoint given: using the bundled demo model.")
+    found: Path = demo.CHECKPOINT
+    return found
+
+
 def checkpoints_or_found(given: Sequence[Path] | None) -> list[Path]:
-    """`given`; else the bundled demo model and every prunecli checkpoint of the working directory."""
+    """Those of `given`; else the bundled demo model and every prunecli checkpoint of the working directory."""
     if given:
-        return list(given)
+        return [checkpoint_directory(path) for path in given]
     from prunecli import demo
 
     found = [path.relative_to(Path.cwd()) for path in prunecli_checkpoints(Path.cwd())]

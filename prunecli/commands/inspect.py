@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -60,14 +61,13 @@ def inspect(
     from prunecli.checkpoint.documents import header
     from prunecli.checkpoint.dtypes import parse_dtype, parse_size
     from prunecli.checkpoint.inventory import inventory_payload, take_inventory
-    from prunecli.checkpoint.reader import open_checkpoint
 
     budget = None if fit is None else parse_size(fit)
     stored_as = None if dtype is None else parse_dtype(dtype)
     load = fit_load(fit, fit_batch, fit_beam, fit_length)
     if fit is None:
         refuse_without_fit({"--dtype": dtype is not None, "--balance": balance != BALANCE})
-    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
+    with _opened(checkpoint) as opened:
         inventory = take_inventory(opened)
         answer = None if budget is None else _fits(opened, budget, stored_as, balance, load)
         if json:
@@ -81,8 +81,21 @@ def inspect(
         _show(opened, inventory)
         if answer is not None:
             _show_fits(
-                answer, inventory, ["prune-experts", str(opened.path), "--balance", balance], stored_as
+                answer,
+                inventory,
+                ["prune-experts", str(checkpoint or opened.path), "--balance", balance],
+                stored_as,
             )
+
+
+def _opened(checkpoint: Path | None) -> Checkpoint:
+    """The checkpoint; of a model of the hub that is not here, what config.json and headers say."""
+    from prunecli.checkpoint.hub.headers import describe_checkpoint
+    from prunecli.commands.found import checkpoint_or_demo
+
+    if checkpoint is None:
+        checkpoint = checkpoint_or_demo(None)
+    return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 
 def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fits:
@@ -130,7 +143,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         ]
         for part, amount in (*inventory.parts.items(), ("total", total))
     ]
-    console.out(f"{opened.path}: {opened.model_type}, {_dtypes(inventory)}, {_files(opened)}")
+    console.out(f"{_shown(opened.path)}: {opened.model_type}, {_dtypes(inventory)}, {_files(opened)}")
     console.show(console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows))
     if inventory.layers:
         experts = [
@@ -147,6 +160,14 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.note(f'The family "{opened.model_type}" is not declared: its tensors are not sorted by part.')
     if opened.structure.history:
         console.out("\n".join(["History:", *(f"  {_step(step)}" for step in opened.structure.history)]))
+
+
+def _shown(path: Path) -> str:
+    """Where it is; of a snapshot in the hub's cache, which model it is."""
+    from prunecli.checkpoint.origin import origin
+
+    found = origin(path)
+    return f"{found['path']} at {found['revision'][:7]}" if "revision" in found else str(path)
 
 
 def _dtypes(inventory: Inventory) -> str:

@@ -281,7 +281,7 @@ def _one_pass(checkpoint: Checkpoint, *, sparse: bool) -> OnePass:
     return OnePass(
         checkpoint.total_bytes,
         products.operations(tokens, tokens, tokens, output=not sparse),
-        disk_speed(checkpoint.files, MOST_READ, READ_SECONDS),
+        disk_speed(checkpoint.files if checkpoint.is_local else (), MOST_READ, READ_SECONDS),
         tuple(_computing(checkpoint)),
     )
 

@@ -9,6 +9,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.errors import UsageError
 
 
@@ -24,14 +25,18 @@ CheckpointArgument = Annotated[
     Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
     typer.Argument(
         metavar="CHECKPOINT",
-        help="Checkpoint directory; default: the bundled demo model.",
+        parser=checkpoint_path,
+        help="Checkpoint directory, or a hub model (org/name); default: the bundled demo model.",
         show_default=False,
     ),
 ]
 CheckpointsArgument = Annotated[
     Optional[list[Path]],  # noqa: UP045
     typer.Argument(
-        metavar="CHECKPOINT", help="Checkpoint directories, the baseline first.", show_default=False
+        metavar="CHECKPOINT",
+        parser=checkpoint_path,
+        help="Checkpoint directories or hub models (org/name), the baseline first.",
+        show_default=False,
     ),
 ]
 DataOption = Annotated[

@@ -179,7 +179,6 @@ def prune_experts(
     A checkpoint that was pruned before can be pruned further: --ratio counts from what it holds.
     """
     from prunecli.checkpoint.dtypes import parse_size
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.methods.experts.budget import parse_balance
     from prunecli.methods.experts.decide import Amount, Options
 
@@ -201,11 +200,11 @@ def prune_experts(
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
-    path = console.demo_checkpoint(checkpoint)
-    if not quiet and options.experts is None and options.amount == Amount():
-        console.note("No --ratio given: removing 80 % of the experts.")
-    with open_checkpoint(path) as opened:
-        _run(opened, options, How(None if dry_run else output, force, quiet, json))
+    how = How(None if dry_run else output, force, quiet, json)
+    with how.open(checkpoint) as opened:
+        if options.experts is None and options.amount == Amount():
+            how.note("No --ratio given: removing 80 % of the experts.")
+        _run(opened, options, how)
 
 
 def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:

@@ -118,7 +118,6 @@ def prune_heads(
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further: --ratio counts from
     what it holds.
     """
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.methods.heads.decide import Options
 
     if heads is not None and (scores or metric is MetricName.random):
@@ -135,11 +134,11 @@ def prune_heads(
         dtype=None if dtype is None else dtype.value,
         seed=seed,
     )
-    path = console.demo_checkpoint(checkpoint)
-    if not quiet and heads is None and ratio is None and count is None:
-        console.note("No --ratio given: removing 20 % of the heads.")
-    with open_checkpoint(path) as opened:
-        _run(opened, options, How(None if dry_run else output, force, quiet, json))
+    how = How(None if dry_run else output, force, quiet, json)
+    with how.open(checkpoint) as opened:
+        if heads is None and ratio is None and count is None:
+            how.note("No --ratio given: removing 20 % of the heads.")
+        _run(opened, options, how)
 
 
 def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:

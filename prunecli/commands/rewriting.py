@@ -43,6 +43,17 @@ class How:
         elif not self.quiet:
             tables()
 
+    def open(self, checkpoint: Path | None) -> Checkpoint:
+        """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
+        from prunecli.checkpoint.hub.names import local_path
+        from prunecli.checkpoint.reader import open_checkpoint
+        from prunecli.checkpoint.transaction import refuse_target
+        from prunecli.commands.found import checkpoint_or_demo
+
+        if self.output is not None:
+            refuse_target(self.output, force=self.force, source=local_path(checkpoint))
+        return open_checkpoint(checkpoint_or_demo(checkpoint))
+
     def check(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
         from prunecli.checkpoint.transaction import refuse_target

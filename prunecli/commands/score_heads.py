@@ -135,13 +135,14 @@ def score_heads(
     from prunecli.checkpoint.attention import attention_layers
     from prunecli.checkpoint.documents import header, write_json
     from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.commands.found import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, choose_task, material, selection
 
     check_outputs(output, plot, force=force)
     budget = memory_bytes(memory, spill_dir)
     _check_options(method, metric, select_data, select_split, budget)
-    with open_checkpoint(console.demo_checkpoint(checkpoint)) as opened:
+    with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
         layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
         choice = Choice(
             data, split, source_file, target_file, langs, pairs, tuple(text or ()), labelled, max_sentences

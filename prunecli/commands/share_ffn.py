@@ -168,7 +168,6 @@ def share_ffn(
 
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.methods.ffn.decide import Options
 
     options = Options(
@@ -190,11 +189,11 @@ def share_ffn(
         raise UsageError(
             f"{choice.given} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )
-    path = console.demo_checkpoint(checkpoint)
-    if checkpoint is None and not dense_only and not quiet:
-        console.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-    with open_checkpoint(path) as opened:
-        _run(opened, options, choice, How(None if dry_run else output, force, quiet, json))
+    how = How(None if dry_run else output, force, quiet, json)
+    with how.open(checkpoint) as opened:
+        if checkpoint is None and not dense_only:
+            how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
+        _run(opened, options, choice, how)
 
 
 def _run(checkpoint: Checkpoint, options: Options, choice: TextOptions, how: How) -> None:

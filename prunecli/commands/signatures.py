@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from typer.models import ArgumentInfo, OptionInfo
 
+from prunecli.checkpoint.hub.names import checkpoint_path
+
 if TYPE_CHECKING:
     from prunecli.recipe import Parameter
 
@@ -50,7 +52,11 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     positive, _, negative = (declared or ["--" + name.replace("_", "-")])[0].partition("/")
     positional = isinstance(info, ArgumentInfo)
     written = name if positional else positive.removeprefix("--")
-    reads_or_writes: Literal["input", "output"] = "output" if written in OUTPUT_OPTIONS else "input"
+    reads_or_writes: Literal["input", "output", "checkpoint"] = (
+        "output" if written in OUTPUT_OPTIONS else "input"
+    )
+    if getattr(info, "parser", None) is checkpoint_path:
+        reads_or_writes = "checkpoint"
     return Parameter(
         name=written,
         kind="positional" if positional else "flag" if value_type is bool else "option",

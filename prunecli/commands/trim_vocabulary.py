@@ -95,7 +95,6 @@ def trim_vocabulary(
     Special and added tokens, language codes, single characters and bytes always stay. The text falls into the same
     tokens as before, under new ids; this is checked before anything is written. Other text falls into smaller ones.
     """
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.methods.vocabulary.decide import Options
     from prunecli.methods.vocabulary.measure import read_text
 
@@ -104,8 +103,7 @@ def trim_vocabulary(
     if data is None and (split is not None or langs is not None):
         raise UsageError("--split and --langs go with --data.", "Name a directory of text with --data.")
     how = How(None if dry_run else output, force, quiet, json)
-    path = console.demo_checkpoint(checkpoint)
-    with open_checkpoint(path) as opened:
+    with how.open(checkpoint) as opened:
         how.check(opened)
         options = Options(
             min_count=min_count,

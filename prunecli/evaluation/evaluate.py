@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import demo
+from prunecli.checkpoint.origin import origin
 from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
@@ -285,19 +286,25 @@ def _write_hypotheses(directory: Path, made: Made, split: str) -> None:
 
 
 def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
-    """A short label for each checkpoint: its directory's name, "demo" for the bundled model.
+    """A short label for each checkpoint: its directory's name, `org/name` on the hub, "demo" for the bundled model.
 
-    Where two share a name, both have their whole path.
+    Where two share a name, both have their whole path; on the hub the commit.
 
     Raises:
         UsageError: a checkpoint is given twice.
     """
     resolved = [path.resolve() for path in paths]
-    for path, real in zip(paths, resolved, strict=True):
+    known = [origin(path) for path in paths]
+    whole = [
+        f"{one['path']}@{one['revision'][:7]}" if "revision" in one else str(path)
+        for path, one in zip(paths, known, strict=True)
+    ]
+    for name, real in zip(whole, resolved, strict=True):
         if resolved.count(real) > 1:
-            raise UsageError(f"{path} is given twice", "Name each checkpoint once.")
+            raise UsageError(f"{name} is given twice", "Name each checkpoint once.")
     bundled = demo.CHECKPOINT.resolve()
-    names = ["demo" if real == bundled else real.name for real in resolved]
+    names = ["demo" if real == bundled else one["path"] for real, one in zip(resolved, known, strict=True)]
     return {
-        (name if names.count(name) == 1 else str(path)): path for name, path in zip(names, paths, strict=True)
+        (name if names.count(name) == 1 else long): path
+        for name, long, path in zip(names, whole, paths, strict=True)
     }

@@ -22,10 +22,11 @@ COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 def load_model(
     path: Path | str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
 ) -> Any:
-    """Open a checkpoint directory as a model in evaluation mode.
+    """Open a checkpoint as a model in evaluation mode.
 
     Args:
-        path: a checkpoint directory. No network is used.
+        path: a checkpoint directory, or a model of the hub as `org/name` or `org/name@revision`, which is fetched into
+            the hub's cache where it is not there yet. A directory causes no request.
         device: "auto" (a GPU where there is one), or any name that torch knows.
         dtype: "float32", "bfloat16", "float16", or "auto": on a GPU the stored type, float16 for float32; on a CPU
             bfloat16 where it is stored, float32 otherwise.
@@ -36,6 +37,7 @@ def load_model(
 
     Raises:
         CheckpointError: not a checkpoint, or a damaged one.
+        HubError: a model of the hub that cannot be had.
         UnsupportedModelError: neither prunecli nor transformers knows the family.
         UsageError: no such device or type.
     """

@@ -36,14 +36,14 @@ def load_teacher(
         PruneError: it cannot be loaded, or is for another task.
     """
     with open_checkpoint(path) as checkpoint:
-        size = checkpoint.config.get("vocab_size")
+        directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
     if size is not None and size != student.config.vocab_size:
         raise UsageError(
             f"{path}: the teacher has a vocabulary of {size:,}, the model one of {student.config.vocab_size:,}",
             "A teacher must predict the same tokens: name a model with the same tokenizer.",
         )
-    require_same_tokens(path, load_tokenizer(path), tokenizer)
-    teacher = load_model(path, device=device, dtype=dtype).requires_grad_(False)
+    require_same_tokens(path, load_tokenizer(directory), tokenizer)
+    teacher = load_model(directory, device=device, dtype=dtype).requires_grad_(False)
     if task != FEATURES:
         require_task(teacher, task)
     teacher.config.use_cache = False

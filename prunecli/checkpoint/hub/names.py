@@ -1,0 +1,104 @@
+"""Which names of checkpoints are the hub's and which are paths. No network, and no import that costs time."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from prunecli.errors import CheckpointError
+
+MAIN = "main"
+"""The revision where none is given."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+"""A revision that never changes."""
+
+LONGEST_ID = 96
+"""Characters of `org/name`."""
+
+_PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
+_NAME = re.compile(rf"({_PART}/{_PART})(?:@({_PART}(?:/{_PART})*))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A model of the hub.
+
+    Attributes:
+        repo: `org/name`.
+        revision: branch, tag or commit; None: the main branch.
+    """
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+
+
+def hub_name(name: Path | str) -> HubName | None:
+    """The model that `org/name` or `org/name@revision` means, or None where `name` is a path.
+
+    It is a path where something of this name exists, where a directory `org` does and no revision is given (a
+    directory that is missing in `models/` is a slip, no model of an organisation called "models"), and where it is
+    written as one: `./a/b`, `/a/b`, `a/b/`, `a/b/c`.
+    """
+    found = _shaped(str(name))
+    if found is None or os.path.lexists(name):
+        return None
+    return None if found.revision is None and Path(found.repo).parent.is_dir() else found
+
+
+def local_path(name: Path | None) -> Path | None:
+    """`name` where it is a path, None where it is a model of the hub or nothing."""
+    return None if name is None or hub_name(name) else name
+
+
+def checkpoint_path(name: str) -> Path:
+    """`name` as a `Path`, which would drop what tells the path `./a/b` or `a/b/` from the model `a/b`."""
+    path = Path(name)
+    return path if _shaped(name) or _shaped(str(path)) is None else path.absolute()
+
+
+def no_such_directory(path: Path) -> CheckpointError:
+    """What to say of a path that leads nowhere."""
+    found = _shaped(str(path))
+    if found is None:
+        remedy = "Give a checkpoint directory, or a model of the hub as org/name."
+    else:
+        folder = Path(found.repo).parent
+        remedy = (
+            f"{folder} is a directory here, so it is taken as a path; the hub's model is {found.repo}@{MAIN}."
+        )
+    return CheckpointError(f"{path}: no such directory", remedy)
+
+
+def snapshot_in(path: Path) -> Path:
+    """The checkpoint in a folder of the hub's cache, `models--org--name`; another directory stays as it is.
+
+    Raises:
+        CheckpointError: it holds several snapshots and none of the main branch, or none at all.
+    """
+    snapshots = path / "snapshots"
+    if not path.name.startswith("models--") or not snapshots.is_dir() or (path / "config.json").exists():
+        return path
+    main = path / "refs" / MAIN
+    if main.is_file() and (current := snapshots / main.read_text(encoding="utf-8").strip()).is_dir():
+        return current
+    held = sorted(snapshots.iterdir())
+    if len(held) == 1:
+        return held[0]
+    raise CheckpointError(
+        f"{path}: holds {len(held)} snapshots, and {MAIN} is none of them",
+        f"Give one: {', '.join(map(str, held[:3]))}." if held else "Give the model by its name: org/name.",
+    )
+
+
+def _shaped(name: str) -> HubName | None:
+    """`name` as a model, whatever exists here."""
+    found = _NAME.fullmatch(name)
+    if found is None or len(found[1]) > LONGEST_ID or found[1].endswith(".git"):
+        return None
+    return None if "--" in found[1] or ".." in name else HubName(found[1], found[2])

@@ -1,0 +1,254 @@
+"""Models of the hub as CHECKPOINT of the commands and of recipes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prunecli.checkpoint.hub.fetch import commit_of
+from prunecli.commands import console
+from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.compare_models import compare_models
+from prunecli.commands.evaluate import evaluate
+from prunecli.commands.factorize_embeddings import factorize_embeddings
+from prunecli.commands.finetune import finetune
+from prunecli.commands.inspect import inspect
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.run import run
+from prunecli.commands.score_heads import score_heads
+from prunecli.commands.share_ffn import share_ffn
+from prunecli.commands.signatures import signatures
+from prunecli.commands.trim_vocabulary import trim_vocabulary
+from tests.commands.calls import call, refused
+from tests.hub_server import MAIN_COMMIT, hub
+from tests.tiny import tiny_nllb_moe
+
+__all__ = ["hub"]
+
+TEXT = ("--data", "data", "--split", "test", "--langs", "eng_Latn,fra_Latn")
+CPU = ("--device", "cpu")
+OTHER_COMMIT = "b" * 40
+
+COMMANDS = {
+    "inspect": (inspect, ()),
+    "collect-gates": (collect_gates, (*TEXT, *CPU)),
+    "score-heads": (score_heads, (*TEXT, *CPU)),
+    "prune-experts": (prune_experts, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
+    "prune-heads": (prune_heads, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
+    "share-ffn": (share_ffn, ("--config", "SharedEnc", "--dense-only", "-o", "out")),
+    "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
+    "factorize-embeddings": (factorize_embeddings, ("--map-dim", "8", "--epochs", "1", "-o", "out")),
+    "evaluate": (evaluate, (*TEXT, *CPU, "--beam", "1", "--max-new-tokens", "2", "--bootstrap", "0")),
+    "compare-models": (compare_models, (*TEXT, *CPU)),
+}
+REWRITING = [name for name, (_, options) in COMMANDS.items() if "out" in options]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch, hub):
+    """A working directory with text and a model `source`, which is `org/tiny` on the hub."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
+    (tmp_path / "data").mkdir()
+    for language, lines in {"eng_Latn": "the hat\nno\n" * 20, "fra_Latn": "le chapeau\nnon\n" * 20}.items():
+        (tmp_path / "data" / f"test.{language}").write_text(lines)
+    hub.add("org/tiny", tiny_nllb_moe("source"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
+    command, options = COMMANDS[name]
+    found = call(command, "org/tiny", *options)
+    assert found.status == 0, found.err
+    if name != "inspect":
+        assert "Fetching org/tiny at 1a2b3c4 from " in found.err
+    if name in REWRITING:
+        step = json.loads((folder / "out/config.json").read_text())["prunecli"]["history"][-1]
+        assert (step["source"]["path"], step["source"]["revision"]) == ("org/tiny", MAIN_COMMIT)
+        weights = (folder / "out/model.safetensors").read_bytes()
+    hub.requests.clear()
+    local = call(command, "source", *options, *(("--force",) if name != "inspect" else ()))
+    assert local.status == 0, local.err
+    assert hub.requests == []
+    if name in REWRITING:
+        assert (folder / "out/model.safetensors").read_bytes() == weights
+
+
+def test_two_models_and_a_teacher(folder, hub):
+    hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT, "v2")
+    _, options = COMMANDS["evaluate"]
+    found = call(evaluate, "org/tiny", "org/tiny@v2", *options)
+    assert found.status == 0, found.err
+    assert "org/tiny@1a2b3c4" in found.out
+    assert "org/tiny@bbbbbbb" in found.out
+    training = (*TEXT, *CPU, "--valid-split", "test", "--steps", "1", "--batch-tokens", "100")
+    found = call(finetune, "org/tiny@v2", "--teacher", "org/tiny", *training, "-o", "taught")
+    assert found.status == 0, found.err
+    step = json.loads((folder / "taught/config.json").read_text())["prunecli"]["history"][-1]
+    assert step["source"]["revision"] == OTHER_COMMIT
+    assert step["arguments"]["teacher"]["revision"] == MAIN_COMMIT
+
+
+def test_one_model_by_two_names_is_given_twice(folder, hub):
+    _, options = COMMANDS["evaluate"]
+    refused(call(evaluate, "org/tiny", "org/tiny@main", *options), "org/tiny@1a2b3c4 is given twice", 2)
+
+
+@pytest.mark.parametrize("name", [*REWRITING, "evaluate", "collect-gates", "score-heads", "compare-models"])
+def test_an_output_that_exists_is_refused_before_anything_is_fetched(folder, hub, name):
+    command, options = COMMANDS[name]
+    (folder / "taken").mkdir()
+    refused(call(command, "org/tiny", *options, "-o", "taken"), "taken: ", 1)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize("name", REWRITING)
+def test_an_output_in_the_place_of_a_directory_overlaps_it_and_one_named_like_the_hub_does_not(
+    folder, hub, name
+):
+    command, options = COMMANDS[name]
+    refused(call(command, "source", *options, "-o", "source"), "source: overlaps the checkpoint source", 1)
+    found = call(command, "org/tiny", *options, "-o", "org", "--dry-run")
+    assert found.status == 0, found.err
+
+
+def test_finetune_refuses_its_output_before_anything_is_fetched(folder, hub):
+    (folder / "taken").mkdir()
+    refused(call(finetune, "org/tiny", *TEXT, *CPU, "-o", "taken"), "taken: exists", 1)
+    assert hub.requests == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("org/none", "org/none: no such directory here, and no such model"),
+        ("org/tiny@v9", "no branch, tag or commit v9"),
+        ("./org/tiny", "org/tiny: no such directory\n"),
+        ("data/tiny", "data/tiny: no such directory\ndata is a directory here"),
+        ("tiny", "tiny: no such directory\nGive a checkpoint directory, or a model of the hub as org/name."),
+    ],
+)
+def test_names_that_lead_nowhere(folder, hub, name, message):
+    refused(call(inspect, name), message, 1)
+
+
+def test_quiet_says_nothing_of_a_fetch(folder, hub):
+    with console.hushed(True):
+        found = call(prune_experts, "org/tiny", *COMMANDS["prune-experts"][1], "--quiet")
+    assert (found.status, found.err, found.out) == (0, "", "")
+
+
+def test_inspect_names_the_model_and_what_to_type_next(folder, hub):
+    found = call(inspect, "org/tiny", "--fit", "600KiB")
+    assert found.status == 0, found.err
+    assert found.out.startswith("org/tiny at 1a2b3c4: nllb-moe, float32, model.safetensors")
+    assert "disk" not in found.out
+    found = call(inspect, "org/tiny", "--json")
+    assert json.loads(found.out)["models"][0]["revision"] == MAIN_COMMIT
+    assert hub.fetched().count("model.safetensors") == 2  # its header, each time
+
+
+RECIPE = """
+variables: {model: org/tiny}
+steps:
+  - name: prune
+    command: prune-experts
+    arguments: {checkpoint: "${model}", metric: random, ratio: "0.5", output: out/pruned}
+  - name: again
+    command: prune-heads
+    arguments: {checkpoint: out/pruned, metric: random, ratio: "0.5", output: out/fewer}
+report:
+  title: all
+  checkpoints: {full: "${model}", pruned: out/pruned}
+"""
+
+
+def _in_this_process(step, replace, quiet):
+    """What a step's own process would do."""
+    command, _ = COMMANDS[step.command]
+    words = [word for word in step.arguments if word != "--"]
+    return call(command, *words, *(["--force"] if replace else [])).status
+
+
+def test_a_recipe_knows_a_model_by_its_commit(folder, hub, monkeypatch):
+    monkeypatch.setattr("prunecli.commands.run._execute", _in_this_process)
+    Path("recipe.yaml").write_text(RECIPE)
+    first = call(run, "recipe.yaml")
+    assert first.status == 0, first.err
+    assert "full" in first.out
+    second = call(run, "recipe.yaml")
+    assert "prune: up to date" in second.err
+    assert "again: up to date" in second.err
+    hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT)
+    commit_of.cache_clear()
+    third = call(run, "recipe.yaml")
+    assert "up to date" not in third.err
+    config = json.loads((folder / "out/fewer/config.json").read_text())
+    assert config["prunecli"]["history"][0]["source"]["revision"] == OTHER_COMMIT
+
+
+def test_a_recipe_takes_only_checkpoints_from_the_hub(folder, hub):
+    Path("recipe.yaml").write_text(RECIPE.replace("metric: random", "gates: [org/gates]", 1))
+    refused(call(run, "recipe.yaml", "--dry-run"), "input org/gates does not exist", 2)
+    Path("recipe.yaml").write_text(RECIPE)
+    as_path = call(run, "recipe.yaml", "--dry-run", "--set", "model=./org/tiny")
+    assert as_path.status == 2
+    assert f"its input {folder / 'org/tiny'} does not exist" in as_path.err
+    assert hub.requests == []
+
+
+def test_a_recipe_of_a_model_that_is_not_there_stops_with_a_line(folder, hub):
+    Path("recipe.yaml").write_text(RECIPE)
+    refused(call(run, "recipe.yaml", "--set", "model=org/none"), "org/none: no such directory here", 1)
+
+
+def test_every_checkpoint_of_a_command_may_be_of_the_hub():
+    roles = {
+        (command, name)
+        for command, parameters in signatures().items()
+        for name, parameter in parameters.items()
+        if parameter.role == "checkpoint"
+    }
+    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune"}
+    assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles
+
+
+SCRIPT = """
+import sys
+from prunecli.commands.app import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    assert not end.code, end.code
+print("huggingface_hub" in sys.modules)
+"""
+
+
+def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(folder, hub):
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("HF_")},
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(folder / "home"),
+        "HF_TOKEN": "hf_secret",
+    }
+    for name, imported in (("source", "False"), ("org/tiny", "True")):
+        options = ("--metric", "random", "--ratio", "0.5", "-o", f"{name[:3]}.out")
+        made = subprocess.run(
+            [sys.executable, "-c", SCRIPT, "prune-experts", name, *options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert made.stdout.splitlines()[-1] == imported
+        assert bool(hub.requests) == (name == "org/tiny")
+    assert f"into {folder / 'home' / 'hub'}" in made.stderr
+    assert "%|" not in made.stderr  # no bar outside of a terminal
+    assert "hf_secret" not in made.stderr

@@ -1,0 +1,204 @@
+"""A hub on loopback: as much of the protocol as huggingface_hub asks for, with the ways in which it goes wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+MAIN_COMMIT = "1a2b3c4" + "0" * 33
+LARGE = (".safetensors", ".bin", ".onnx", ".msgpack", ".gguf")
+"""Files that a hub keeps apart from git, each named by its sha256."""
+
+Files = Mapping[str, bytes]
+
+
+@dataclass
+class HubServer:
+    """What it holds, and what has been asked of it.
+
+    Attributes:
+        models: `org/name` -> commit -> its files.
+        revisions: (`org/name`, branch or tag) -> commit.
+        refused: `org/name` -> (status, error code) of every answer about it.
+        refused_files: the same for the files alone.
+        cuts: file -> after how many bytes each of its next answers breaks off.
+        announced: file -> the size that is said of it, if not its own.
+        requests: "GET /api/models/org/name/revision/main", in order; a range is put behind it.
+    """
+
+    models: dict[str, dict[str, Files]] = field(default_factory=dict)
+    revisions: dict[tuple[str, str], str] = field(default_factory=dict)
+    refused: dict[str, tuple[int, str]] = field(default_factory=dict)
+    refused_files: dict[str, tuple[int, str]] = field(default_factory=dict)
+    cuts: dict[str, list[int]] = field(default_factory=dict)
+    announced: dict[str, int] = field(default_factory=dict)
+    requests: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def add(self, repo: str, files: Files | Path, commit: str = MAIN_COMMIT, revision: str = "main") -> None:
+        """A model, from the files of a directory or as given."""
+        if isinstance(files, Path):
+            paths = sorted(path for path in files.rglob("*") if path.is_file())
+            files = {path.relative_to(files).as_posix(): path.read_bytes() for path in paths}
+        self.models.setdefault(repo, {})[commit] = files
+        self.revisions[repo, revision] = commit
+
+    def fetched(self) -> list[str]:
+        """The files whose content was asked for, in order."""
+        got = [line.split()[1] for line in self.requests if line.startswith("GET") and "/resolve/" in line]
+        return [unquote(path.split("/resolve/")[1].split("/", 1)[1]) for path in got]
+
+
+@contextmanager
+def serving() -> Iterator[HubServer]:
+    """A server on a free port of loopback."""
+    hub = HubServer()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
+    server.daemon_threads = True
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    """A server that huggingface_hub of this process asks, with an empty cache in `tmp_path / "cache"`."""
+    from prunecli.checkpoint.hub.fetch import commit_of
+
+    commit_of.cache_clear()
+    with serving() as server:
+        point_at(server.url, tmp_path / "cache", monkeypatch)
+        yield server
+
+
+def point_at(url: str, cache: Path, monkeypatch: pytest.MonkeyPatch, *, offline: bool = False) -> None:
+    """What HF_ENDPOINT, HF_HUB_CACHE and HF_HUB_OFFLINE would do to a new process; nothing waits between retries."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(
+        constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}"
+    )
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+
+
+def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_HEAD(self) -> None:
+            self._respond()
+
+        def do_GET(self) -> None:
+            self._respond()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def _respond(self) -> None:
+            path = unquote(urlsplit(self.path).path)
+            asked = f" {self.headers['Range']}" if self.headers.get("Range") else ""
+            hub.requests.append(f"{self.command} {path}{asked}")
+            if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
+                self._information(found[1], found[2] or "main")
+            elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
+                self._file(found[1], found[2], found[3])
+            else:
+                self._refuse(404, "EntryNotFound")
+
+        def _commit(self, repo: str, revision: str) -> str | None:
+            """The commit, or None after a refusal."""
+            commit = hub.revisions.get((repo, revision), revision)
+            if repo in hub.refused:
+                self._refuse(*hub.refused[repo])
+            elif repo not in hub.models:
+                self._refuse(404, "RepoNotFound")
+            elif commit not in hub.models[repo]:
+                self._refuse(404, "RevisionNotFound")
+            else:
+                return commit
+            return None
+
+        def _information(self, repo: str, revision: str) -> None:
+            if commit := self._commit(repo, revision):
+                files = hub.models[repo][commit]
+                siblings = [_sibling(name, hub.announced.get(name), data) for name, data in files.items()]
+                body = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
+                self._answer(200, body, {"Content-Type": "application/json"})
+
+        def _file(self, repo: str, revision: str, name: str) -> None:
+            commit = self._commit(repo, revision)
+            if commit is None:
+                return
+            if repo in hub.refused_files:
+                self._refuse(*hub.refused_files[repo])
+            elif name not in hub.models[repo][commit]:
+                self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
+            else:
+                self._content(name, hub.models[repo][commit][name], commit)
+
+        def _content(self, name: str, whole: bytes, commit: str) -> None:
+            size = hub.announced.get(name, len(whole))
+            headers = {"ETag": f'"{_digest(whole)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+            if name.endswith(LARGE):
+                headers |= {"X-Linked-Size": str(size), "X-Linked-Etag": headers["ETag"]}
+            wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+            if wanted is None:
+                self._answer(200, whole, headers, cut=self._cut(name))
+                return
+            start, end = int(wanted[1]), min(int(wanted[2] or len(whole)), len(whole) - 1)
+            headers["Content-Range"] = f"bytes {start}-{end}/{len(whole)}"
+            self._answer(206, whole[start : end + 1], headers, cut=self._cut(name))
+
+        def _cut(self, name: str) -> int | None:
+            return hub.cuts[name].pop(0) if self.command == "GET" and hub.cuts.get(name) else None
+
+        def _refuse(self, status: int, code: str, headers: Mapping[str, str] | None = None) -> None:
+            self._answer(status, b"", {"X-Error-Code": code, "X-Error-Message": code, **(headers or {})})
+
+        def _answer(
+            self, status: int, body: bytes, headers: Mapping[str, str], cut: int | None = None
+        ) -> None:
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body[:cut])
+            if cut is not None:
+                self.close_connection = True
+
+    return Handler
+
+
+def _sibling(name: str, announced: int | None, data: bytes) -> dict[str, Any]:
+    size = len(data) if announced is None else announced
+    known: dict[str, Any] = {"rfilename": name, "size": size, "blobId": _digest(data)}
+    return known | (
+        {"lfs": {"sha256": _digest(data), "size": size, "pointerSize": 130}} if name.endswith(LARGE) else {}
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
