@@ -17,6 +17,7 @@ from torch.nn import functional
 from prunecli.data.tokens import tokenized
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
+from prunecli.modules.logits import Logits
 
 TaskName = Literal["translation", "classification", "mlm", "lm"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
@@ -89,30 +90,21 @@ def token_losses(model: Any, batch: Batch, task: TaskName) -> tuple[Tensor, Tens
     inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
     if task in ("translation", "lm"):
         inputs["use_cache"] = False  # type: ignore[assignment]
-    logits = model(**inputs).logits
     labels = batch.labels
-    if task == "classification":
-        losses = functional.cross_entropy(logits.float(), labels.to(logits.device), reduction="none")
-        return losses, torch.ones_like(labels)
     if task == "lm":
-        # The labels move, not the logits: a slice of those would have to be copied.
         labels = functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
     kept = labels != IGNORED
-    counts = kept.sum(dim=1)
-    if 2 * int(counts.sum()) < labels.numel():
-        where = kept.to(logits.device)
-        chosen = functional.cross_entropy(
-            logits[where].float(), labels[kept].to(logits.device), reduction="none"
-        )
-        losses = chosen.new_zeros(labels.shape).masked_scatter(where, chosen)
-    else:
-        losses = functional.cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels.flatten().to(logits.device),
-            reduction="none",
-            ignore_index=IGNORED,
-        ).view(labels.shape)
-    return losses.sum(dim=1), counts
+    counts = kept.sum(dim=1) if labels.dim() > 1 else torch.ones_like(labels)
+    targets, where = labels[kept].to(model.device), kept.to(model.device)
+    logits = Logits(model, inputs, where)
+
+    def losses(number: int, place: slice) -> Tensor:
+        return functional.cross_entropy(logits.block(number).float(), targets[place], reduction="none")
+
+    chosen = torch.cat(logits.each(losses))
+    if labels.dim() < 2:
+        return chosen, counts
+    return chosen.new_zeros(labels.shape).masked_scatter(where, chosen).sum(dim=1), counts
 
 
 def example_losses(model: Any, batch: Batch, task: TaskName) -> Tensor:

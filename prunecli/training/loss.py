@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.evaluation.losses import IGNORED
+from prunecli.modules.logits import Logits
 from prunecli.training.options import LossOptions
 
 
@@ -38,20 +39,31 @@ class Objective:
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
         """Sum over the scored tokens of `batch` (as `Examples.batch` makes it), differentiable, float32."""
         inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
-        labels = batch["labels"]
-        weight, hidden = self.options.distill, self.options.hidden
-        has_teacher = self.teacher is not None and (weight > 0 or hidden > 0)
-        outputs = model(**inputs, **({"output_hidden_states": True} if has_teacher and hidden else {}))
-        total = smoothed_cross_entropy(outputs.logits, labels, self.options.label_smoothing)
-        if not has_teacher:
-            return total
-        with torch.no_grad():
-            taught = self.teacher(**inputs, **({"output_hidden_states": True} if hidden else {}))
-        if weight:
-            divergence = distillation(outputs.logits, taught.logits, labels, self.options.temperature)
-            total = (1 - weight) * total + weight * divergence
-        if hidden:
-            total = total + hidden * hidden_distance(outputs, taught, batch)
+        labels, options = batch["labels"], self.options
+        kept = labels != IGNORED
+        targets = labels[kept]
+        has_teacher = self.teacher is not None and (options.distill > 0 or options.hidden > 0)
+        if has_teacher and options.hidden:
+            inputs["output_hidden_states"] = True
+        logits = Logits(model, inputs, kept)
+        taught = None
+        if has_teacher:
+            with torch.no_grad():
+                taught = Logits(self.teacher, inputs, kept)
+
+        def loss(number: int, place: slice) -> Tensor:
+            own, wanted = logits.block(number), targets[place]
+            total = smoothed_cross_entropy(own, wanted, options.label_smoothing)
+            if taught is None or not options.distill:
+                return total
+            with torch.no_grad():
+                other = taught.block(number)
+            divergence = distillation(own, other, wanted, options.temperature)
+            return (1 - options.distill) * total + options.distill * divergence
+
+        total = torch.stack(logits.each(loss)).sum()
+        if taught is not None and options.hidden:
+            total = total + options.hidden * hidden_distance(logits.outputs, taught.outputs, batch)
         return total
 
 

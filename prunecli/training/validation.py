@@ -14,7 +14,8 @@ from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.processes import Place
 from prunecli.training.examples import Examples
-from prunecli.training.loss import smoothed_cross_entropy
+from prunecli.training.loss import Objective
+from prunecli.training.options import LossOptions
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,15 @@ class Validation:
         return found
 
     def _loss(self, model: Any, place: Place) -> float:
+        cross_entropy = Objective(LossOptions(label_smoothing=0.0))
         total = torch.zeros((), dtype=torch.float64)
         count = 0
         for rows in place.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
             batch = self.examples.batch(rows)
             count += int((batch["labels"] != -100).sum())
             moved = {name: value.to(model.device) for name, value in batch.items()}
-            labels = moved.pop("labels")
             with torch.no_grad():
-                total += smoothed_cross_entropy(model(**moved).logits, labels).double().cpu()
+                total += cross_entropy(model, moved).double().cpu()
         nats, tokens = place.sums([float(total), count])
         return nats / max(tokens, 1)
 

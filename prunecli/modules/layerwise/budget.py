@@ -26,6 +26,9 @@ BUFFERS = 3
 MIN_STATES = 16 << 20
 """Bytes of states in memory below which a run would do little but wait for its file."""
 
+BLOCK_VALUES = 1 << 25
+"""Logits that are computed at a time: 128 MiB in float32, 256 positions of a vocabulary of 128k."""
+
 
 @dataclass(frozen=True)
 class Demand:
@@ -141,10 +144,16 @@ def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
     return (dense + scores) * shape.itemsize + sparse
 
 
+def block_positions(vocabulary: int) -> int:
+    """Positions whose logits are computed at a time."""
+    return max(1, BLOCK_VALUES // vocabulary)
+
+
 def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) -> int:
     """Bytes of a batch's logits and losses, at most: logits with and without their bias, in float32, logarithms.
 
-    And 12 values of d_model a token for what comes between the last layer and the logits.
+    They are those of a block of positions; on the way back of two. And 12 values of d_model a token for what comes
+    between the last layer and the logits.
 
     Args:
         vocabulary: values that a token's logits have.
@@ -154,7 +163,8 @@ def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) 
     cast = 4 if shape.itemsize < 4 else 0
     forward = max(2 * shape.itemsize, shape.itemsize + cast + 4)
     per_value = max(forward, 12 + cast) if backward else forward
-    return tokens * (vocabulary * per_value + 12 * shape.d_model * shape.itemsize)
+    held = min(tokens, block_positions(vocabulary) * (2 if backward else 1))
+    return held * vocabulary * per_value + tokens * 12 * shape.d_model * shape.itemsize
 
 
 def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:

@@ -1,0 +1,164 @@
+"""A model's logits a block of positions at a time, so that those of a whole batch never exist together.
+
+What is below the head runs once, in the model's own forward pass. For each further block that forward pass is begun
+anew, and what is below the head answers with what it returned before, cut to the block. So nothing of a head is
+restated: scales, soft caps, biases and the layers of a masked language model's head are the model's own. Where a
+class's head does not take the last hidden states of what is below it, the logits are taken whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from prunecli.modules.layerwise.budget import block_positions
+from prunecli.modules.layerwise.swaps import replaced
+
+
+class Logits:
+    """The logits of some positions of one batch.
+
+    Args:
+        model: with a head; may be wrapped for several processes.
+        inputs: arguments of its forward pass, without labels, on its device.
+        kept: `[B, T]` bool, or `[B]` in classification: the positions that are wanted.
+
+    Attributes:
+        outputs: what else the forward pass returned.
+    """
+
+    def __init__(self, model: Any, inputs: Mapping[str, Any], kept: Tensor) -> None:
+        self._model, self._inputs = getattr(model, "module", model), inputs
+        size = block_positions(_vocabulary(self._model))
+        rows = kept.flatten().nonzero().squeeze(1)
+        self._blocks: Sequence[Tensor] = rows.split(size)
+        self._body: _Body | None = None
+        made = None
+        if kept.dim() > 1 and kept.numel() > size:
+            body = _Body(self._model, kept.shape)
+            made = body.first(model, inputs, self._blocks[0])
+            self._body = body if made is not None and body.cuts else None
+        if made is None:
+            made = model(**inputs)
+        self._held: Tensor | None = made.logits.flatten(0, -2)
+        # The logits are let go once they are used.
+        self.outputs = SimpleNamespace(**{name: value for name, value in vars(made).items() if name != "logits"})
+
+    def block(self, number: int) -> Tensor:
+        """`[positions, vocabulary]`: the logits of one block, the first of them once."""
+        rows = self._blocks[number]
+        if self._body is None:
+            assert self._held is not None
+            return self._held if len(rows) == len(self._held) else self._held.index_select(0, rows)
+        if self._held is not None and number == 0:
+            first, self._held = self._held, None
+            return first
+        with self._body.answering(rows):
+            found: Tensor = self._model(**self._inputs).logits[0]
+        return found
+
+    def each(self, function: Callable[[int, slice], Tensor]) -> list[Tensor]:
+        """What `function` makes of the number of each block and of its place among the positions.
+
+        Where gradients are asked for, what it computes is kept for the first block alone; for the others it is
+        computed again on the way back.
+        """
+        found, end = [], 0
+        for number, rows in enumerate(self._blocks):
+            place = slice(end, end := end + len(rows))
+            again = number > 0 and self._body is not None and torch.is_grad_enabled()
+            found.append(
+                checkpoint(function, number, place, use_reentrant=False) if again else function(number, place)
+            )
+        return found
+
+
+def _vocabulary(model: Any) -> int:
+    """1 where the model does not say: then nothing is cut."""
+    config = getattr(model, "config", None)
+    if not hasattr(config, "vocab_size") and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    return int(getattr(config, "vocab_size", None) or 1)
+
+
+class _Body:
+    """What is below a model's head: it runs once, and answers with what it returned from then on.
+
+    Args:
+        model: not wrapped.
+        shape: (B, T) of the positions.
+
+    Attributes:
+        cuts: how many times it answered with some positions only.
+    """
+
+    def __init__(self, model: Any, shape: Sequence[int]) -> None:
+        self.cuts = 0
+        self._shape, self._parts = tuple(shape), _parts(model)
+        self._kept: dict[nn.Module, Any] = {}
+        self._rows: Tensor | None = None
+        self._inside = False
+
+    def first(self, model: Any, inputs: Mapping[str, Any], rows: Tensor) -> Any:
+        """The first forward pass, whose logits are those of these positions: `[1, positions, vocabulary]`.
+
+        They are those of all positions where the head does not take last hidden states; None where it takes them
+        otherwise than each by itself.
+        """
+        try:
+            with self.answering(rows):
+                made = model(**inputs)
+        except Exception:
+            if not self.cuts:
+                raise
+            return None
+        if self.cuts and (self.cuts > 1 or tuple(made.logits.shape[:-1]) != (1, len(rows))):
+            return None
+        return made
+
+    @contextmanager
+    def answering(self, rows: Tensor) -> Iterator[None]:
+        """Inside, the model's forward pass is that of these positions."""
+        self._rows = rows
+        with ExitStack() as undone:
+            for part, is_last in self._parts.items():
+                undone.enter_context(replaced(part, partial(self._run, part, is_last)))
+            yield
+
+    def _run(self, part: nn.Module, is_last: bool, forward: Any, *arguments: Any, **options: Any) -> Any:
+        if self._inside:  # a part of a part
+            return forward(*arguments, **options)
+        if part not in self._kept:
+            self._inside = True
+            try:
+                self._kept[part] = forward(*arguments, **options)
+            finally:
+                self._inside = False
+        output = self._kept[part]
+        return self._cut(output) if is_last else output
+
+    def _cut(self, output: Any) -> Any:
+        hidden = output.get("last_hidden_state") if isinstance(output, Mapping) else None
+        if hidden is None or tuple(hidden.shape[:-1]) != self._shape:
+            return output
+        self.cuts += 1
+        chosen = hidden.flatten(0, 1).index_select(0, self._rows)[None]
+        return type(output)(**{**output, "last_hidden_state": chosen})
+
+
+def _parts(model: Any) -> dict[nn.Module, bool]:
+    """The modules whose outputs a head may take -> whether it takes the logits' positions from them."""
+    found = {}
+    if getattr(model.config, "is_encoder_decoder", False):
+        found[model.get_encoder()] = False
+    for part in (getattr(model, "base_model", model), model.get_decoder()):
+        if part is not model:
+            found[part] = True
+    return found

@@ -1,0 +1,225 @@
+"""Blocks of positions: the same losses and gradients as the whole batch's logits, of every family and of odd heads."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from prunecli.evaluation.losses import Batch, TaskName, token_losses
+from prunecli.modules.layerwise import budget
+from prunecli.modules.loading import load_model
+from prunecli.modules.logits import Logits
+from prunecli.training.loss import Objective
+from prunecli.training.options import LossOptions
+from tests.families import DECODERS, ENCODERS, TRANSLATORS, VOCAB, tiny_family
+from tests.reference.losses import nll
+
+TASK: dict[str, TaskName] = {
+    **dict.fromkeys(DECODERS, "lm"),
+    **dict.fromkeys(ENCODERS, "mlm"),
+    **dict.fromkeys(TRANSLATORS, "translation"),
+}
+UNDECLARED: dict[str, dict[str, Any]] = {
+    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 2},
+    "cohere": {"logit_scale": 0.25, "num_key_value_heads": 2},
+    "granite": {"logits_scaling": 3.0, "num_key_value_heads": 2},
+    "opt": {"ffn_dim": 32, "word_embed_proj_dim": 16},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 8},
+    "phi": {"num_key_value_heads": 2},
+    "bert-generation": {"is_decoder": True},
+}
+"""Heads with a soft cap, a scale, a bias; bodies that are called by another name."""
+
+
+def batch_of(task: TaskName, seed: int = 0, vocabulary: int = VOCAB) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, vocabulary, (3, 11), generator=generator)
+    mask = torch.ones_like(ids)
+    mask[1, 7:] = mask[2, 2:] = 0
+    labels = torch.randint(4, vocabulary, (3, 11), generator=generator) if task != "lm" else ids.clone()
+    labels[mask == 0] = -100
+    labels[0, 2:5] = -100
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if task == "translation":
+        inputs |= {"decoder_input_ids": ids.flip(1), "decoder_attention_mask": torch.ones_like(ids)}
+    return Batch(inputs, labels, (0, 1, 2))
+
+
+def expected(model: Any, batch: Batch, task: TaskName) -> list[float]:
+    """From the whole logits, one position at a time."""
+    with torch.no_grad():
+        logits = model(**batch.inputs).logits
+    shift = 1 if task == "lm" else 0
+    return [
+        sum(
+            nll(logits[row, place - shift].tolist(), int(batch.labels[row, place]))
+            for place in range(shift, batch.labels.shape[1])
+            if batch.labels[row, place] != -100
+        )
+        for row in range(3)
+    ]
+
+
+def positions(monkeypatch: pytest.MonkeyPatch, count: int, vocabulary: int = VOCAB) -> None:
+    monkeypatch.setattr(budget, "BLOCK_VALUES", count * vocabulary)
+
+
+def heads_given(model: Any) -> list[int]:
+    """Positions that the output layer is given, call by call."""
+    given: list[int] = []
+    layer = model.get_output_embeddings()
+    layer.register_forward_pre_hook(lambda _m, inputs: given.append(inputs[0][..., 0].numel()))
+    return given
+
+
+@pytest.mark.parametrize("model_type", TASK)
+def test_every_declared_family(model_type: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(tiny_family(tmp_path, model_type), device="cpu")
+    batch = batch_of(TASK[model_type], vocabulary=model.config.vocab_size)
+    wanted = expected(model, batch, TASK[model_type])
+    positions(monkeypatch, 4, model.config.vocab_size)
+    given = heads_given(model)
+    with torch.no_grad():
+        sums, _ = token_losses(model, batch, TASK[model_type])
+    assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
+    assert max(given) == 4
+    counted = batch.labels[:, 1:] if TASK[model_type] == "lm" else batch.labels
+    assert sum(given) == int((counted != -100).sum()), "no position that nobody counts"
+
+
+@pytest.mark.parametrize("model_type", UNDECLARED)
+def test_other_families_heads(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": 60,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+        "max_position_embeddings": 32,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    config = AutoConfig.for_model(model_type, **{**shape, **UNDECLARED[model_type]})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.3)
+    batch = batch_of("lm", vocabulary=60)
+    wanted = expected(model, batch, "lm")
+    positions(monkeypatch, 5, 60)
+    given = heads_given(model)
+    with torch.no_grad():
+        sums, _ = token_losses(model, batch, "lm")
+    assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
+    assert max(given) == 5
+
+
+class _Odd(nn.Module):
+    """A model whose head is not one position's business."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.config = SimpleNamespace(vocab_size=60)
+        self.device = torch.device("cpu")
+        self.body = _Table()
+        self.lm_head = nn.Linear(8, 60)
+
+    @property
+    def base_model(self) -> Any:
+        return self if self.kind == "no body" else self.body
+
+    def get_decoder(self) -> Any:
+        return self.base_model
+
+    def forward(self, input_ids: Any, **_options: Any) -> Any:
+        hidden = self.body(input_ids)
+        hidden = hidden[0] if self.kind == "a tuple" else hidden["last_hidden_state"]
+        if self.kind == "twice":
+            hidden = hidden + self.body(input_ids)["last_hidden_state"]
+        if self.kind == "all positions at once":
+            hidden = hidden.view(*input_ids.shape, -1).cumsum(1)
+        return SimpleNamespace(logits=self.lm_head(hidden))
+
+
+class _Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(60, 8)
+
+    def forward(self, input_ids: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(last_hidden_state=self.table(input_ids))
+
+
+@pytest.mark.parametrize("kind", ["no body", "a tuple", "twice", "all positions at once"])
+def test_heads_that_cannot_be_cut_are_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, batch = _Odd(kind), batch_of("lm", vocabulary=60)
+    wanted = expected(model, batch, "lm")
+    positions(monkeypatch, 5, 60)
+    sums, _ = token_losses(model, batch, "lm")
+    assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
+
+
+def test_an_error_below_the_head_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = _Odd("no error"), batch_of("lm", vocabulary=60)
+    model.body.forward = lambda *_: 1 / 0  # type: ignore[method-assign]
+    positions(monkeypatch, 5, 60)
+    with pytest.raises(ZeroDivisionError):
+        token_losses(model, batch, "lm")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "t5", "bert"])
+def test_gradients_are_those_of_the_whole(
+    model_type: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a teacher, and the distance of hidden states."""
+    model = load_model(tiny_family(tmp_path / "a", model_type), device="cpu")
+    teacher = load_model(tiny_family(tmp_path / "b", model_type, seed=1), device="cpu").requires_grad_(False)
+    batch = batch_of(TASK[model_type], vocabulary=model.config.vocab_size)
+    given = {**batch.inputs, "labels": batch.labels}
+    objective = Objective(LossOptions(0.1, 0.3, 2.0, 0.5), teacher)
+
+    def run() -> tuple[float, list[torch.Tensor]]:
+        model.zero_grad()
+        loss = objective(model, given)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return float(loss.detach()), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    loss, gradients = run()
+    positions(monkeypatch, 4, model.config.vocab_size)
+    calls = heads_given(model)
+    found, others = run()
+    assert max(calls) == 4
+    assert found == pytest.approx(loss, rel=1e-5)
+    assert len(gradients) == len(others) > 10
+    for one, other in zip(gradients, others, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_to_count(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(tiny_family(tmp_path, "bert"), device="cpu")
+    batch = batch_of("mlm", vocabulary=model.config.vocab_size)
+    positions(monkeypatch, 4, model.config.vocab_size)
+    nothing = Batch(batch.inputs, torch.full_like(batch.labels, -100), batch.indices)
+    sums, counts = token_losses(model, nothing, "mlm")
+    assert sums.tolist() == counts.tolist() == [0, 0, 0]
+
+
+def test_what_else_a_model_returns(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(tiny_family(tmp_path, "llama"), device="cpu")
+    batch = batch_of("lm", vocabulary=model.config.vocab_size)
+    positions(monkeypatch, 4, model.config.vocab_size)
+    inputs = {**batch.inputs, "output_hidden_states": True}
+    found = Logits(model, inputs, batch.labels != -100)
+    assert found.outputs.hidden_states[-1].shape == (3, 11, 32)
+    assert not hasattr(found.outputs, "logits")
