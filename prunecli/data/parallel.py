@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,7 +14,9 @@ from pathlib import Path
 from prunecli.errors import DataError, UsageError
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
-_UNPACKED_BY = {".gz": "gunzip", ".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
+_UNPACKED_BY = {".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
+PACKED = ".gz"
+"""Ending of the names of files that are unpacked as they are read."""
 _ONE_A_LINE = "Name a file of text, one entry per line."
 _SHOWN = 12
 """Languages or splits that a message lists at most."""
@@ -148,6 +152,8 @@ def read_parallel(
 ) -> ParallelText:
     """Read one split: `SPLIT.LANG` (`val.eng_Latn`), or FLORES-200's `SPLIT/LANG.SPLIT` (`dev/eng_Latn.dev`).
 
+    Either may be packed (`val.eng_Latn.gz`); where a file is there twice, the unpacked one is read.
+
     Args:
         directory: where the files lie.
         split: such as "val".
@@ -200,16 +206,13 @@ def _aligned(split: str, files: Mapping[str, Path]) -> ParallelText:
 def read_lines(path: Path | str) -> tuple[str, ...]:
     r"""The lines of a UTF-8 file without their line ends (`\n` or `\r\n`) and without a byte order mark.
 
+    A file whose name ends in `.gz` is unpacked.
+
     Raises:
-        DataError: no such file, an empty one, or one that is not UTF-8 (with the line).
+        DataError: no such file, an empty one, a damaged one, or one that is not UTF-8 (with the line).
     """
     path = Path(path)
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
+    data = _read(path)
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -224,6 +227,23 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     if not lines[-1]:
         lines.pop()
     return tuple(line.removesuffix("\r") for line in lines)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
+    if path.suffix != PACKED or not data:
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path}: not a whole gzip file ({' '.join(str(error).split())})", "Copy the file again."
+        ) from error
 
 
 def _language_files(directory: Path, split: str) -> dict[str, Path]:
@@ -260,14 +280,22 @@ def _refuse_compressed(directory: Path, split: str) -> None:
 
 def _splits(directory: Path) -> dict[str, dict[str, Path]]:
     splits: dict[str, dict[str, Path]] = {}
-    for path in sorted(directory.iterdir()):
-        if path.is_dir():
-            inside = {
-                p.stem: p for p in sorted(path.iterdir()) if p.is_file() and p.suffix == f".{path.name}"
-            }
-            found = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
-            if found:
-                splits.setdefault(path.name, {}).update(found)
-        elif path.is_file() and _LANGUAGE.fullmatch(path.suffix[1:]):
-            splits.setdefault(path.stem, {}).setdefault(path.suffix[1:], path)
+    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+        inside = {
+            Path(name).stem: p for name, p in _files(folder).items() if name.endswith(f".{folder.name}")
+        }
+        found = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
+        if found:
+            splits[folder.name] = found
+    for name, path in _files(directory).items():
+        split, _, language = name.rpartition(".")
+        if _LANGUAGE.fullmatch(language):
+            splits.setdefault(split, {}).setdefault(language, path)
     return splits
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """The name that each file has unpacked -> the file; the unpacked one where it is there twice."""
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    packed = {path.stem: path for path in files if path.suffix == PACKED}
+    return packed | {path.name: path for path in files if path.suffix != PACKED}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from prunecli.data.parallel import (
     ParallelText,
+    has_split,
     languages_of,
     near_names,
     parse_pairs,
@@ -34,7 +36,7 @@ def directory(request, tmp_path):
     }.items():
         _write(tmp_path / request.param.format(split="dev", language=language), lines)
     _write(tmp_path / "README.md", "about")
-    _write(tmp_path / "dev.eng_Latn.gz", b"\x1f\x8b")
+    _write(tmp_path / "dev.eng_Latn.bz2", b"BZh")
     (tmp_path / "empty").mkdir()
     return tmp_path
 
@@ -120,6 +122,50 @@ def test_no_such_directory(tmp_path):
         read_parallel(tmp_path / "nothing", "dev")
 
 
+@pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
+def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
+    plain = "one\r\n\ntwo \u2028 three\n"
+    for language in ("eng_Latn", "fra_Latn"):
+        packed = gzip.compress(plain.encode()[:7]) + gzip.compress(
+            plain.encode()[7:]
+        )  # two members are one file
+        _write(tmp_path / f"{layout.format(split='train', language=language)}.gz", packed)
+    assert languages_of(tmp_path, "train") == ("eng_Latn", "fra_Latn")
+    text = read_parallel(tmp_path, "train")
+    assert text.split == "train"
+    assert text.sentences["fra_Latn"] == ("one", "", "two \u2028 three")
+    assert not has_split(tmp_path, "train.eng_Latn")
+    _write(tmp_path / layout.format(split="train", language="fra_Latn"), "un\n\ndeux\n")
+    assert read_parallel(tmp_path, "train").sentences["fra_Latn"] == ("un", "", "deux"), "the unpacked one"
+
+
+def test_a_packed_pair_of_files(tmp_path):
+    files = [_write(tmp_path / f"{name}.txt.gz", gzip.compress(b"a\nb\n")) for name in ("one", "two")]
+    assert len(read_pair(*files, "en-fr")) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (gzip.compress(b"one\ntwo\n" * 99)[:-9], "not a whole gzip file"),
+        (gzip.compress(b"one\ntwo\n" * 99)[:20], "not a whole gzip file"),
+        (gzip.compress(b"one")[:-6] + b"\0" * 6, "not a whole gzip file"),
+        (gzip.compress(b"one") + b"more", "not a whole gzip file"),
+        (gzip.compress(b"one")[:10] + b"\xff" * 40, "not a whole gzip file"),
+        (b"plain text\n", "not a whole gzip file"),
+        (b"", "the file is empty"),
+        (gzip.compress(b""), "the file is empty"),
+        (gzip.compress(b"a\nb\xff\n"), "line 2: not UTF-8"),
+    ],
+)
+def test_damaged_packed_files_are_named(tmp_path, data, reason):
+    path = _write(tmp_path / "text.gz", data)
+    with pytest.raises(DataError) as caught:
+        read_lines(path)
+    assert str(path) in caught.value.message
+    assert reason in caught.value.message
+
+
 def test_no_such_file(tmp_path):
     with pytest.raises(DataError, match="no such file\nName a file of text"):
         read_lines(tmp_path / "nothing")
@@ -133,7 +179,7 @@ def test_no_such_split_lists_those_that_there_are(directory):
     assert caught.value.remedy == "Splits found: dev."
 
 
-@pytest.mark.parametrize("suffix", ["gz", "xz"])
+@pytest.mark.parametrize("suffix", ["bz2", "xz"])
 @pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
 def test_a_compressed_split_is_named_with_what_unpacks_it(tmp_path, layout, suffix):
     for language in ("eng_Latn", "fra_Latn"):
@@ -146,7 +192,7 @@ def test_a_compressed_split_is_named_with_what_unpacks_it(tmp_path, layout, suff
     )
     assert caught.value.message.endswith(f"({first}.{suffix}, …)")
     pattern = "train.*" if "/" not in layout else "*.train"
-    tool = {"gz": "gunzip", "xz": "unxz"}[suffix]
+    tool = {"bz2": "bunzip2", "xz": "unxz"}[suffix]
     assert caught.value.remedy == f"Unpack it: {tool} --keep {folder}/{pattern}.{suffix}"
     with pytest.raises(DataError, match="no split 'dev'"):
         languages_of(tmp_path, "dev")
