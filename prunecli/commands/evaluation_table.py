@@ -71,5 +71,6 @@ def _p_value(scores: Mapping[str, Any], metric: str) -> float | None:
 
 
 def _score(value: float, p_value: float | None, payload: Mapping[str, Any]) -> str:
-    significant = p_value is not None and p_value < payload["significance"]["level"]
+    test = payload["significance"]
+    significant = test is not None and p_value is not None and p_value < test["level"]
     return f"{value:.1f}{'*' if significant else ''}"

@@ -13,6 +13,8 @@ from prunecli.errors import UsageError
 SAMPLES = 1000
 SEED = 12345
 """sacrebleu's own defaults."""
+LEAST = 30
+"""Examples from which tests are shown: on fewer neither resampling nor a t-test holds what it promises."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,13 @@ class Significance:
     p_value: float | None
     mean: float
     ci95: float
+
+
+def too_few(examples: int, what: str) -> str | None:
+    """What is said in the place of a test on so few examples; None where there are enough."""
+    if examples >= LEAST:
+        return None
+    return f"{examples:,} {what} are too few for a test of significance: {LEAST} or more would do."
 
 
 def check_bootstrap(samples: int, seed: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.analysis.removed import Removed, Unit, removed
+from prunecli.evaluation.significance import LEAST
 from prunecli.reporting.charts import Point, Series, chart
 from prunecli.reporting.collect import Found, Material
 from prunecli.reporting.markup import NOTHING, Html, bytes_text, counted, element, join, millions, table
@@ -227,6 +228,9 @@ def _score(name: str, value: float) -> str:
 
 def _test(result: Evaluated, evaluation: Evaluation) -> str:
     """The p-value of a single test, or how many pairs are significantly worse and better."""
+    data = numbers(evaluation.data)
+    if evaluation.task != "classification" and data.get("sentences", data.get("texts", LEAST)) < LEAST:
+        return NOTHING
     if result.p_value is not None:
         return _p(result.p_value)
     if len(result.pairs) == 1:

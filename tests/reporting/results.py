@@ -25,7 +25,7 @@ def evaluation(models: list | None = None) -> dict[str, Any]:
         **head("prunecli.evaluation/1"),
         "models": MODELS if models is None else models,
         "task": "translation",
-        "data": {"split": "test", "sentences": 12, "sha256": "00"},
+        "data": {"split": "test", "sentences": 120, "sha256": "00"},
         "pairs": ["eng_Latn-fra_Latn"],
         "significance": {"test": "paired bootstrap", "baseline": "big", "level": 0.05},
         "results": [row("big", 61.5, None), row("small", 58.25, 0.0123)],
@@ -41,7 +41,7 @@ def language_model() -> dict[str, Any]:
     return {
         **head("prunecli.evaluation/1"),
         "task": "lm",
-        "data": {"files": ["wiki.txt"], "texts": 7, "sha256": "00"},
+        "data": {"files": ["wiki.txt"], "texts": 70, "sha256": "00"},
         "significance": None,
         "results": results,
     }

@@ -79,8 +79,16 @@ def test_scores_of_other_tasks(tmp_path):
     found = page(tmp_path)
     assert "perplexity" in found.text
     assert "p < 0.001" in found.text
-    assert "7 texts" in found.text
+    assert "70 texts" in found.text
     assert "chrF++" not in found.text
+
+
+def test_a_test_on_few_texts_is_not_shown(tmp_path):
+    payload = results.language_model()
+    write_json(tmp_path / "lm.json", {**payload, "data": {**payload["data"], "texts": 29}})
+    found = page(tmp_path)
+    assert "29 texts" in found.text
+    assert "p < 0.001" not in found.text
 
 
 def test_checkpoints_that_are_gone_are_not_called_unreduced(tmp_path):
