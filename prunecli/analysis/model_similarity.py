@@ -38,12 +38,14 @@ class SimilarityOptions:
         measures: which of them.
         neighbours: k of LNS as a share of the sentences.
         batch_tokens: padded tokens in a batch.
+        context: tokens that a plain text is cut to; None: see `window_length`.
         device, dtype: as in `load_model`.
     """
 
     measures: tuple[Measure, ...] = MEASURES
     neighbours: float = 0.05
     batch_tokens: int = 4096
+    context: int | None = None
     device: str = "auto"
     dtype: str = "auto"
 
@@ -229,7 +231,7 @@ def _represented(
     model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
-            batches = _batches(tokenizer, model, portion, options.batch_tokens)
+            batches = _batches(tokenizer, model, portion, options)
             directory = Path(tempfile.mkdtemp(dir=scratch))
             yield portion.name, represent(model, held, batches, directory, advance)
             if not keep:
@@ -238,15 +240,15 @@ def _represented(
     gc.collect()  # before the next one is loaded
 
 
-def _batches(tokenizer: Any, model: Any, portion: Portion, batch_tokens: int) -> Any:
+def _batches(tokenizer: Any, model: Any, portion: Portion, options: SimilarityOptions) -> Any:
     from prunecli.analysis.representations import text_batches
     from prunecli.evaluation.objective import translation_batches
 
     if portion.pair is None or portion.targets is None:
-        return text_batches(tokenizer, model, portion.sources, batch_tokens)
+        return text_batches(tokenizer, model, portion.sources, options.batch_tokens, options.context)
     source, target = portion.pair
     text = ParallelText(portion.name, {source: portion.sources, target: portion.targets})
-    return translation_batches(tokenizer, model, text, portion.pair, batch_tokens)
+    return translation_batches(tokenizer, model, text, portion.pair, options.batch_tokens)
 
 
 def _similarities(

@@ -20,7 +20,7 @@ from prunecli.analysis.components import Component
 from prunecli.architectures.records import Side
 from prunecli.data.batching import length_bucketed, pad
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
-from prunecli.evaluation.losses import Batch, context_length, encoded, padding_id
+from prunecli.evaluation.losses import Batch, encoded, padding_id, window_length
 from prunecli.modules.attention import module_name
 
 Features = NDArray[np.float32]
@@ -45,13 +45,17 @@ class Representations:
         return max((array.shape[1] for array in self.features), default=0)
 
 
-def text_batches(tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int) -> list[Batch]:
-    """Texts as the tokenizer encodes them, for a model with one stack; cut to the model's context.
+def text_batches(
+    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, context: int | None = None
+) -> list[Batch]:
+    """Texts as the tokenizer encodes them, for a model with one stack; cut to `window_length`.
 
     Raises:
+        UsageError: the model has fewer positions than `context`.
         DataError: a text without a token.
     """
-    rows = encoded(tokenizer, texts, truncation=True, max_length=context_length(model, tokenizer))
+    longest = window_length(model, tokenizer, context)
+    rows = encoded(tokenizer, texts, truncation=True, max_length=longest)
     if empty := [number for number, row in enumerate(rows) if not row]:
         raise DataError(f"text {empty[0] + 1:,} ({texts[empty[0]]!r}) has no token", "Leave it out.")
     pad_id = padding_id(model, tokenizer)

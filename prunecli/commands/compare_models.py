@@ -17,6 +17,7 @@ from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
     ComputeDtypeOption,
+    ContextOption,
     DataOption,
     DeviceOption,
     ForceOption,
@@ -87,6 +88,7 @@ def compare_models(
             "--neighbours", min=0.0, max=1.0, help="Neighbours of LNS, as a share of the sentences."
         ),
     ] = 0.05,
+    context: ContextOption = None,
     batch_tokens: BatchTokensOption = 4096,
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
@@ -120,9 +122,12 @@ def compare_models(
         measures=MEASURES if measure is MeasureChoice.both else (measure.value,),
         neighbours=neighbours,
         batch_tokens=batch_tokens,
+        context=context,
         device=device,
         dtype=dtype,
     )
+    if context is not None and not text:
+        raise UsageError("--context goes with --text", "Leave it out.")
     choice = _Choice(data, split, source_file, target_file, langs, pairs, max_sentences)
     portions = _plain(text, choice) if text else _parallel(list(labels.values()), choice)
     names = list(opened)
@@ -213,6 +218,7 @@ def _payload(
         "benchmarks": list(references),
         "device": options.device,
         "dtype": options.dtype,
+        "context": options.context,
         "text": [
             {
                 "name": portion.name,

@@ -15,6 +15,7 @@ from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointsArgument,
     ComputeDtypeOption,
+    ContextOption,
     DataOption,
     DeviceOption,
     ForceOption,
@@ -30,6 +31,7 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs
+from prunecli.commands.task_choice import TaskOption, check_options, task_of_all
 from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
@@ -49,21 +51,20 @@ def evaluate(
     target_file: TargetFileOption = None,
     langs: LangsOption = None,
     pairs: PairsOption = None,
-    task: Annotated[
-        str, typer.Option("--task", help="What is measured: translation, lm, mlm, classification.")
-    ] = "translation",
+    task: TaskOption = None,
     text: TextFilesOption = None,
     whole_files: Annotated[
         bool, typer.Option("--whole-files", help="Each --text file is one text, not each of its lines.")
     ] = False,
     labelled: LabelledOption = None,
+    context: ContextOption = None,
     stride: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
             "--stride",
             min=1,
             metavar="N",
-            help="lm: tokens from one window of the context to the next; default: half of it.",
+            help="lm: tokens from one window to the next, fewer for windows that overlap; default: context - 1.",
             show_default=False,
         ),
     ] = None,
@@ -120,7 +121,7 @@ def evaluate(
 ) -> None:
     """Translate with each checkpoint and score: chrF++, BLEU, spBLEU, length, over-generation.
 
-    --task lm, mlm and classification measure perplexity, the loss of hidden tokens, and accuracy instead.
+    Language models, masked ones and classifiers are measured by perplexity, the loss of hidden tokens, and accuracy.
 
     The first checkpoint is the baseline: the others are tested against it by paired bootstrap; with lm and mlm
     by a paired t-test, with classification by McNemar's test.
@@ -138,8 +139,8 @@ def evaluate(
     from prunecli.evaluation.tasks import TaskOptions, evaluate_task
 
     budget = memory_bytes(memory, spill_dir)
-    files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences)
-    parallel = {
+    files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences, context, stride)
+    others = {
         "--data": data,
         "--source-file": source_file,
         "--target-file": target_file,
@@ -147,13 +148,15 @@ def evaluate(
         "--pairs": pairs,
         "--spm": spm,
         "--hypotheses": hypotheses,
+        "--memory": memory,
     }
-    other = tasks.check_task(task, files, stride, parallel, memory)
     if processes.rank() == 0:  # which alone writes
         check_outputs(output, plot, force=force)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
+    chosen_task = task_of_all(list(labels.values())) if task is None else task.value
+    check_options(chosen_task, files.given | {name: value is not None for name, value in others.items()})
     progress = console.progress(quiet)
-    if other is None:
+    if chosen_task == "translation":
         sentences, chosen = found.chosen_text(data, split, source_file, target_file, pairs, langs)
         if pairs is None:
             chosen = _fitting(list(labels.values()), chosen)
@@ -178,18 +181,18 @@ def evaluate(
             return
     else:
         if processes.count() > 1:
-            raise UsageError(f"--task {other}: one process does it", "Start it without torchrun.")
-        settings = TaskOptions(batch_tokens, device, dtype, stride, seed, budget, spill_dir)
-        named = tasks.text_of(other, files)
+            raise UsageError(f"--task {chosen_task}: one process does it", "Start it without torchrun.")
+        settings = TaskOptions(batch_tokens, device, dtype, context, stride, seed, budget, spill_dir)
+        named = tasks.text_of(chosen_task, files)
         payload = evaluate_task(
-            labels, other, named, settings, output, force=force, progress=progress, report=tasks.report
+            labels, chosen_task, named, settings, output, force=force, progress=progress, report=tasks.report
         )
     if plot is not None:
         evaluation_plot.plot_evaluation(plot, payload, labels)
     if json:
         console.print_json(payload)
     elif not quiet:
-        if other is None:
+        if chosen_task == "translation":
             _show(payload, all_pairs)
         else:
             tasks.show_task(payload)
@@ -237,13 +240,18 @@ def _fitting(checkpoints: Sequence[Path], pairs: tuple[tuple[str, str], ...]) ->
 
 def _show(payload: Mapping[str, Any], all_pairs: bool) -> None:
     from prunecli.commands.evaluation_table import mean_table, pair_table
+    from prunecli.evaluation.significance import too_few
 
     count = len(payload["pairs"])
+    few = None
+    if payload["significance"] is not None and (few := too_few(payload["data"]["sentences"], "sentences")):
+        payload = {**payload, "significance": None}
     if count > 1 and (all_pairs or count <= PAIRS_SHOWN):
         console.show(pair_table(payload))
     console.show(mean_table(payload))
-    if payload["significance"] is not None:
-        test = payload["significance"]
+    if few:
+        console.warn(few)
+    if (test := payload["significance"]) is not None:
         what = "* differs" if count == 1 else "Worse, better (chrF++) and *: pairs that differ"
         console.out(
             f"{what} from {test['baseline']} with p < {test['level']} "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
-from prunecli.errors import UsageError
+from prunecli.evaluation.significance import too_few
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from prunecli.evaluation.tasks import OtherTask
     from prunecli.modules.layerwise.session import Work
 
-TRANSLATION = "translation"
 COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
     "lm": {
         "perplexity": ("perplexity", ",.3f"),
@@ -42,59 +41,39 @@ COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
 
 @dataclass(frozen=True)
 class TextOptions:
-    """The options that name the text of a task that is not translation."""
+    """The options that name the text of a task that is not translation, and how it is cut."""
 
     text: Sequence[Path]
     labelled: Path | None
     whole_files: bool
     max_sentences: int | None
+    context: int | None
+    stride: int | None
 
-
-def check_task(
-    task: str, options: TextOptions, stride: int | None, parallel: Mapping[str, Any], memory: str | None
-) -> OtherTask | None:
-    """The task, or None for translation; options that belong to another task are refused.
-
-    Args:
-        parallel: option -> value of those of translation; None where it is not given.
-        memory: value of --memory; None where it is not given.
-
-    Raises:
-        UsageError: no such task, or an option that does not go with it.
-    """
-    tasks = (TRANSLATION, *COLUMNS)
-    if task not in tasks:
-        raise UsageError(f"--task {task}: there is no such task", f"Known: {', '.join(tasks)}.")
-    given = {
-        "--text": (bool(options.text), ("lm", "mlm")),
-        "--whole-files": (options.whole_files, ("lm", "mlm")),
-        "--labelled": (options.labelled is not None, ("classification",)),
-        "--stride": (stride is not None, ("lm",)),
-        "--memory": (memory is not None, ("lm", "mlm")),
-        **{name: (value is not None, (TRANSLATION,)) for name, value in parallel.items()},
-    }
-    for name, (is_given, own) in given.items():
-        if is_given and task not in own:
-            raise UsageError(f"{name} does not go with --task {task}", f"It is for: {', '.join(own)}.")
-    return next((name for name in COLUMNS if name == task), None)
+    @property
+    def given(self) -> dict[str, bool]:
+        """Option -> whether it was given."""
+        return {
+            "--text": bool(self.text),
+            "--whole-files": self.whole_files,
+            "--labelled": self.labelled is not None,
+            "--context": self.context is not None,
+            "--stride": self.stride is not None,
+        }
 
 
 def text_of(task: OtherTask, options: TextOptions) -> PlainText | LabelledText:
     """The text that the options name.
 
     Raises:
-        UsageError: none is named.
         DataError: text that cannot be used.
     """
     from prunecli.data.labelled import read_labelled
     from prunecli.data.plain import read_plain
 
     if task == "classification":
-        if options.labelled is None:
-            raise UsageError("--task classification needs labelled text", "Name a file with --labelled FILE.")
+        assert options.labelled is not None
         return read_labelled(options.labelled).first(options.max_sentences)
-    if not options.text:
-        raise UsageError(f"--task {task} needs text", "Name one or more files with --text FILE.")
     return read_plain(options.text, whole_files=options.whole_files).first(options.max_sentences)
 
 
@@ -107,8 +86,14 @@ def report(label: str, work: Work) -> None:
 
 def show_task(payload: Mapping[str, Any]) -> None:
     """The table, and what its marks mean."""
-    console.show(_table(payload))
-    test = payload["significance"]
+    test, few = payload["significance"], None
+    # McNemar's test is exact: where there is too little it finds nothing.
+    if test is not None and payload["task"] != "classification":
+        few = too_few(payload["data"]["texts"], "texts")
+    if few:
+        test = None
+        console.warn(few)
+    console.show(_table({**payload, "significance": test}))
     if test is not None:
         console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}).")
 

@@ -13,6 +13,7 @@ from prunecli import processes
 from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.commands.options import (
     CheckpointArgument,
+    ContextOption,
     DataOption,
     DeviceOption,
     DtypeName,
@@ -25,20 +26,11 @@ from prunecli.commands.options import (
     SeedOption,
     TextFilesOption,
 )
+from prunecli.commands.task_choice import TrainingTaskOption
 from prunecli.errors import UsageError
 
 DEMO_STEPS = 100
 STEPS = 1000
-
-
-class TaskChoice(str, enum.Enum):
-    """Values of --task."""
-
-    translation = "translation"
-    lm = "lm"
-    mlm = "mlm"
-    classification = "classification"
-    features = "feature-extraction"
 
 
 class MetricChoice(str, enum.Enum):
@@ -114,10 +106,8 @@ def finetune(
             "--valid-labelled", metavar="FILE", help="Labelled text to validate with.", show_default=False
         ),
     ] = None,
-    task: Annotated[
-        Optional[TaskChoice],  # noqa: UP045
-        typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
-    ] = None,
+    task: TrainingTaskOption = None,
+    context: ContextOption = None,
     steps: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -277,6 +267,7 @@ def finetune(
         valid_labelled,
         max_sentences,
         max_valid,
+        context,
     )
     if steps is not None and epochs is not None:
         raise UsageError("--steps and --epochs were both given", "Give one of them.")
@@ -325,6 +316,7 @@ def finetune(
         patience=patience,
         beam=beam,
         teacher=teacher,
+        context=context,
         seed=seed,
     )
     quiet = quiet or processes.rank() != 0

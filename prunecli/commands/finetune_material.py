@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from prunecli.commands.console import note
 from prunecli.commands.found import demo_text
-from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.data.parallel import ParallelText
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 TRAIN_SPLIT = "train"
 VALID_SPLIT = "val"
-
-_ENDINGS: dict[str, TrainingTask] = {
-    "Model": "feature-extraction",
-    "LMHeadModel": "lm",
-    "ForSequenceClassification": "classification",
-    "ForMaskedLM": "mlm",
-}
-"""Of a class with one stack -> what it is for; the longer of two endings last."""
 
 
 @dataclass(frozen=True)
@@ -43,45 +34,22 @@ class TextOptions:
     valid_labelled: Path | None
     max_sentences: int | None
     max_valid: int | None
+    context: int | None = None
 
-
-def choose_task(
-    asked: TrainingTask | None, class_name: str, is_pair: bool, options: TextOptions
-) -> TrainingTask:
-    """`asked`, or what a model of this class is for.
-
-    Raises:
-        UsageError: options that belong to another task, or text that is missing.
-    """
-    task: TrainingTask = "translation" if is_pair else "lm"
-    for ending, own in _ENDINGS.items():
-        if class_name.endswith(ending) and not (is_pair and own == "feature-extraction"):
-            task = own
-    task = asked or task
-    plain: tuple[TrainingTask, ...] = ("lm", "mlm", "feature-extraction")
-    given: dict[str, tuple[bool, tuple[TrainingTask, ...]]] = {
-        "--data": (options.data is not None, ("translation",)),
-        "--pairs": (options.pairs is not None, ("translation",)),
-        "--langs": (options.langs is not None, ("translation",)),
-        "--valid-split": (options.valid_split is not None, ("translation",)),
-        "--text": (bool(options.text), plain),
-        "--valid-text": (bool(options.valid_text), plain),
-        "--labelled": (options.labelled is not None, ("classification",)),
-        "--valid-labelled": (options.valid_labelled is not None, ("classification",)),
-    }
-    for name, (is_given, tasks) in given.items():
-        if is_given and task not in tasks:
-            raise UsageError(
-                f"{name} goes with --task {' or '.join(tasks)}, this is {task}",
-                "Leave it out, or give --task.",
-            )
-    if task in plain and not options.text:
-        raise UsageError(f"{task} needs text", "Give --text FILE, one text a line.")
-    if task == "classification" and options.labelled is None:
-        raise UsageError(
-            "a classifier needs labels", "Give --labelled FILE: label<TAB>text on every line, or JSON lines."
-        )
-    return task
+    @property
+    def given(self) -> dict[str, bool]:
+        """Option -> whether it was given."""
+        return {
+            "--data": self.data is not None,
+            "--pairs": self.pairs is not None,
+            "--langs": self.langs is not None,
+            "--valid-split": self.valid_split is not None,
+            "--text": bool(self.text),
+            "--valid-text": bool(self.valid_text),
+            "--context": self.context is not None,
+            "--labelled": self.labelled is not None,
+            "--valid-labelled": self.valid_labelled is not None,
+        }
 
 
 def material_of(task: TrainingTask, options: TextOptions, quiet: bool) -> Material:

@@ -76,20 +76,21 @@ class Subject:
             initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
         return open_checkpoint(state / "initial")
 
-    def kind(self) -> tuple[str, bool]:
-        """Name of the model's class, and whether it is an encoder with a decoder."""
+    def task(self) -> TrainingTask:
+        """What the model is for."""
         from prunecli.architectures import FAMILIES
         from prunecli.checkpoint.declared import class_names
-        from prunecli.modules.building import model_class
+        from prunecli.commands.task_choice import task_of_class, training_task_of
 
         if self.config is None:
             with self.open(Path()) as checkpoint:
-                return model_class(checkpoint).__name__, len(checkpoint.require_architecture().stacks) > 1
+                return training_task_of(checkpoint)
         from prunecli.training.scratch import read_config
 
         values = read_config(self.config)
         family = FAMILIES[str(values["model_type"])]
-        return next(iter(class_names(values)), family.model_class), len(family.stacks) > 1
+        name = next(iter(class_names(values)), family.model_class)
+        return task_of_class(name, is_pair=len(family.stacks) > 1)
 
 
 class Writing:
@@ -122,8 +123,9 @@ def run(
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
     from prunecli.checkpoint.hub.names import local_path
-    from prunecli.commands.finetune_material import choose_task, material_of
+    from prunecli.commands.finetune_material import material_of
     from prunecli.commands.found import checkpoint_directory
+    from prunecli.commands.task_choice import check_options
 
     writing.check(local_path(subject.path))  # before anything is fetched
     subject.find()
@@ -131,7 +133,8 @@ def run(
     if options.teacher is not None:
         options = replace(options, teacher=checkpoint_directory(options.teacher))
     origin = subject.origin()
-    task = choose_task(task, *subject.kind(), given)
+    task = task or subject.task()
+    check_options(task, given.given, also_plain=("feature-extraction",))
     if task == "feature-extraction":
         options = _learning_features(options)
     material = material_of(task, given, how.quiet)

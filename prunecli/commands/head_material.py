@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.evaluation.losses import TaskName
     from prunecli.methods.heads.measure import Material
 
@@ -27,57 +26,21 @@ class Choice:
     text: tuple[Path, ...]
     labelled: Path | None
     max_sentences: int | None
+    context: int | None
 
     @property
-    def parallel(self) -> str | None:
-        """The first option that only translation takes."""
-        given = {
-            "--data": self.data,
-            "--source-file": self.source_file,
-            "--target-file": self.target_file,
-            "--langs": self.langs,
-            "--pairs": self.pairs,
+    def given(self) -> dict[str, bool]:
+        """Option -> whether it was given."""
+        return {
+            "--data": self.data is not None,
+            "--source-file": self.source_file is not None,
+            "--target-file": self.target_file is not None,
+            "--langs": self.langs is not None,
+            "--pairs": self.pairs is not None,
+            "--labelled": self.labelled is not None,
+            "--text": bool(self.text),
+            "--context": self.context is not None,
         }
-        return next((name for name, value in given.items() if value is not None), None)
-
-
-def choose_task(checkpoint: Checkpoint, asked: TaskName | None, choice: Choice) -> TaskName:
-    """`asked`, or what the text and the model's class are for.
-
-    Raises:
-        UsageError: text of another task is given, or that of this one is missing.
-    """
-    task = asked or _task_of(checkpoint)
-    if task != "translation" and choice.parallel is not None:
-        raise UsageError(f"{choice.parallel} goes with --task translation, not {task}", _REMEDIES[task])
-    if task != "classification" and choice.labelled is not None:
-        raise UsageError(f"--labelled goes with --task classification, not {task}", _REMEDIES[task])
-    if task not in ("mlm", "lm") and choice.text:
-        raise UsageError(f"--text goes with --task mlm or lm, not {task}", _REMEDIES[task])
-    if task in ("mlm", "lm") and not choice.text:
-        raise UsageError(f"{task} needs text", _REMEDIES[task])
-    if task == "classification" and choice.labelled is None:
-        raise UsageError("classification needs labels", _REMEDIES[task])
-    return task
-
-
-_REMEDIES: dict[str, str] = {
-    "translation": "Give --data DIR, or --source-file, --target-file and --pairs.",
-    "classification": "Give --labelled FILE: label<TAB>text on every line, or JSON lines.",
-    "mlm": "Give --text FILE, one text a line.",
-    "lm": "Give --text FILE, one text a line.",
-}
-
-
-def _task_of(checkpoint: Checkpoint) -> TaskName:
-    from prunecli.modules.building import model_class
-
-    name = model_class(checkpoint).__name__
-    if name.endswith("ForSequenceClassification"):
-        return "classification"
-    if name.endswith("ForMaskedLM"):
-        return "mlm"
-    return "translation" if len(checkpoint.require_architecture().stacks) > 1 else "lm"
 
 
 def material(task: TaskName, choice: Choice) -> Material:
@@ -99,7 +62,7 @@ def material(task: TaskName, choice: Choice) -> Material:
     if task == "classification":
         assert choice.labelled is not None
         return Material(task, read_labelled(choice.labelled).first(choice.max_sentences))
-    return Material(task, read_plain(choice.text).first(choice.max_sentences))
+    return Material(task, read_plain(choice.text).first(choice.max_sentences), context=choice.context)
 
 
 def selection(

@@ -43,8 +43,8 @@ DataOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
         "--data",
-        help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT; "
-        "default: the demo's text.",
+        help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT, or "
+        "these with .gz; default: the demo's text.",
         show_default=False,
     ),
 ]
@@ -81,6 +81,16 @@ LabelledOption = Annotated[
         "--labelled",
         help="Labelled text: label<TAB>text[<TAB>second text], or JSON lines (label, text, text_b).",
         metavar="FILE",
+        show_default=False,
+    ),
+]
+ContextOption = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option(
+        "--context",
+        min=2,
+        metavar="N",
+        help="Plain text: tokens of a window. Default: what the model takes, 2,048 at most.",
         show_default=False,
     ),
 ]

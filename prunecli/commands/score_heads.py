@@ -15,6 +15,7 @@ from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
     ComputeDtypeOption,
+    ContextOption,
     DataOption,
     DeviceOption,
     ForceOption,
@@ -30,6 +31,7 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs
+from prunecli.commands.task_choice import TaskOption, check_options, task_of
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,15 +45,6 @@ class MethodName(str, enum.Enum):
     gradient = "gradient"
     ablation = "ablation"
     all_but_one = "all-but-one"
-
-
-class TaskChoice(str, enum.Enum):
-    """Values of --task."""
-
-    translation = "translation"
-    classification = "classification"
-    mlm = "mlm"
-    lm = "lm"
 
 
 class MetricChoice(str, enum.Enum):
@@ -73,12 +66,7 @@ def score_heads(
     pairs: PairsOption = None,
     text: TextFilesOption = None,
     labelled: LabelledOption = None,
-    task: Annotated[
-        Optional[TaskChoice],  # noqa: UP045
-        typer.Option(
-            "--task", help="Whose loss or score; default: what the model is for.", show_default=False
-        ),
-    ] = None,
+    task: TaskOption = None,
     method: Annotated[
         MethodName,
         typer.Option(
@@ -109,6 +97,7 @@ def score_heads(
         Optional[str],  # noqa: UP045
         typer.Option("--select-split", help="The same, by split of the text.", show_default=False),
     ] = None,
+    context: ContextOption = None,
     batch_tokens: BatchTokensOption = 4096,
     max_sentences: MaxSentencesOption = None,
     bootstrap: Annotated[
@@ -137,7 +126,7 @@ def score_heads(
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
-    from prunecli.commands.head_material import Choice, choose_task, material, selection
+    from prunecli.commands.head_material import Choice, material, selection
 
     check_outputs(output, plot, force=force)
     budget = memory_bytes(memory, spill_dir)
@@ -145,9 +134,19 @@ def score_heads(
     with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
         layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
         choice = Choice(
-            data, split, source_file, target_file, langs, pairs, tuple(text or ()), labelled, max_sentences
+            data,
+            split,
+            source_file,
+            target_file,
+            langs,
+            pairs,
+            tuple(text or ()),
+            labelled,
+            max_sentences,
+            context,
         )
-        chosen_task = choose_task(opened, None if task is None else task.value, choice)
+        chosen_task = task_of(opened) if task is None else task.value
+        check_options(chosen_task, choice.given)
         reported = material(chosen_task, choice)
         selected = selection(chosen_task, choice, select_data, select_split)
 
@@ -279,6 +278,7 @@ def _draw(scores: HeadScores, layers: Any, path: Path) -> None:
 
 def _show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
     from prunecli.commands.head_table import head_table
+    from prunecli.evaluation.significance import too_few
     from prunecli.methods.heads.effects import LEVEL
 
     console.show(head_table(_values(scores), layers, _title(scores)))
@@ -286,10 +286,13 @@ def _show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
         console.out(f"Mean over {scores.examples:,} examples of {scores.task}.")
         return
     console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
-    if scores.method == "ablation":
+    few = too_few(more.get("reported", {}).get("examples", scores.examples), "examples")
+    if scores.method != "ablation":
+        _show_best(scores, more, None if few else LEVEL)
+    elif few is None:
         _show_significant(scores, LEVEL)
-    else:
-        _show_best(scores, more, LEVEL)
+    if few:
+        console.warn(few)
 
 
 def _show_significant(scores: HeadScores, level: float) -> None:
@@ -305,7 +308,7 @@ def _show_significant(scores: HeadScores, level: float) -> None:
     )
 
 
-def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float) -> None:
+def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float | None) -> None:
     best, base = scores.best(), scores.base or 0.0
     reported = more.get("reported")
     rows = []
@@ -314,8 +317,10 @@ def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float) -> Non
         value, p_value = float(scores.values[name][place]), float(scores.p_values[name][place])
         if reported is not None:
             value, p_value, base = reported["only"][name], reported["p_value"][name], reported["base"]
-        rows.append([name, str(head), f"{value:.4g}", f"{value - base:+.4g}{'*' if p_value < level else ''}"])
+        mark = "*" if level is not None and p_value < level else ""
+        rows.append([name, str(head), f"{value:.4g}", f"{value - base:+.4g}{mark}"])
     where = "chosen on other text" if reported is not None else "chosen on the same text"
     columns = ("attention", "head", _metric(scores), "change")
     console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
-    console.out(f"* differs from the whole model with p < {level}.")
+    if level is not None:
+        console.out(f"* differs from the whole model with p < {level}.")

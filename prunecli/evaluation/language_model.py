@@ -48,6 +48,7 @@ def lm_losses(
     texts: Sequence[str],
     batch_tokens: int,
     *,
+    context: int | None = None,
     stride: int | None = None,
     advance: Callable[[float], None] = lambda _tokens: None,
     run: Runner = in_memory,
@@ -55,13 +56,14 @@ def lm_losses(
     """Losses of a causal language model; each token is predicted once, in the windows of `lm_windows`.
 
     Args:
-        advance: called with the counted tokens of each finished batch.
+        context, stride: see `lm_windows`.
+        advance: called with the tokens of each finished batch, padding left out.
         run: how passes are run: with the whole model in memory, or layer by layer.
 
     Raises:
         PruneError: as `lm_windows`; a loss that is not finite.
     """
-    windows = lm_windows(tokenizer, model, texts, stride=stride)
+    windows = lm_windows(tokenizer, model, texts, context=context, stride=stride)
     batches = window_batches(windows, padding_id(model, tokenizer), batch_tokens)
     made = _losses(model, batches, "lm", len(windows), advance, run)
     owners = np.array([window.text for window in windows])
@@ -77,6 +79,7 @@ def mlm_losses(
     texts: Sequence[str],
     batch_tokens: int,
     *,
+    context: int | None = None,
     seed: int = 0,
     advance: Callable[[float], None] = lambda _tokens: None,
     run: Runner = in_memory,
@@ -86,7 +89,7 @@ def mlm_losses(
     Raises:
         PruneError: as `mlm_batches`; a loss that is not finite.
     """
-    batches = mlm_batches(tokenizer, model, texts, batch_tokens, seed=seed)
+    batches = mlm_batches(tokenizer, model, texts, batch_tokens, context=context, seed=seed)
     return _losses(model, batches, "mlm", len(texts), advance, run)
 
 
@@ -105,7 +108,7 @@ def _losses(
         require_finite(sums, batch)
         nats[list(batch.indices)] = sums.double().cpu().numpy()
         tokens[list(batch.indices)] = counts.numpy()
-        advance(int(counts.sum()))
+        advance(int(batch.inputs["attention_mask"].sum()))
 
     run(batches, [partial(token_losses, model, batch, task) for batch in batches], finish)
     return TextLosses(nats, tokens)

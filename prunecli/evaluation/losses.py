@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.data.tokens import tokenized
-from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.modules.logits import Logits
 
@@ -135,17 +135,43 @@ def require_finite(losses: Tensor, batch: Batch) -> None:
         )
 
 
-def context_length(model: Any, tokenizer: Any) -> int | None:
-    """Tokens that fit into the model at once, or None where nothing bounds them."""
+DEFAULT_CONTEXT = 2048
+"""Tokens of a window at most where none are asked for: one of all of a model's positions may not fit in memory."""
+
+
+def position_count(model: Any) -> int | None:
+    """Tokens that the model has positions for, or None where nothing bounds them."""
     bounds = [max_positions(model.config)]
     embeddings = getattr(getattr(model, "base_model", None), "embeddings", None)
     places = getattr(embeddings, "position_embeddings", None)
     if isinstance(places, torch.nn.Embedding) and places.padding_idx is not None:
         # RoBERTa and its kin count positions from behind the padding's.
         bounds.append(places.num_embeddings - places.padding_idx - 1)
+    return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def context_length(model: Any, tokenizer: Any) -> int | None:
+    """Tokens that the model has positions for and its tokenizer allows, or None where nothing bounds them."""
+    bounds = [position_count(model)]
     # A tokenizer that knows no bound says so with a number beyond all bounds.
     bounds.append(tokenizer.model_max_length if tokenizer.model_max_length < 1 << 30 else None)
     return min((bound for bound in bounds if bound is not None), default=None)
+
+
+def window_length(model: Any, tokenizer: Any, asked: int | None = None) -> int:
+    """Tokens of the longest window of a text: `asked`, or else those that fit, `DEFAULT_CONTEXT` at most.
+
+    Raises:
+        UsageError: the model has fewer positions than `asked`.
+    """
+    if asked is None:
+        return min(context_length(model, tokenizer) or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
+    positions = position_count(model)
+    if positions is not None and asked > positions:
+        raise UsageError(
+            f"--context {asked:,}: the model has {positions:,} positions", f"Give at most {positions:,}."
+        )
+    return asked
 
 
 def padding_id(model: Any, tokenizer: Any) -> int:

@@ -32,6 +32,7 @@ from prunecli.evaluation.losses import (
     require_finite,
     require_task,
     token_losses,
+    window_length,
 )
 from prunecli.evaluation.windows import lm_batches
 
@@ -141,26 +142,30 @@ def mlm_batches(
     texts: Sequence[str],
     batch_tokens: int,
     *,
+    context: int | None = None,
     seed: int = 0,
     probability: float = MASK_PROBABILITY,
 ) -> list[Batch]:
     """Texts with a share of their tokens hidden, which are to be found again (BERT, 1810.04805, 3.1).
 
     Each token that is not a special one is chosen with `probability`, at least one of a text; of the chosen ones 80 %
-    become the mask token, 10 % a random token, 10 % stay. What is longer than the model's positions is cut.
+    become the mask token, 10 % a random token, 10 % stay. What is longer than a window is cut.
 
     Args:
+        context: tokens of a window; default: see `window_length`.
         seed: with the number of the text it determines what is chosen.
 
     Raises:
         UnsupportedModelError: the model is not a masked language model, or its tokenizer has no mask token.
+        UsageError: the model has fewer positions than `context`.
         DataError: no text has a token to hide.
     """
     require_task(model, "mlm")
     if tokenizer.mask_token_id is None:
         raise UnsupportedModelError("mlm: the tokenizer has no mask token")
     special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-    sequences = encoded(tokenizer, texts, truncation=True, max_length=context_length(model, tokenizer))
+    longest = window_length(model, tokenizer, context)
+    sequences = encoded(tokenizer, texts, truncation=True, max_length=longest)
     vocabulary = [token for token in range(len(tokenizer)) if token not in special]
     masked = {
         index: _hide(ids, special, vocabulary, tokenizer.mask_token_id, (seed, index), probability)

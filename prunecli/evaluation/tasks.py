@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,7 +45,8 @@ class TaskOptions:
     Attributes:
         batch_tokens: padded tokens in a batch.
         device, dtype: as in `load_model`.
-        stride: of the windows of `lm`; None: half of the context.
+        context: tokens of a window of `lm`, of a text of `mlm`; None: see `window_length`.
+        stride: of the windows of `lm`; None: context - 1.
         seed: of the tokens that `mlm` hides.
         memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
         spill_directory: with `memory`: as in `Means`.
@@ -54,6 +55,7 @@ class TaskOptions:
     batch_tokens: int = 2048
     device: str = "auto"
     dtype: str = "auto"
+    context: int | None = None
     stride: int | None = None
     seed: int = 0
     memory: int | None = None
@@ -62,10 +64,17 @@ class TaskOptions:
 
 @dataclass(frozen=True)
 class _Measured:
-    """One checkpoint's scores, and the values of the examples that are tested against the baseline's."""
+    """What is found of one checkpoint.
+
+    Attributes:
+        scores: of all texts.
+        values: of the examples, which are tested against the baseline's.
+        windows: how texts were cut, for the file.
+    """
 
     scores: Mapping[str, Any]
     values: NDArray[Any]
+    windows: Mapping[str, int] = field(default_factory=dict)
 
 
 def evaluate_task(
@@ -142,7 +151,7 @@ def _measure(
         with progress(f"{label}: classifying", len(text), "examples") as advance:
             found = _classes(model, tokenizer, text, options, advance)
     else:
-        with progress(f"{label}: predicting", None, "tokens") as advance:
+        with progress(f"{label}: reading", None, "tokens") as advance:
             found = (_causal if task == "lm" else _masked)(model, tokenizer, text, options, advance)
     del model
     gc.collect()  # before the next checkpoint is loaded
@@ -167,7 +176,7 @@ def _by_layer(
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, checkpoint, device)
     session = Session(checkpoint, Means(device, dtype, options.memory, options.spill_directory), work)
-    run = by_layer(session, f"{label}: predicting", progress)
+    run = by_layer(session, f"{label}: reading", progress)
     measure = _causal if task == "lm" else _masked
     return measure(session.skeleton.model, tokenizer, text, options, run=run)
 
@@ -176,9 +185,20 @@ def _causal(
     model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
 ) -> _Measured:
     from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
+    from prunecli.evaluation.losses import window_length
 
+    length = window_length(model, tokenizer, options.context)
+    stride = length - 1 if options.stride is None else options.stride
+    windows = {"context": length, "stride": stride}
     made = lm_losses(
-        model, tokenizer, text.texts, options.batch_tokens, stride=options.stride, advance=advance, **how
+        model,
+        tokenizer,
+        text.texts,
+        options.batch_tokens,
+        advance=advance,
+        context=length,
+        stride=stride,
+        **how,
     )
     scores = {
         "perplexity": perplexity(made.loss),
@@ -188,19 +208,28 @@ def _causal(
         "tokens": int(made.tokens.sum()),
     }
     sizes = np.array([utf8_bytes(one) for one in text.texts])
-    return _Measured(scores, made.nats / np.log(2) / sizes)
+    return _Measured(scores, made.nats / np.log(2) / sizes, windows)
 
 
 def _masked(
     model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
 ) -> _Measured:
     from prunecli.evaluation.language_model import mlm_losses, perplexity
+    from prunecli.evaluation.losses import window_length
 
+    length = window_length(model, tokenizer, options.context)
     made = mlm_losses(
-        model, tokenizer, text.texts, options.batch_tokens, seed=options.seed, advance=advance, **how
+        model,
+        tokenizer,
+        text.texts,
+        options.batch_tokens,
+        context=length,
+        seed=options.seed,
+        advance=advance,
+        **how,
     )
     scores = {"perplexity": perplexity(made.loss), "loss": made.loss, "tokens": int(made.tokens.sum())}
-    return _Measured(scores, made.nats / np.maximum(made.tokens, 1))
+    return _Measured(scores, made.nats / np.maximum(made.tokens, 1), {"context": length})
 
 
 def _classes(
@@ -236,7 +265,7 @@ def _payload(
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in found.scores.items()
         }
-        row: dict[str, Any] = {"checkpoint": label, "scores": scores}
+        row: dict[str, Any] = {"checkpoint": label, **found.windows, "scores": scores}
         if label != baseline:
             row["p_value"] = _p_value(task, measured[baseline].values, found.values)
         results.append(row)

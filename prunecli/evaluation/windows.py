@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli.data.batching import length_bucketed, pad
 from prunecli.errors import DataError, UsageError
-from prunecli.evaluation.losses import IGNORED, Batch, context_length, encoded, padding_id, require_task
+from prunecli.evaluation.losses import IGNORED, Batch, encoded, padding_id, require_task, window_length
 
 
 @dataclass(frozen=True)
@@ -27,45 +27,55 @@ class Window:
 
 
 def lm_windows(
-    tokenizer: Any, model: Any, texts: Sequence[str], *, stride: int | None = None
+    tokenizer: Any,
+    model: Any,
+    texts: Sequence[str],
+    *,
+    context: int | None = None,
+    stride: int | None = None,
 ) -> list[Window]:
-    """Cut texts to windows of the model's context in which every token is predicted once.
+    """Cut texts to windows in which every token is predicted once.
 
     The first token is predicted from the tokenizer's start token, or its end token where it has none; with neither it
-    is not counted. A window begins `stride` tokens after the one before it, so that a counted token that is not in the
-    first window is predicted from context - stride tokens or more.
+    is not counted. A window begins `stride` tokens after the one before it. By default windows overlap by the one
+    token from which the first new one is predicted, so that each predicts context - 1 tokens; with a smaller `stride`
+    a counted token that is not in the first window is predicted from context - stride tokens or more.
 
     Args:
-        stride: default: half of the context.
+        context: tokens of a window at most; default: see `window_length`.
+        stride: default: context - 1.
 
     Raises:
         UnsupportedModelError: not a causal language model.
-        UsageError: `stride` is not from 1 to context - 1.
+        UsageError: the model has fewer positions than `context`; `stride` is not from 1 to context - 1.
         DataError: there is no token to predict.
     """
     require_task(model, "lm")
-    context = context_length(model, tokenizer)
-    if stride is not None and (stride < 1 or (context is not None and stride >= context)):
+    length = window_length(model, tokenizer, context)
+    step = length - 1 if stride is None else stride
+    if not 1 <= step < length:
         raise UsageError(
-            f"--stride {stride}: the model's context has {context} tokens",
-            "Windows must overlap: a stride is from 1 to context - 1.",
+            f"--stride {step}: a window has {length:,} tokens",
+            "Windows must overlap: a stride is from 1 to the window's tokens - 1.",
         )
-    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     windows = []
     for number, ids in enumerate(encoded(tokenizer, texts)):
-        if start is not None and (not ids or ids[0] != start):
-            ids = [start, *ids]
-        windows += _windows(number, ids, context or max(2, len(ids)), stride)
+        windows += _windows(number, started(tokenizer, ids), length, step)
     if not windows:
         raise DataError("the text has no token to predict")
     return windows
 
 
-def _windows(text: int, ids: Sequence[int], context: int, stride: int | None) -> list[Window]:
-    step = stride or max(1, context // 2)
+def started(tokenizer: Any, ids: list[int]) -> list[int]:
+    """Tokens behind the one that a text's first token is predicted from, where the tokenizer has one."""
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    return ids if start is None or ids[:1] == [start] else [start, *ids]
+
+
+def _windows(text: int, ids: Sequence[int], length: int, step: int) -> list[Window]:
     made, done = [], 1  # nothing comes before the first token
     for begin in range(0, len(ids), step):
-        end = min(begin + context, len(ids))
+        end = min(begin + length, len(ids))
         if end > done:
             made.append(Window(text, tuple(ids[begin:end]), end - done))
             done = end
@@ -90,8 +100,8 @@ def window_batches(windows: Sequence[Window], pad_id: int, batch_tokens: int) ->
 
 
 def lm_batches(
-    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, *, stride: int | None = None
+    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, *, context: int | None = None
 ) -> list[Batch]:
     """`lm_windows` in batches: an example is a window, which is a whole text where that fits the context."""
-    windows = lm_windows(tokenizer, model, texts, stride=stride)
+    windows = lm_windows(tokenizer, model, texts, context=context)
     return window_batches(windows, padding_id(model, tokenizer), batch_tokens)

@@ -38,7 +38,7 @@ class Logits:
         self._model, self._inputs = getattr(model, "module", model), inputs
         size = block_positions(_vocabulary(self._model))
         rows = kept.flatten().nonzero().squeeze(1)
-        self._blocks: Sequence[Tensor] = rows.split(size)
+        self._blocks: Sequence[Tensor] = torch.split(rows, size)
         self._body: _Body | None = None
         made = None
         if kept.dim() > 1 and kept.numel() > size:
@@ -49,7 +49,9 @@ class Logits:
             made = model(**inputs)
         self._held: Tensor | None = made.logits.flatten(0, -2)
         # The logits are let go once they are used.
-        self.outputs = SimpleNamespace(**{name: value for name, value in vars(made).items() if name != "logits"})
+        self.outputs = SimpleNamespace(
+            **{name: value for name, value in vars(made).items() if name != "logits"}
+        )
 
     def block(self, number: int) -> Tensor:
         """`[positions, vocabulary]`: the logits of one block, the first of them once."""
@@ -82,7 +84,7 @@ class Logits:
 
 def _vocabulary(model: Any) -> int:
     """1 where the model does not say: then nothing is cut."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "vocab_size") and hasattr(config, "get_text_config"):
         config = config.get_text_config()
     return int(getattr(config, "vocab_size", None) or 1)

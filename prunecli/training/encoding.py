@@ -15,9 +15,9 @@ from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode, tokenized
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
-from prunecli.evaluation.losses import IGNORED, context_length, encoded, padding_id, require_task
+from prunecli.evaluation.losses import context_length, encoded, padding_id, require_task, window_length
 from prunecli.evaluation.objective import decoder_inputs
-from prunecli.evaluation.windows import lm_windows
+from prunecli.evaluation.windows import started
 from prunecli.progress import Progress, silent
 from prunecli.training.examples import Labelled, Masked, Sequences, Texts, Translations
 
@@ -74,23 +74,33 @@ def _tokenised(
     return rows
 
 
-def texts(tokenizer: Any, model: Any, lines: Sequence[str]) -> Texts:
-    """Windows of the model's context in which each token is predicted once.
+def texts(tokenizer: Any, model: Any, lines: Sequence[str], context: int | None = None) -> Texts:
+    """Lines one after another, each ended by the end token, cut into windows in which each token is predicted once.
+
+    A window may hold several lines and parts of them: attention and positions run on from one to the next within it, as
+    in the training of GPT-2 (and in transformers' run_clm). Where the tokenizer has no end token there is none.
+
+    Args:
+        context: tokens of a window; default: see `window_length`.
 
     Raises:
         UnsupportedModelError: not a causal language model.
+        UsageError: the model has fewer positions than `context`.
         DataError: there is no token to predict.
     """
     require_task(model, "lm")
-    context = context_length(model, tokenizer)
-    windows = lm_windows(tokenizer, model, lines, stride=None if context is None else max(1, context - 1))
-    ids = Sequences([window.ids for window in windows])
-    labels = Sequences(
-        [
-            [IGNORED] * (len(window.ids) - window.counted - 1) + [*window.ids[-window.counted :], IGNORED]
-            for window in windows
-        ]
-    )
+    length, end = window_length(model, tokenizer, context), tokenizer.eos_token_id
+    stream: list[int] = []
+    for line in encoded(tokenizer, lines):
+        stream += line
+        if end is not None and line[-1:] != [end]:
+            stream.append(end)
+    stream = started(tokenizer, stream)
+    if len(stream) < 2:
+        raise DataError("there is no token to predict")
+    starts = range(0, len(stream) - 1, length)
+    ids = Sequences([stream[start : min(start + length, len(stream) - 1)] for start in starts])
+    labels = Sequences([stream[start + 1 : start + 1 + length] for start in starts])
     return Texts(ids, labels, padding_id(model, tokenizer))
 
 
@@ -112,11 +122,12 @@ def labelled(tokenizer: Any, model: Any, text: LabelledText) -> Labelled:
     )
 
 
-def masked(tokenizer: Any, model: Any, lines: Sequence[str], seed: int) -> Masked:
+def masked(tokenizer: Any, model: Any, lines: Sequence[str], seed: int, context: int | None = None) -> Masked:
     """Texts for a masked language model; those without a token to hide are left out, what is too long is cut.
 
     Raises:
         UnsupportedModelError: not a masked language model, or its tokenizer has no mask token.
+        UsageError: the model has fewer positions than `context`.
         DataError: no text has a token to hide.
     """
     require_task(model, "mlm")
@@ -124,7 +135,7 @@ def masked(tokenizer: Any, model: Any, lines: Sequence[str], seed: int) -> Maske
         raise UnsupportedModelError("mlm: the tokenizer has no mask token")
     special = np.zeros(max(tokenizer.get_vocab().values()) + 1, np.bool_)
     special[sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})] = True
-    cut = {"truncation": True, "max_length": context_length(model, tokenizer)}
+    cut = {"truncation": True, "max_length": window_length(model, tokenizer, context)}
     rows = [ids for ids in encoded(tokenizer, lines, **cut) if not all(special[token] for token in ids)]
     if not rows:
         raise DataError("no text has a token that could be hidden")

@@ -88,7 +88,7 @@ class Translations:
 
 @dataclass(frozen=True)
 class Texts:
-    """Windows of texts for a causal language model; `labels` hold the token that follows."""
+    """Windows for a causal language model; `labels` hold the token that follows each."""
 
     ids: Sequences
     labels: Sequences

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prunecli.data.batching import length_bucketed
 from prunecli.errors import DataError
-from prunecli.evaluation.losses import IGNORED, TaskName, context_length, encoded, padding_id
+from prunecli.evaluation.losses import IGNORED, TaskName, encoded, padding_id, window_length
 from prunecli.processes import Place
 from prunecli.training.examples import Sequences
 from prunecli.training.loss import Objective, hidden_distance
@@ -41,13 +41,14 @@ class Features:
         return {**self.ids.model_inputs(rows, self.pad_id), "labels": self.ids.rectangle(rows, IGNORED)}
 
 
-def features(tokenizer: Any, model: Any, lines: Sequence[str]) -> Features:
-    """Texts as the tokenizer makes them; what is too long for the model is cut.
+def features(tokenizer: Any, model: Any, lines: Sequence[str], context: int | None = None) -> Features:
+    """Texts as the tokenizer makes them, cut to `window_length`.
 
     Raises:
+        UsageError: the model has fewer positions than `context`.
         DataError: there is no text.
     """
-    cut = {"truncation": True, "max_length": context_length(model, tokenizer)}
+    cut = {"truncation": True, "max_length": window_length(model, tokenizer, context)}
     rows = [ids for ids in encoded(tokenizer, lines, **cut) if ids]
     if not rows:
         raise DataError("no text has a token", "Give other text.")

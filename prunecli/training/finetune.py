@@ -33,7 +33,7 @@ from prunecli.training.state import (
     require_sound,
     trainer_state,
 )
-from prunecli.training.teacher import load_teacher
+from prunecli.training.teacher import load_teacher, require_positions
 from prunecli.training.trainer import FinetuneTrainer, choose_attention, training_arguments
 from prunecli.training.watch import Report, Watch
 
@@ -161,7 +161,15 @@ def _require_floats(checkpoint: Checkpoint) -> None:
 def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
     options, material, arguments, place = run.options, run.material, run.arguments, run.place
-    examples = encode_examples(tokenizer, model, material, material.train, options.seed, run.progress)
+    examples = encode_examples(
+        tokenizer,
+        model,
+        material,
+        material.train,
+        seed=options.seed,
+        context=options.context,
+        progress=run.progress,
+    )
     require_batch(examples, options.batch_tokens, options.accumulate * place.processes)
     validation = make_validation(tokenizer, model, material, options)
     teacher = None
@@ -170,6 +178,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         teacher = load_teacher(
             options.teacher, model, tokenizer, material.task, options.loss, arguments.device, dtype
         )
+        require_positions(options.teacher, teacher, examples)
     objective = Objective(options.loss, teacher)
     if material.task == FEATURES:
         objective = FeatureDistance(options.loss, teacher)

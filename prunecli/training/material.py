@@ -62,10 +62,16 @@ def encode_examples(
     model: Any,
     material: Material,
     text: Text,
+    *,
     seed: int = 0,
+    context: int | None = None,
     progress: Progress = silent,
 ) -> Examples:
-    """The examples of the material's task in `text`; `seed` is that of the tokens that `mlm` hides.
+    """The examples of the material's task in `text`.
+
+    Args:
+        seed: of the tokens that `mlm` hides.
+        context: tokens of a window of plain text; None: see `window_length`.
 
     Raises:
         PruneError: the model is for another task, or the text cannot be used.
@@ -75,10 +81,10 @@ def encode_examples(
     if isinstance(text, LabelledText):
         return labelled(tokenizer, model, text)
     if material.task == FEATURES:
-        return features(tokenizer, model, text.texts)
+        return features(tokenizer, model, text.texts, context)
     if material.task == "mlm":
-        return masked(tokenizer, model, text.texts, seed)
-    return texts(tokenizer, model, text.texts)
+        return masked(tokenizer, model, text.texts, seed, context)
+    return texts(tokenizer, model, text.texts, context)
 
 
 def make_validation(
@@ -92,5 +98,5 @@ def make_validation(
         assert isinstance(material.valid, ParallelText)
         decoding = DecodingOptions(options.beam, options.batch_tokens)
         translating = Translating(material.valid, material.pairs, tokenizer, decoding)
-    examples = encode_examples(tokenizer, model, material, material.valid)
+    examples = encode_examples(tokenizer, model, material, material.valid, context=options.context)
     return Validation(examples, options.batch_tokens, translating)

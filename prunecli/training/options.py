@@ -50,6 +50,7 @@ class TrainingOptions:
         patience: stop after so many validations without a better one; None: never.
         beam: of the translations that chrF++ scores.
         teacher: checkpoint to learn from, or None.
+        context: tokens of a window of plain text; None: see `window_length`.
     """
 
     loss: LossOptions = field(default_factory=LossOptions)
@@ -69,4 +70,5 @@ class TrainingOptions:
     patience: int | None = None
     beam: int = 1
     teacher: Path | None = None
+    context: int | None = None
     seed: int = 0

@@ -10,8 +10,9 @@ import torch
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import UsageError
-from prunecli.evaluation.losses import require_task
+from prunecli.evaluation.losses import position_count, require_task
 from prunecli.modules.loading import load_model
+from prunecli.training.examples import Examples
 from prunecli.training.features import FEATURES, TrainingTask
 from prunecli.training.options import LossOptions
 from prunecli.training.trainer import choose_attention
@@ -74,6 +75,20 @@ def require_same_tokens(path: Path, other: Any, own: Any) -> None:
             f"{path}: the teacher has another vocabulary: {len(odd):,} tokens differ, such as {token!r} "
             f"({theirs.get(token)}, the model's is {ours.get(token)})",
             "A teacher must predict the same tokens: name a model with the same tokenizer.",
+        )
+
+
+def require_positions(path: Path, teacher: Any, examples: Examples) -> None:
+    """Refuse a teacher that cannot read what the model is trained on.
+
+    Raises:
+        UsageError: an example is longer than its positions.
+    """
+    longest, positions = max(max(lengths) for lengths in examples.lengths), position_count(teacher)
+    if positions is not None and longest > positions:
+        raise UsageError(
+            f"{path}: the teacher has {positions:,} positions, an example has {longest:,} tokens",
+            f"Choose --context {positions} for a language model, or leave longer sentences out.",
         )
 
 

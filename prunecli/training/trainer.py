@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prunecli.errors import UsageError
+from prunecli.evaluation.losses import IGNORED
 from prunecli.processes import Place
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.examples import Examples
@@ -85,6 +86,11 @@ def _on_cpu(device: str) -> bool:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no GPU here", "Try --device cpu.")
     return device == "cpu" or not torch.cuda.is_available()
+
+
+def _mask(batch: Mapping[str, Tensor]) -> Tensor:
+    """Which tokens of the stack with the head are no padding."""
+    return batch["decoder_attention_mask" if "decoder_attention_mask" in batch else "attention_mask"]
 
 
 def choose_attention(model: Any, device: torch.device, dtype: str) -> None:
@@ -164,13 +170,14 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
 
     def _get_num_items_in_batch(self, batch_samples: Sequence[dict[str, Tensor]], device: Any) -> int:
         """Scored tokens of an update: of all its batches, on all processes."""
-        count = sum(int((batch["labels"] != -100).sum()) for batch in batch_samples)
+        scored = sum(int((batch["labels"] != IGNORED).sum()) for batch in batch_samples)
+        read = sum(int(_mask(batch).sum()) for batch in batch_samples)
         if self.place.processes > 1:
-            total = torch.tensor([count], device=device)
+            total = torch.tensor([scored, read], device=device)
             torch.distributed.all_reduce(total)
-            count = int(total.item())
-        self.watch.tokens += count
-        return count
+            scored, read = total.tolist()
+        self.watch.tokens += read
+        return scored
 
     def compute_loss(
         self,

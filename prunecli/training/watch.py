@@ -44,7 +44,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     Attributes:
         seconds: spent on updates, without validation and saving.
-        tokens: scored tokens of these updates, of all processes.
+        tokens: that the decoder, or the only stack, read in these updates, padding left out, of all processes.
         elapsed: seconds of everything, earlier sittings of the same run included.
         unlogged: sum of the losses since the last log, and the step of that log.
         interrupted: a signal asked to stop.
@@ -85,7 +85,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     @property
     def tokens_per_second(self) -> float:
-        """Scored tokens of an update per second."""
+        """`tokens` per second of the updates."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
@@ -56,14 +57,27 @@ def test_two_checkpoints_side_by_side(folder):
         "pruned",
         "mean of 2 pairs",
         "eng_Latn-deu_Latn",
-        "paired bootstrap",
     ):
         assert text in result.stdout
+    assert "2 sentences are too few for a test of significance: 30 or more would do." in result.stderr
+    assert "*" not in result.stdout
+    assert "worse" not in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 120
     assert "2 of 6 pairs" in result.stderr
     assert "--spm FILE" in result.stderr
     payload = json.loads((folder / "evaluation.json").read_text())
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
+
+
+def test_packed_text_with_enough_for_a_test(folder):
+    for language, lines in TEXT.items():
+        (folder / "data" / f"test.{language}").unlink()
+        (folder / "data" / f"test.{language}.gz").write_bytes(gzip.compress(lines.encode() * 15))
+    result = _run("full", "pruned", "--data", "data", "--langs", "eng_Latn,fra_Latn,deu_Latn", *QUICK)
+    assert "pairs that differ from full with p < 0.05 (paired bootstrap" in result.stdout
+    assert "worse" in result.stdout
+    assert "too few" not in result.stderr
+    assert json.loads((folder / "evaluation.json").read_text())["data"]["sentences"] == 30
 
 
 def test_given_pairs_are_what_is_evaluated(folder):
@@ -111,7 +125,7 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("full", "--task", "parsing"), UsageError, "no such task"),
+        (("full", "--data", "data", "--memory", "8GiB"), UsageError, "--memory goes with --task mlm or lm"),
         (("full", "--data", "nothing"), DataError, "no such directory"),
         (("full", "--data", "data", "--split", "dev"), DataError, "no split 'dev'"),
         (

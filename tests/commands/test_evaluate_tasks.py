@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 
 import pytest
 import typer
+from transformers import PhiConfig, PhiForCausalLM
 from typer.testing import CliRunner
 
 from prunecli.commands.evaluate import evaluate
-from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
-from tests.families import tiny_family
+from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
+from tests.families import VOCAB, tiny_family, write_plain_tokenizer
 from tests.tiny import tiny_nllb_moe
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -40,12 +42,64 @@ def _run(*arguments):
 
 def test_perplexity(folder):
     result = _run("full", "small", "--task", "lm", "--text", "a.txt", "--text", "b.txt")
-    for text in ("perplexity", "bits/byte", "full", "small", "a.txt, b.txt, 4 texts", "paired t-test"):
+    for text in ("perplexity", "bits/byte", "full", "small", "a.txt, b.txt, 4 texts"):
         assert text in result.stdout
+    assert "paired t-test" not in result.stdout
+    assert "*" not in result.stdout
+    assert "4 texts are too few for a test of significance" in result.stderr
     assert "Written to evaluation.json." in result.stderr
     payload = json.loads((folder / "evaluation.json").read_text())
     assert payload["task"] == "lm"
     assert [row["checkpoint"] for row in payload["results"]] == ["full", "small"]
+    assert [(row["context"], row["stride"]) for row in payload["results"]] == [(64, 63)] * 2
+
+
+def test_enough_texts_for_a_test(folder):
+    (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
+    result = _run("full", "small", "--text", "many.txt")
+    assert "paired t-test" in result.stdout
+    assert "*" in result.stdout
+    assert "too few" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task"),
+    [
+        (("full", "small", "--text", "a.txt.gz"), "lm"),
+        (("masked", "--text", "a.txt.gz"), "mlm"),
+        (("c-full", "c-small", "--labelled", "text.tsv.gz"), "classification"),
+        (("undeclared", "--text", "a.txt.gz", "--context", "9"), "lm"),
+    ],
+)
+def test_the_task_is_what_the_model_is_for(folder, arguments, task):
+    """And text is read packed as it is unpacked, by every task."""
+    tiny_family("masked", "bert")
+    shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    phi = PhiConfig(**shape, vocab_size=VOCAB, max_position_embeddings=32, pad_token_id=1)
+    PhiForCausalLM(phi).save_pretrained("undeclared")
+    write_plain_tokenizer(folder / "undeclared", "gpt2")
+    for name in ("a.txt", "text.tsv"):
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+    _run(*arguments)
+    found = json.loads((folder / "evaluation.json").read_text())
+    assert found["task"] == task
+    if task == "lm":
+        assert found["results"][0]["context"] == (9 if "undeclared" in arguments else 64)
+    _run(*(argument.removesuffix(".gz") for argument in arguments), "--task", task, "-o", "plain.json")
+    assert json.loads((folder / "plain.json").read_text())["results"] == found["results"]
+
+
+def test_a_text_in_windows(folder):
+    """One text of many tokens, the context of the model or less."""
+    (folder / "long.txt").write_text("ten hens in a hat " * 40)
+    losses = []
+    for context in ("64", "20", "2"):
+        arguments = ("full", "--text", "long.txt", "--context", context, "-o", f"{context}.json")
+        (row,) = json.loads(_run(*arguments, "--json").stdout)["results"]
+        assert (row["context"], row["stride"]) == (int(context), int(context) - 1)
+        losses.append(row["scores"]["loss"])
+        assert row["scores"]["tokens"] > 400
+    assert len(set(losses)) == 3
 
 
 def test_whole_files_and_a_stride(folder):
@@ -103,12 +157,18 @@ def test_a_plot(folder, monkeypatch, task):
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("full", "--task", "lm"), UsageError, "--task lm needs text"),
-        (("c-full", "--task", "classification"), UsageError, "needs labelled text"),
-        (("c-full", "--task", "classification", "--text", "a.txt"), UsageError, "--text does not go with"),
-        (("full", "--text", "a.txt"), UsageError, "--text does not go with --task translation"),
-        (("full", "--task", "lm", "--text", "a.txt", "--pairs", "a-b"), UsageError, "--pairs does not go"),
-        (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride does not go"),
+        (("full", "--task", "lm"), UsageError, "lm needs text"),
+        (("full",), UsageError, "lm needs text"),
+        (("c-full",), UsageError, "classification needs labels"),
+        (("c-full", "--text", "a.txt"), UsageError, "--text goes with --task mlm or lm, not classification"),
+        (("full", "c-full", "--text", "a.txt"), UsageError, "full is for lm, c-full for classification"),
+        (("full", "--task", "translation", "--text", "a.txt"), UsageError, "not translation"),
+        (("full", "--text", "a.txt", "--pairs", "a-b"), UsageError, "--pairs goes with --task translation"),
+        (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride goes with"),
+        (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
+        (("c-full", "--labelled", "text.tsv", "--memory", "8GiB"), UsageError, "--memory goes with"),
+        (("none", "--text", "a.txt"), CheckpointError, "none: no such directory"),
+        (("full", "--text", "cut.txt.gz"), DataError, "cut.txt.gz: not a whole gzip file"),
         (("full", "--task", "lm", "--text", "a.txt", "--stride", "64"), UsageError, "--stride 64"),
         (("full", "--task", "lm", "--text", "none.txt"), DataError, "none.txt: no such file"),
         (("full", "--task", "lm", "--text", "a.txt", "--max-sentences", "9"), DataError, "9 texts"),
@@ -119,6 +179,7 @@ def test_a_plot(folder, monkeypatch, task):
     ],
 )
 def test_refused(folder, arguments, error, message):
+    (folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(error) as caught:
         _run(*arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from dataclasses import replace
 from functools import partial
@@ -164,6 +165,22 @@ def test_a_masked_language_model(folder):
     assert prunecli.load_model("out", device="cpu").config.model_type == "bert"
 
 
+def test_packed_text_and_a_context(folder):
+    """Text in .gz gives what it holds; --context is kept in the history."""
+    tiny_family("gpt2", "gpt2")
+    for split in ("train", "val"):
+        plain = (folder / "data" / f"{split}.eng_Latn").read_bytes()
+        (folder / f"{split}.txt").write_bytes(plain)
+        (folder / f"{split}.txt.gz").write_bytes(gzip.compress(plain))
+    for ending in ("txt", "txt.gz"):
+        text = ("--text", f"train.{ending}", "--valid-text", f"val.{ending}", "--context", 20)
+        _run("gpt2", *text, *SMALL, "-o", f"out-{ending}")
+    one, other = values("out-txt"), values("out-txt.gz")
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    with open_checkpoint("out-txt") as made:
+        assert made.structure.history[-1]["arguments"]["context"] == 20
+
+
 def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
     import os
     import signal
@@ -231,7 +248,12 @@ def test_no_validation_is_said(folder):
         (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--tokenizer", "model"), UsageError, "--from-scratch"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),
-        (("model", "--text", "data/train.eng_Latn"), UsageError, "--text goes with --task lm or mlm"),
+        (
+            ("model", "--text", "data/train.eng_Latn"),
+            UsageError,
+            "--text goes with --task mlm or lm, not translation",
+        ),
+        (("model", *PAIR, "--context", 20), UsageError, "--context goes with --task mlm or lm"),
         (("model", *PAIR, "--task", "lm"), UsageError, "--data goes with --task translation"),
         (("gpt2",), UsageError, "needs text"),
         (("gpt2", "--text", "data/train.eng_Latn", "--metric", "chrf++"), UsageError, "--metric chrf++"),

@@ -68,7 +68,7 @@ def test_every_token_is_predicted_once_from_enough_context(data):
     # Each token is its own place: 100 for the text, and its number in it.
     texts = [" ".join(str(100 * number + place) for place in range(n)) for number, n in enumerate(lengths)]
     windows = lm_windows(_Words(), _model(context), texts, stride=stride)
-    step = stride or max(1, context // 2)
+    step = stride or context - 1
     seen = []
     for batch in window_batches(windows, 0, data.draw(st.integers(1, 60), label="batch tokens")):
         for row, index in enumerate(batch.indices):
@@ -104,8 +104,68 @@ def test_texts_without_a_token_to_predict_are_left_out():
 
 @pytest.mark.parametrize("stride", [0, 8, 9, -1])
 def test_windows_must_overlap(stride):
-    with pytest.raises(UsageError, match="the model's context has 8 tokens"):
+    with pytest.raises(UsageError, match="a window has 8 tokens"):
         lm_windows(_Words(), _model(8), ["1 2 3"], stride=stride)
+
+
+def test_a_window_is_no_longer_than_its_default():
+    text = " ".join(map(str, range(5000)))
+    for positions in (None, 1 << 17):
+        windows = lm_windows(_Words(), _model(positions), [text])
+        assert [len(window.ids) for window in windows] == [2048, 2048, 906]
+        assert [window.ids[0] for window in windows] == [0, 2047, 4094], "the last token of the window before"
+    assert max(len(window.ids) for window in lm_windows(_Words(), _model(100), [text])) == 100
+
+
+def test_a_context_that_is_asked_for():
+    text = " ".join(map(str, range(5000)))
+    (window,) = lm_windows(_Words(), _model(5000), [text], context=5000)
+    assert window.counted == 4999
+    tokenizer = _Words()
+    tokenizer.model_max_length = 10  # the tokenizer's word is a default
+    assert len(lm_windows(tokenizer, _model(5000), [text], context=20)[0].ids) == 20
+    assert len(lm_windows(tokenizer, _model(5000), [text])[0].ids) == 10
+    with pytest.raises(UsageError, match="--context 5,001: the model has 5,000 positions"):
+        lm_windows(_Words(), _model(5000), [text], context=5001)
+
+
+def test_masked_texts_are_cut_to_the_context(masked):
+    model, tokenizer = masked
+    seen = [
+        {
+            len(row)
+            for batch in mlm_batches(tokenizer, model, LINES, 1, context=context)
+            for row in batch.labels
+        }
+        for context in (None, 9)
+    ]
+    assert max(seen[0]) == 64
+    assert max(seen[1]) == 9
+    with pytest.raises(UsageError, match="--context 67: the model has 66 positions"):
+        mlm_batches(tokenizer, model, LINES, 1, context=67)
+
+
+@pytest.mark.parametrize("context", [2, 7, 64])
+def test_windows_of_a_context_lose_only_what_is_before_them(causal, context):
+    """Each token from those before it in its window, whose first is the last of the window before."""
+    model, tokenizer = causal
+    found = lm_losses(model, tokenizer, LINES, 100, context=context)
+    for line, nats in zip(LINES, found.nats, strict=True):
+        ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
+        expected = 0.0
+        for start in range(0, len(ids) - 1, context - 1):
+            window = ids[start : start + context]
+            expected += causal_nll(model, window, len(window) - 1)
+        assert nats == pytest.approx(expected, rel=1e-5)
+
+
+def test_progress_counts_the_tokens_that_are_read(masked):
+    """Not the hidden ones alone, of which there are a few."""
+    model, tokenizer = masked
+    steps = []
+    mlm_losses(model, tokenizer, LINES, 1000, advance=steps.append)
+    lengths = [min(64, len(tokenizer(line, verbose=False)["input_ids"])) for line in LINES]
+    assert sum(steps) == sum(lengths)
 
 
 @pytest.mark.parametrize("stride", [None, 10, 63])
@@ -117,7 +177,7 @@ def test_losses_are_those_of_single_windows(causal, stride):
     for line in LINES:
         ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
         nats, done = 0.0, 1
-        for begin in range(0, len(ids), stride or 32):
+        for begin in range(0, len(ids), stride or 63):
             window = ids[begin : begin + 64]
             new = begin + len(window) - done
             if new > 0:
@@ -127,7 +187,9 @@ def test_losses_are_those_of_single_windows(causal, stride):
     assert found.nats.tolist() == pytest.approx(expected, rel=1e-5)
     assert found.tokens.tolist() == tokens
     assert tokens[2] > 64, "one text is longer than the context"
-    assert sum(steps) == sum(tokens)
+    if stride is None:
+        later = 1  # windows overlap by the token from which the first new one is predicted
+        assert sum(steps) == sum(tokens) + len(LINES) + later
     assert perplexity(found.loss) == pytest.approx(math.exp(sum(expected) / sum(tokens)), rel=1e-5)
 
 

@@ -15,6 +15,7 @@ from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation.language_model import TextLosses, lm_losses, mlm_losses
 from prunecli.evaluation.layer_major import by_layer, need_of
 from prunecli.evaluation.losses import Batch
+from prunecli.modules.layerwise import budget
 from prunecli.modules.layerwise import session as machinery
 from prunecli.modules.layerwise.budget import (
     activation_bytes,
@@ -67,6 +68,16 @@ def test_other_strides_seeds_and_types(tmp_path: Path) -> None:
     assert_same(layered(masked, "bert", seed=3)[0], whole(masked, "bert", seed=3))
     found, _ = layered(causal, "gpt2", dtype=torch.bfloat16)
     assert_same(found, whole(causal, "gpt2", "bfloat16"))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bert"])
+def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny_family(tmp_path / "model", model_type)
+    wanted = whole(path, model_type, context=20)
+    monkeypatch.setattr(budget, "BLOCK_VALUES", 300)
+    found, _ = layered(path, model_type, context=20)
+    assert_same(found, whole(path, model_type, context=20))
+    np.testing.assert_allclose(found.nats, wanted.nats, rtol=1e-5)
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
@@ -131,6 +142,18 @@ def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="example 1: the loss is nan"):
             lm_losses(model, tokenizer, LINES[:1], 40, run=by_layer(session, "x"))
         final.remove()
+
+
+def test_a_batch_takes_the_logits_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = torch.ones(2, 500, dtype=torch.long)
+    with open_checkpoint(tiny_family(tmp_path / "a", "llama")) as checkpoint:
+        session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
+        session.skeleton.model.config.vocab_size = 128_000
+        need = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=False)
+        back = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=True)
+    logits, hidden = 262 * 128_000 * 4, 1000 * 12 * 32 * 4  # 2^25 / 128,000 positions
+    assert need.activations == 2 * logits + hidden
+    assert back.activations == 2 * 3 * logits + hidden
 
 
 def test_what_a_batch_takes(tmp_path: Path) -> None:

@@ -25,12 +25,12 @@ TASK: dict[str, TaskName] = {
     **dict.fromkeys(TRANSLATORS, "translation"),
 }
 UNDECLARED: dict[str, dict[str, Any]] = {
-    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8, "num_key_value_heads": 2},
-    "cohere": {"logit_scale": 0.25, "num_key_value_heads": 2},
-    "granite": {"logits_scaling": 3.0, "num_key_value_heads": 2},
+    "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8},
+    "cohere": {"logit_scale": 0.25},
+    "granite": {"logits_scaling": 3.0},
     "opt": {"ffn_dim": 32, "word_embed_proj_dim": 16},
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_key_value_heads": 2, "head_dim": 8},
-    "phi": {"num_key_value_heads": 2},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "head_dim": 8},
+    "phi": {},
     "bert-generation": {"is_decoder": True},
 }
 """Heads with a soft cap, a scale, a bias; bodies that are called by another name."""
@@ -100,6 +100,7 @@ def test_other_families_heads(model_type: str, monkeypatch: pytest.MonkeyPatch) 
         "hidden_size": 16,
         "num_hidden_layers": 2,
         "num_attention_heads": 2,
+        "num_key_value_heads": 2,
         "intermediate_size": 32,
         "max_position_embeddings": 32,
         "pad_token_id": 1,

@@ -12,13 +12,14 @@ from prunecli import load_model
 from prunecli.data.labelled import LabelledText
 from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode, load_tokenizer
-from prunecli.errors import DataError, UnsupportedModelError
-from prunecli.evaluation.objective import lm_batches, token_losses, translation_batches
+from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.evaluation.objective import token_losses, translation_batches
 from prunecli.training import encoding
 from prunecli.training.encoding import labelled, masked, texts, translations
 from prunecli.training.examples import Sequences
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
+from tests.reference.losses import causal_nll
 from tests.training.runs import PAIRS, parallel
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -131,24 +132,53 @@ def test_long_sentences_are_cut_to_the_positions(tmp_path):
     assert examples.lengths == [(63, 63), (63, 63)]
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_texts_predict_the_next_token(tmp_path, family):
+@pytest.mark.parametrize(("family", "context"), [("gpt2", None), ("llama", None), ("llama", 7)])
+def test_texts_are_packed_and_ended(tmp_path, family, context):
+    """Lines one after another with </s> (2) behind each, cut where a window is full."""
     tokenizer, model = opened(tiny_family(tmp_path, family))
     lines = ["the hen", "no", "ten " * 60]
-    examples = texts(tokenizer, model, lines)
-    assert max(length for length, _ in examples.lengths) <= 64
-    expected = sum(
-        float(token_losses(model, batch, "lm")[0].sum().detach())
-        for batch in lm_batches(tokenizer, model, lines[:2], 1000)
-    )
-    assert loss_of(model, examples.batch([0, 1])) == pytest.approx(expected, rel=1e-4)
+    stream = []
+    for line in lines:
+        ids = tokenizer(line)["input_ids"]
+        stream += ids if ids[-1] == 2 else [*ids, 2]
+    if stream[0] != tokenizer.bos_token_id:
+        stream = [tokenizer.bos_token_id, *stream]
+    examples = texts(tokenizer, model, lines, context)
+    length = context or 64
+    assert [one for one, _ in examples.lengths[:-1]] == [length] * (len(examples.lengths) - 1)
     batch = whole(examples)
-    following = torch.nn.functional.pad(batch["input_ids"][:, 1:], (0, 1))
-    assert bool((batch["labels"] == following)[batch["labels"] != -100].all())
-    # Every token but the first of each text, which nothing comes before.
-    tokens = sum(len(row) for row in tokenizer(lines)["input_ids"])
-    starts = tokenizer(["no"])["input_ids"][0][0] == tokenizer.bos_token_id
-    assert int((batch["labels"] != -100).sum()) == tokens - (len(lines) if starts else 0)
+    read, following = (
+        [token for row in range(len(batch["labels"])) for token in batch[name][row][kept[row]].tolist()]
+        for name, kept in (("input_ids", batch["attention_mask"] == 1), ("labels", batch["labels"] != -100))
+    )
+    assert read == stream[:-1]
+    assert following == stream[1:], "every token but the first is predicted, and once"
+    if context:
+        expected = causal_nll(model, stream[: context + 1], context)
+        assert loss_of(model, examples.batch([0])) == pytest.approx(expected, rel=1e-4)
+
+
+def test_texts_without_an_end_token(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
+    tokenizer.eos_token = tokenizer.bos_token = None
+    examples = texts(tokenizer, model, ["the hen", "no"])
+    assert 2 not in whole(examples)["labels"]
+    tokenizer.eos_token = "</s>"
+    assert whole(texts(tokenizer, model, ["the hen", "no"]))["labels"][0, -1] == 2
+
+
+@pytest.mark.parametrize("make", [texts, lambda *given: masked(*given[:3], 0, given[3])])
+def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
+    tokenizer, model = opened(tiny_family(tmp_path, "llama" if make is texts else "bert"))
+    with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
+        make(tokenizer, model, ["the hen"], 99)
+
+
+def test_text_without_a_token_to_predict_is_refused(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
+    tokenizer.eos_token = tokenizer.bos_token = None
+    with pytest.raises(DataError, match="no token to predict"):
+        texts(tokenizer, model, [""])
 
 
 def test_labelled_texts(tmp_path):

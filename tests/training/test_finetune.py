@@ -15,15 +15,16 @@ import torch
 from prunecli import load_model
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.parallel import ParallelText
+from prunecli.data.plain import PlainText
 from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
-from prunecli.evaluation.language_model import lm_losses
 from prunecli.training import loss as loss_module
 from prunecli.training.encoding import translations
 from prunecli.training.material import Material
 from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
 from tests.families import tiny_family
+from tests.reference.losses import logits_of, nll
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import (
     PAIRS,
@@ -369,8 +370,78 @@ def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
     material = language_model()
     trained = train(model, tmp_path / "state", options(steps=1, learning_rate=0.0), material)
-    found = lm_losses(load_model(model, device="cpu"), load_tokenizer(model), material.valid.texts, 100)
-    assert trained.log["validation"][0]["loss"] == pytest.approx(found.loss, rel=1e-4)
+    stream, nats = [2], 0.0
+    for ids in load_tokenizer(model)(list(material.valid.texts))["input_ids"]:
+        stream += [*ids, 2]
+    for start in range(
+        0, len(stream) - 1, 64
+    ):  # a window reads 64 tokens, and predicts those that follow each
+        window = stream[start : start + 65]
+        logits = logits_of(load_model(model, device="cpu"), input_ids=window[:-1])
+        nats += sum(nll(row, token) for row, token in zip(logits, window[1:], strict=True))
+    assert trained.log["validation"][0]["loss"] == pytest.approx(nats / (len(stream) - 1), rel=1e-4)
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_a_language_model_learns_to_end(tmp_path, distilled):
+    """Greedy search of what was trained, or of a pupil of what was trained, gives a line and its end."""
+    path, text = tiny_family(tmp_path / "model", "llama"), PlainText((), ("the hen", "no tin") * 40)
+    made = options(steps=60, eval_every=30, learning_rate=1e-2, batch_tokens=128)
+    for number in range(1 + distilled):
+        trained = train(path, tmp_path / f"state{number}", made, Material("lm", text))
+        made = replace(made, teacher=trained.staged, loss=LossOptions(0.0, 1.0))
+    model, tokenizer = load_model(trained.staged, device="cpu"), load_tokenizer(path)
+    prompt = tokenizer("the", return_tensors="pt")["input_ids"]
+    if prompt[0, -1] == tokenizer.eos_token_id:  # this tokenizer ends its texts
+        prompt = prompt[:, :-1]
+    found = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, max_length=None)[0]
+    assert found[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(found, skip_special_tokens=True).strip() == "the hen"
+
+
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_the_context_of_a_run(tmp_path, family):
+    """Equal where it is the default, another result where it is shorter, refused where there are no such positions."""
+    model, task = tiny_family(tmp_path / "model", family), "lm" if family == "llama" else "mlm"
+    text = PlainText((), ("the hen no ten on then " * 4,) * 12)
+    results = {}
+    for context in (None, 64, 9):
+        made = options(steps=2, context=context, eval_every=2)
+        results[context] = staged(train(model, tmp_path / f"{context}", made, Material(task, text, text)))
+    assert results[None] == results[64] != results[9]
+    with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
+        train(model, tmp_path / "state", options(context=99), Material(task, text))
+
+
+def test_an_interrupted_language_model(tmp_path):
+    """Packed windows come again in the same order."""
+    model = tiny_family(tmp_path / "model", "gpt2", resid_pdrop=0.2)
+    whole = train(model, tmp_path / "whole", options(steps=6), language_model())
+    train(model, tmp_path / "cut", options(steps=4), language_model())
+    resumed = train(model, tmp_path / "cut", options(steps=6), language_model())
+    assert staged(whole) == staged(resumed)
+    assert whole.log["validation"] == resumed.log["validation"]
+
+
+def test_a_teacher_with_fewer_positions_is_refused(tmp_path):
+    model = tiny_family(tmp_path / "model", "gpt2")
+    teacher = tiny_family(tmp_path / "teacher", "gpt2", n_positions=32)
+    made = options(teacher=teacher, loss=LossOptions(distill=0.5))
+    with pytest.raises(UsageError, match="the teacher has 32 positions, an example has 64 tokens"):
+        train(model, tmp_path / "state", made, language_model())
+    train(model, tmp_path / "state", replace(made, steps=1, context=32), language_model())
+
+
+@pytest.mark.parametrize(("family", "task"), [("bert", "mlm"), ("gpt2", "lm")])
+def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
+    """Not the hidden ones alone."""
+    model = tiny_family(tmp_path / "model", family)
+    material = Material(task, PlainText((), ("the hen no ten",) * 50))
+    made = options(steps=None, epochs=1.0, batch_tokens=100)
+    trained = train(model, tmp_path / "state", made, material)
+    tokens = sum(map(len, load_tokenizer(model)(list(material.train.texts))["input_ids"]))
+    # The stream of a causal model begins with <s> and has </s> behind each line, the last of which is not read.
+    assert trained.log["tokens"] == (tokens if task == "mlm" else tokens + 50)
 
 
 def test_an_interrupted_masked_language_model(tmp_path):

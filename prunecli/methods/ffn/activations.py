@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from prunecli.checkpoint.ffn import FfnLayer
 from prunecli.data.batching import length_bucketed, pad
 from prunecli.errors import DataError, PruneError
-from prunecli.evaluation.losses import Batch, context_length, encoded, padding_id
+from prunecli.evaluation.losses import Batch, encoded, padding_id, window_length
 from prunecli.methods.ffn.rewrite import output_layer
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, silent
@@ -66,8 +66,8 @@ def unit_activations(
 
 
 def plain_batches(tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int) -> list[Batch]:
-    """Texts for a model with one stack; what is longer than its positions is cut, empty ones are left out."""
-    longest = context_length(model, tokenizer)
+    """Texts for a model with one stack; what is longer than `window_length` is cut, empty ones are left out."""
+    longest = window_length(model, tokenizer)
     sequences = [row[:longest] for row in encoded(tokenizer, texts)]
     numbers = [number for number, row in enumerate(sequences) if row]
     batches = []

@@ -49,11 +49,13 @@ class Material:
     Attributes:
         text: parallel for translation, labelled for classification, plain for language models.
         pairs: the directions of translation.
+        context: tokens of a window of plain text; None: see `window_length`.
     """
 
     task: TaskName
     text: ParallelText | LabelledText | PlainText
     pairs: tuple[tuple[str, str], ...] = ()
+    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -279,4 +281,8 @@ def _batches(subject: Subject, material: Material, batch_tokens: int) -> dict[st
     if isinstance(text, LabelledText):
         return {str(text.path): objective.classification_batches(tokenizer, model, text, batch_tokens)}
     make = objective.mlm_batches if material.task == "mlm" else objective.lm_batches
-    return {", ".join(map(str, text.files)): make(tokenizer, model, text.texts, batch_tokens)}
+    return {
+        ", ".join(map(str, text.files)): make(
+            tokenizer, model, text.texts, batch_tokens, context=material.context
+        )
+    }

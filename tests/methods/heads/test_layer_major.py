@@ -16,6 +16,7 @@ from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
+from prunecli.modules.layerwise import budget
 from prunecli.modules.layerwise import session as machinery
 from prunecli.modules.layerwise.session import Means, Session, Work
 from tests.families import DECODERS, ENCODERS
@@ -59,6 +60,15 @@ def test_every_family(model_type: str, tmp_path: Path) -> None:
         assert all((found[name] == values).all() for name, values in wanted.items()), "to the last bit"
     assert work.readings == 1
     assert work.bytes_read < 2 * subject.checkpoint.total_bytes
+
+
+@pytest.mark.parametrize("model_type", ["llama", "t5", "bert"])
+def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject(tmp_path / "model", model_type)
+    batches, wanted = subject.batches(40), subject.score(40)
+    monkeypatch.setattr(budget, "BLOCK_VALUES", 300)
+    assert_close(layered(subject, batches)[0], wanted)
+    assert_close(subject.score(40), wanted)
 
 
 def test_classes(tmp_path: Path) -> None:
