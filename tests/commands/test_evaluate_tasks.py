@@ -167,6 +167,7 @@ def test_a_plot(folder, monkeypatch, task):
         (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride goes with"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
         (("c-full", "--labelled", "text.tsv", "--memory", "8GiB"), UsageError, "--memory goes with"),
+        (("bare", "--text", "a.txt"), UnsupportedModelError, "bare: BertModel has no head"),
         (("none", "--text", "a.txt"), CheckpointError, "none: no such directory"),
         (("full", "--text", "cut.txt.gz"), DataError, "cut.txt.gz: not a whole gzip file"),
         (("full", "--task", "lm", "--text", "a.txt", "--stride", "64"), UsageError, "--stride 64"),
@@ -180,6 +181,7 @@ def test_a_plot(folder, monkeypatch, task):
 )
 def test_refused(folder, arguments, error, message):
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
+    tiny_family("bare", "bert", architectures=["BertModel"])
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(error) as caught:
         _run(*arguments)

@@ -251,7 +251,7 @@ def test_no_validation_is_said(folder):
         (
             ("model", "--text", "data/train.eng_Latn"),
             UsageError,
-            "--text goes with --task mlm or lm, not translation",
+            "--text goes with --task mlm or lm or feature-extraction, not translation",
         ),
         (("model", *PAIR, "--context", 20), UsageError, "--context goes with --task mlm or lm"),
         (("model", *PAIR, "--task", "lm"), UsageError, "--data goes with --task translation"),

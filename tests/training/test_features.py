@@ -100,7 +100,7 @@ def test_it_needs_a_teacher_and_text(folder: Path) -> None:
     Path("empty.tsv").write_text("0\tthe hen\n")
     refused(
         call(finetune, "model", "--labelled", "empty.tsv", *SMALL, "-o", "out"),
-        "--labelled goes with --task classification, this is feature-extraction",
+        "--labelled goes with --task classification, not feature-extraction",
         2,
     )
     assert not Path("out").exists()
