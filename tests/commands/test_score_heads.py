@@ -89,16 +89,30 @@ def test_ablation_by_beam_search(folder: Path) -> None:
     result = run("m", "--data", "data", *PAIRS, "--method", "ablation", "--beam", 2, "--bootstrap", 10)
     assert "Change of chrF++ without the head" in result.stdout
     assert "chrF++ of the whole model" in result.stdout
+    assert "examples are too few for a test of significance" in result.stderr
+    assert "significantly" not in result.stdout
     found = scores()
     assert (found["metric"], found["seed"]) == ("chrf++", 12345)
     assert found["also"].keys() == {"bleu"}
     assert found["without"].keys() == found["p_value"].keys() == found["heads"].keys()
 
 
+def test_enough_examples_for_a_test(folder: Path) -> None:
+    (folder / "many.txt").write_text("the hat\nno\nten hens\n" * 10)
+    tiny_family(folder / "other", "gpt2")
+    result = run("other", "--text", "many.txt", "--method", "ablation")
+    assert "make it significantly worse" in result.stdout
+    assert "too few" not in result.stderr
+    result = run("other", "--text", "many.txt", "--method", "all-but-one", "--context", 9, "-o", "one.json")
+    assert "* differs from the whole model" in result.stdout
+
+
 def test_all_but_one_chosen_on_one_split_reported_on_another(folder: Path) -> None:
     common = ("m", "--data", "data", *PAIRS, "--method", "all-but-one", "--metric", "loss")
     result = run(*common, "--split", "test", "--select-split", "val")
     assert "The best single head of each layer, chosen on other text" in result.stdout
+    assert "examples are too few for a test of significance" in result.stderr
+    assert "*" not in result.stdout
     found = scores()
     run(*common, "--split", "val", "-o", "val.json")
     run(*common, "--split", "test", "-o", "test.json")
