@@ -116,9 +116,12 @@ class Written:
         console.out(", ".join(lines))
 
     def show_place(self, dry: str = "nothing is written") -> None:
-        """Whether it is a stock model, and where it is."""
-        console.out(self.verdict.line)
-        console.out(f"Dry run: {dry}." if self.output is None else f"Written: {self.output}")
+        """Whether it is a stock model, where it is, and what opens it."""
+        verdict = self.verdict
+        console.out(verdict.line)
+        opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
+        what = "stock layout" if verdict.is_stock else opens
+        console.out(f"Dry run: {dry}." if self.output is None else f"Written: {self.output} ({what})")
 
 
 def write(
