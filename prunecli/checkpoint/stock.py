@@ -122,8 +122,8 @@ def _heads(source: Checkpoint, family: Architecture, structure: Structure) -> Ve
         reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
         return Verdict(reason=reason, nearest="`prune-heads --uniform`")
     left = kept.pop()
-    if reason := _undivided(family, config, left, counted):
-        return Verdict(reason=reason, nearest="`prune-heads --uniform`")
+    if fault := _undivided(family, config, left, counted):
+        return Verdict(reason=fault, nearest="`prune-heads --uniform`")
     stated = {family.head_width: count(family, config, family.head_width)}
     return Verdict(_head_counts(family, config, left, counted) | stated)
 
