@@ -82,7 +82,9 @@ def places(model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torc
             held = getattr(module, attribute)
         except AttributeError:
             family = checkpoint.require_architecture()
-            if is_extra(family, name) or _lacks_output(model, family, name):  # another class of the family has it
+            if is_extra(family, name) or _lacks_output(
+                model, family, name
+            ):  # another class of the family has it
                 continue
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"

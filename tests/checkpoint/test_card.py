@@ -251,5 +251,5 @@ def test_odd_front_matter_does_not_lose_the_text(text: str) -> None:
 
 
 def test_nobody_is_told_to_install_what_is_not_published() -> None:
-    assert "pip install" not in card()
-    assert "needs the Python package prunecli" in card().replace("need ", "needs ")
+    assert "pip install" not in card() + card(config=UNEVEN)
+    assert "needs the Python package prunecli" in card(config=UNEVEN).replace("need ", "needs ")
