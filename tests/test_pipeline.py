@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prunecli import pipeline
 from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.opening import opens_as_stock
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Copy, Output
 from prunecli.checkpoint.structure import Structure
@@ -65,42 +67,33 @@ def config_of(directory: Path) -> dict[str, object]:
     return dict(json.loads((directory / "config.json").read_text()))
 
 
-def test_even_results_are_stock(tmp_path: Path) -> None:
-    rewritten(tiny(tmp_path / "in"), tmp_path / "out")
+@pytest.mark.parametrize("kept", [EVEN, UNEVEN], ids=["even", "uneven"])
+def test_no_result_of_nllb_moe_is_a_stock_model(tmp_path: Path, kept: Mapping[str, Sequence[int]]) -> None:
+    """Its stock routing is wrong, so that even counts of experts must not open as stock either."""
+    rewritten(tiny(tmp_path / "in"), tmp_path / "out", kept)
     config = config_of(tmp_path / "out")
     assert config["model_type"] == "nllb-moe"
-    assert config["num_experts"] == 2
-    assert config["auto_map"] == {"AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel"}
-
-
-def test_uneven_results_have_a_type_of_their_own(tmp_path: Path) -> None:
-    rewritten(tiny(tmp_path / "in"), tmp_path / "out", UNEVEN)
-    config = config_of(tmp_path / "out")
-    assert config["model_type"] == "prunecli-nllb-moe"
-    assert config["num_experts"] == 4
+    assert config["architectures"] == ["PrunecliNllbMoeForConditionalGeneration"]
+    assert config["num_experts"] == 4  # no router of the stock class would fit
+    assert "stock routing" in str(config["transformers_weights"])
     assert config["auto_map"] == {
-        "AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel",
-        "AutoConfig": "modeling_prunecli.PrunecliConfig",
+        "AutoModel": "modeling_prunecli.PrunecliNllbMoeModel",
+        "AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliNllbMoeForConditionalGeneration",
     }
+
+
+def test_a_result_remembers_what_it_keeps(tmp_path: Path) -> None:
+    rewritten(tiny(tmp_path / "in"), tmp_path / "out", UNEVEN)
     with open_checkpoint(tmp_path / "out") as made:
         check_tensors(made)
         assert made.structure.experts == UNEVEN
-
-
-def test_an_uneven_result_can_become_stock_again(tmp_path: Path) -> None:
-    rewritten(tiny(tmp_path / "in"), tmp_path / "half", UNEVEN)
-    rewritten(tmp_path / "half", tmp_path / "out", EVEN)
-    config = config_of(tmp_path / "out")
-    assert config["model_type"] == "nllb-moe"
-    assert config["num_experts"] == 2
-    assert set(config["auto_map"]) == {"AutoModelForSeq2SeqLM"}  # type: ignore[call-overload]
 
 
 def test_everything_else_of_the_config_stays(tmp_path: Path) -> None:
     source = tiny(tmp_path / "in", config={"custom": {"a": [1.5, None, "ü"]}, "dropout": 0.25})
     rewritten(source, tmp_path / "out")
     before, after = config_of(source), config_of(tmp_path / "out")
-    changed = {"num_experts", "auto_map", "prunecli"}
+    changed = {"architectures", "auto_map", "prunecli", "transformers_weights"}
     assert {key: value for key, value in after.items() if key not in changed} == {
         key: value for key, value in before.items() if key not in changed
     }
@@ -215,7 +208,8 @@ def test_existing_output_needs_force(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         rewritten(source, tmp_path / "out")
     rewritten(source, tmp_path / "out", UNEVEN, force=True)
-    assert config_of(tmp_path / "out")["model_type"] == "prunecli-nllb-moe"
+    with open_checkpoint(tmp_path / "out") as made:
+        assert made.structure.experts == UNEVEN
 
 
 def test_side_files_are_replaced_or_left_out_and_need_room(
@@ -248,23 +242,28 @@ def test_output_over_the_input(tmp_path: Path, target: str) -> None:
         rewritten(tiny(tmp_path / "in"), tmp_path / target, force=True)
 
 
-def test_heads_that_transformers_would_refuse_have_a_type_of_their_own(tmp_path: Path) -> None:
-    """6 query heads do not divide a width of 32, whatever the width of a head is said to be."""
+@pytest.mark.parametrize(("model_type", "divides"), [("llama", True), ("mistral", False), ("qwen2", False)])
+def test_heads_that_transformers_would_refuse_are_no_stock_model(
+    tmp_path: Path, model_type: str, divides: bool
+) -> None:
+    """6 query heads do not divide a width of 32: Llama's config is refused, whatever width it states."""
     from transformers import AutoModelForCausalLM
 
     from prunecli.methods.heads.rewrite import rewrite
     from prunecli.modules.loading import load_model
 
-    for kept, model_type in (((0, 1, 3), "prunecli-llama"), ((1, 3), "llama")):
-        with open_checkpoint(tiny_family(tmp_path / f"in-{len(kept)}", "llama")) as source:
+    for kept, is_stock in (((0, 1, 3), not divides), ((1, 3), True)):
+        with open_checkpoint(tiny_family(tmp_path / f"in-{len(kept)}", model_type)) as source:
             structure, outputs = rewrite(source, {f"model.layers.{n}.self_attn": kept for n in range(3)})
             made = Rewrite(structure, outputs, stock_config(source, structure))
             output = tmp_path / f"out-{len(kept)}"
             rewrite_checkpoint(source, made, output)
-        assert config_of(output)["model_type"] == model_type
-        assert load_model(output, device="cpu").num_parameters() > 0
-        if model_type == "llama":
-            assert AutoModelForCausalLM.from_pretrained(output).num_parameters() > 0
+        assert opens_as_stock(config_of(output)) == is_stock
+        ours = load_model(output, device="cpu")
+        ids = torch.tensor([[5, 6, 7]])
+        if is_stock:
+            stock = AutoModelForCausalLM.from_pretrained(output)
+            torch.testing.assert_close(stock(ids).logits, ours(ids).logits)
 
 
 @pytest.mark.parametrize("step", [0, 3])  # of no layer, or of more layers than there are

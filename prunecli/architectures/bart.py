@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import bart_classes
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
 from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
@@ -9,6 +10,7 @@ BART = Architecture(
     model_type="bart",
     model_class="BartForConditionalGeneration",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=bart_classes("Bart"),
     stacks=BART_STACKS,
     tensors=(
         embeddings("model.shared", "vocab_size", "d_model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import BERT_CLASSES
 from prunecli.architectures.common import (
     BERT_BUFFERS,
     BERT_RENAMED,
@@ -15,6 +16,8 @@ BERT = Architecture(
     model_type="bert",
     model_class="BertForMaskedLM",
     auto_class="AutoModelForMaskedLM",
+    classes=BERT_CLASSES,
+    pooler="bert.pooler.",
     stacks=(bert_stack("bert"),),
     tensors=bert_embeddings("bert"),
     tied={

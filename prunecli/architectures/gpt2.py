@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from prunecli.architectures.classes import GPT2_CLASSES
 from prunecli.architectures.common import embeddings
 from prunecli.architectures.records import (
     Architecture,
@@ -52,6 +53,7 @@ GPT2 = Architecture(
     model_type="gpt2",
     model_class="GPT2LMHeadModel",
     auto_class="AutoModelForCausalLM",
+    classes=GPT2_CLASSES,
     stacks=(
         Stack(
             side="decoder",

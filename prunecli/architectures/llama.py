@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import decoder_classes
 from prunecli.architectures.common import embeddings, llama_stack, rms_norm
 from prunecli.architectures.records import Architecture, TokenEmbedding
 
@@ -14,6 +15,7 @@ LLAMA = Architecture(
     model_type="llama",
     model_class="LlamaForCausalLM",
     auto_class="AutoModelForCausalLM",
+    classes=decoder_classes("Llama"),
     stacks=(llama_stack(BIASES),),
     tensors=(
         embeddings("model.embed_tokens", "vocab_size", "hidden_size"),
@@ -25,6 +27,7 @@ LLAMA = Architecture(
     buffers=("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"),
     head_counts=("num_attention_heads", "num_key_value_heads"),
     head_width="head_dim",
+    heads_divide="hidden_size",
     attributes={
         "vocab_size": 32000,
         "hidden_size": 4096,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import seq2seq_classes
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
 from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
@@ -9,6 +10,7 @@ M2M_100 = Architecture(
     model_type="m2m_100",
     model_class="M2M100ForConditionalGeneration",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=seq2seq_classes("M2M100"),
     stacks=BART_STACKS,
     tensors=(
         embeddings("model.shared", "vocab_size", "d_model"),

@@ -6,6 +6,7 @@ are not declared.
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import seq2seq_classes
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
 from prunecli.architectures.records import Architecture, TokenEmbedding
 
@@ -13,6 +14,7 @@ MARIAN = Architecture(
     model_type="marian",
     model_class="MarianMTModel",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=seq2seq_classes("Marian", "MTModel"),
     stacks=BART_STACKS,
     tensors=(embeddings("model.shared", "vocab_size", "d_model"),),
     tied=BART_TIED,

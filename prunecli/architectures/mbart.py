@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prunecli.architectures.bart import BART
+from prunecli.architectures.classes import bart_classes
 from prunecli.architectures.common import BART_STACKS, BART_TIED
 from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
@@ -10,6 +11,7 @@ MBART = Architecture(
     model_type="mbart",
     model_class="MBartForConditionalGeneration",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=bart_classes("MBart"),
     stacks=BART_STACKS,
     tensors=(
         *BART.tensors,

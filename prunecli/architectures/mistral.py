@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prunecli.architectures.classes import decoder_classes
 from prunecli.architectures.common import llama_stack
 from prunecli.architectures.llama import LLAMA
 from prunecli.architectures.records import TokenEmbedding
@@ -12,6 +13,8 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     model_class="MistralForCausalLM",
+    classes=decoder_classes("Mistral"),
+    heads_divide=None,
     stacks=(llama_stack({}),),
     attributes={
         "vocab_size": 32000,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import seq2seq_classes
 from prunecli.architectures.common import BART_TIED, bart_attention
 from prunecli.architectures.records import (
     Architecture,
@@ -36,6 +37,8 @@ NLLB_MOE = Architecture(
     model_type="nllb-moe",
     model_class="NllbMoeForConditionalGeneration",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=seq2seq_classes("NllbMoe"),
+    stock_fault="the stock routing of NLLB-MoE is wrong in transformers 5",
     stacks=(
         Stack(
             side="encoder",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import seq2seq_classes
 from prunecli.architectures.common import BART_SIZES, BART_STACKS, BART_TIED, embeddings
 from prunecli.architectures.records import Architecture, TokenEmbedding, norm
 
@@ -9,6 +10,7 @@ PEGASUS = Architecture(
     model_type="pegasus",
     model_class="PegasusForConditionalGeneration",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=seq2seq_classes("Pegasus"),
     stacks=BART_STACKS,
     tensors=(
         embeddings("model.shared", "vocab_size", "d_model"),

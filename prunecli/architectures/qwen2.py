@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prunecli.architectures.classes import decoder_classes
 from prunecli.architectures.common import llama_stack
 from prunecli.architectures.llama import LLAMA
 from prunecli.architectures.records import TokenEmbedding
@@ -12,6 +13,8 @@ QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
     model_class="Qwen2ForCausalLM",
+    classes=decoder_classes("Qwen2"),
+    heads_divide=None,
     stacks=(llama_stack(dict.fromkeys(("q_proj", "k_proj", "v_proj"))),),
     attributes={
         "vocab_size": 151936,

@@ -175,6 +175,25 @@ class TokenEmbedding:
 
 
 @dataclass(frozen=True)
+class ModelClass:
+    """A class of transformers of the family, and the `AutoModel…` that opens it.
+
+    Attributes:
+        name: "BertForSequenceClassification".
+        auto_class: "AutoModelForSequenceClassification".
+        needs: beginnings of the names of tensors that it has beside the base model's, one of each at least; a tied
+            alias is enough.
+        labelled: whether other classes of the family read the same tensors as other labels: of those that fit, only
+            the one that config.json names, or else the first, gives them the meaning that they were trained with.
+    """
+
+    name: str
+    auto_class: str
+    needs: tuple[str, ...] = ()
+    labelled: bool = False
+
+
+@dataclass(frozen=True)
 class Architecture:
     """A model family in its stock Hugging Face layout.
 
@@ -196,6 +215,11 @@ class Architecture:
         head_counts: config keys that hold the number of heads, where config.json also holds the width of a head: a
             stock model can then have fewer, the same number in every layer.
         head_width: config key of that width.
+        heads_divide: config key of a size that the number of heads has to divide, though the width of a head is
+            stated: transformers refuses a config where it does not.
+        classes: those of transformers that run it, the base model first.
+        pooler: beginning of the names of the base model's pooler, which it can be without.
+        stock_fault: why the stock classes must not run it; None: they may.
         token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
@@ -216,6 +240,10 @@ class Architecture:
     expert_count: tuple[str, ...] = ()
     head_counts: tuple[str, ...] = ()
     head_width: str | None = None
+    heads_divide: str | None = None
+    classes: tuple[ModelClass, ...] = ()
+    pooler: str | None = None
+    stock_fault: str | None = None
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
     embedding: TokenEmbedding | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from prunecli.architectures.classes import roberta_classes
 from prunecli.architectures.common import (
     BERT_BUFFERS,
     BERT_RENAMED,
@@ -15,6 +16,8 @@ ROBERTA = Architecture(
     model_type="roberta",
     model_class="RobertaForMaskedLM",
     auto_class="AutoModelForMaskedLM",
+    classes=roberta_classes("Roberta"),
+    pooler="roberta.pooler.",
     stacks=(bert_stack("roberta"),),
     tensors=bert_embeddings("roberta"),
     tied={

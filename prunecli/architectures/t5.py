@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from prunecli.architectures.classes import seq2seq_classes
 from prunecli.architectures.common import embeddings, matrix, rms_norm
 from prunecli.architectures.records import (
     Architecture,
@@ -72,6 +73,7 @@ T5 = Architecture(
     model_type="t5",
     model_class="T5ForConditionalGeneration",
     auto_class="AutoModelForSeq2SeqLM",
+    classes=seq2seq_classes("T5"),
     stacks=(
         _stack("encoder", "num_layers", (_SELF,)),
         _stack("decoder", "num_decoder_layers", (_SELF, _CROSS)),

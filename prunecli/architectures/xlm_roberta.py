@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from prunecli.architectures.classes import roberta_classes
 from prunecli.architectures.common import BERT_SIZES
 from prunecli.architectures.records import TokenEmbedding
 from prunecli.architectures.roberta import ROBERTA
@@ -12,6 +13,7 @@ XLM_ROBERTA = replace(
     ROBERTA,
     model_type="xlm-roberta",
     model_class="XLMRobertaForMaskedLM",
+    classes=roberta_classes("XLMRoberta"),
     attributes={**BERT_SIZES, "vocab_size": 30522},
     embedding=TokenEmbedding(
         "roberta.embeddings.word_embeddings",

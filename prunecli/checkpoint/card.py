@@ -8,9 +8,11 @@ from typing import Any
 
 from prunecli import PACKAGE
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.checkpoint.declared import class_names
 from prunecli.checkpoint.embedding import declared_tables, describe_embeddings
 from prunecli.checkpoint.embedding_change import EmbeddingChange
 from prunecli.checkpoint.ffn import declared_ffns, describe_ffns
+from prunecli.checkpoint.opening import SHIM, WEIGHTS_KEY, shim_classes
 from prunecli.checkpoint.source_card import (
     HISTORY,
     ORIGINAL_CARD,
@@ -19,6 +21,8 @@ from prunecli.checkpoint.source_card import (
     original_text,
 )
 from prunecli.checkpoint.structure import Structure
+
+PLACE = "path/to/this/directory"
 
 SHOWN_IDS = 8
 """Ids at either end of a longer list of experts; config.json has all."""
@@ -88,34 +92,47 @@ def _share(before: int, after: int) -> str:
 
 
 def _loading(config: Mapping[str, Any]) -> list[str]:
+    """How the model opens: with plain transformers, or with prunecli alone."""
+    classes = shim_classes(config)
     auto_map = config.get("auto_map", {})
-    auto_class = next((key for key in auto_map if key != "AutoConfig"), None)
-    # Where the config needs custom code, opening the tokenizer asks for it too.
-    trust = ", trust_remote_code=True" if "AutoConfig" in auto_map else ""
+    opens = (
+        f'prunecli.load_model("{PLACE}")' if classes else f'{_auto_class(config)}.from_pretrained("{PLACE}")'
+    )
     lines = [
-        "import prunecli",
-        "from transformers import AutoTokenizer",
+        *(["import prunecli"] if classes else []),
+        f"from transformers import {'AutoTokenizer' if classes else f'{_auto_class(config)}, AutoTokenizer'}",
         "",
-        'model = prunecli.load_model("path/to/this/directory")',
-        f'tokenizer = AutoTokenizer.from_pretrained("path/to/this/directory"{trust})',
+        f"model = {opens}",
+        f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")',
     ]
     found = ["## How to load it", "\n".join(["```python", *lines, "```"])]
-    if auto_class:
+    if not classes:
         found.append(
-            f'`transformers.{auto_class}.from_pretrained("path/to/this/directory", trust_remote_code=True)` '
-            f"gives the same model. Both need {PACKAGE}."
+            "It is a model of its stock architecture: plain transformers, and what builds on it, opens it."
         )
+        return found
+    ways = ", ".join(f"`{name}`" for name in auto_map if str(auto_map[name]).startswith(f"{SHIM}."))
+    found.append(
+        f"{config.get(WEIGHTS_KEY)} `from_pretrained(…, trust_remote_code=True)` of transformers' {ways} gives the "
+        f"same model, each in its own class. Both need {PACKAGE}."
+    )
     return found
+
+
+def _auto_class(config: Mapping[str, Any]) -> str:
+    """The `AutoModel…` of the class that config.json names; else that of the family."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    named = class_names(config)
+    found = [one.auto_class for one in family.classes if one.name in named] if family else []
+    return found[0] if found else family.auto_class if family else "AutoModel"
 
 
 def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     """How to load a model with sentence-transformers, which adds its pooling."""
     if matter["library_name"] != "sentence-transformers":
         return []
-    trust = ", trust_remote_code=True" if "AutoConfig" in config.get("auto_map", {}) else ""
-    return [
-        f'`sentence_transformers.SentenceTransformer("path/to/this/directory"{trust})` opens it with its pooling.'
-    ]
+    trust = ", trust_remote_code=True" if shim_classes(config) else ""
+    return [f'`sentence_transformers.SentenceTransformer("{PLACE}"{trust})` opens it with its pooling.']
 
 
 def _kept(

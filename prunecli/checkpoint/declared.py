@@ -10,6 +10,8 @@ from prunecli.architectures import Architecture
 from prunecli.errors import CheckpointError
 
 TIE_KEY = "tie_word_embeddings"
+CLASS_PREFIX = "Prunecli"
+"""Before the class in a result that no stock class can run, so that other programs do not take it for one."""
 LARGEST = 1 << 48
 """A config.json that names a larger size is damaged."""
 MOST_LAYERS = 100_000
@@ -33,7 +35,7 @@ def config_value(family: Architecture, config: Mapping[str, Any], key: str) -> A
 def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The classes of transformers that config.json names; none where it names none in the usual form."""
     names = config.get("architectures")
-    return tuple(map(str, names)) if isinstance(names, list) else ()
+    return tuple(str(name).removeprefix(CLASS_PREFIX) for name in names) if isinstance(names, list) else ()
 
 
 def count(family: Architecture, config: Mapping[str, Any], axis: str) -> int:

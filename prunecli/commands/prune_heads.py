@@ -91,6 +91,14 @@ def prune_heads(
     min_per_layer: Annotated[
         int, typer.Option("--min-per-layer", min=0, metavar="N", help="Heads to keep in each layer at least.")
     ] = 0,
+    uniform: Annotated[
+        bool,
+        typer.Option(
+            "--uniform",
+            help="The same number of heads in every layer, as many as a stock config can hold and --ratio or --count "
+            "lets stay: plain transformers opens the result.",
+        ),
+    ] = False,
     metric: Annotated[
         MetricName, typer.Option("--metric", help="By their scores, or at random as a baseline.")
     ] = MetricName.importance,
@@ -129,6 +137,7 @@ def prune_heads(
         count=count,
         kinds=_kinds(attention),
         minimum=min_per_layer,
+        uniform=uniform,
         normalize=None if normalize is None else normalize.value,
         metric=metric.value,
         dtype=None if dtype is None else dtype.value,

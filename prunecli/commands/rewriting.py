@@ -11,6 +11,7 @@ from prunecli.commands import console
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.checkpoint.stock import Verdict
     from prunecli.checkpoint.stream import Output
     from prunecli.checkpoint.structure import Structure
     from prunecli.pipeline import Rewrite, Summary
@@ -78,6 +79,13 @@ class Written:
         unfit = (name for name, content in self.made.files.items() if content is None)
         return (*self.source.side_files.left_out, *unfit)
 
+    @property
+    def verdict(self) -> Verdict:
+        """Whether plain transformers opens it."""
+        from prunecli.checkpoint.stock import stock_verdict
+
+        return stock_verdict(self.source, self.made.structure)
+
     def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
         """What its JSON begins with."""
         from prunecli.checkpoint.documents import header
@@ -86,6 +94,7 @@ class Written:
             **header(format, [self.source], seed),
             "left_out": [*self.left_out],
             "output": None if self.output is None else str(self.output),
+            "stock": self.verdict.to_json(),
             "arguments": dict(self.made.structure.history[-1]["arguments"]),
         }
 
@@ -107,12 +116,11 @@ class Written:
         console.out(", ".join(lines))
 
     def show_place(self, dry: str = "nothing is written") -> None:
-        """Where the result is, and what opens it."""
-        from prunecli.architectures import REDUCED_PREFIX
-
-        reduced = str(self.made.config.get("model_type")).startswith(REDUCED_PREFIX)
+        """Whether it is a stock model, where it is, and what opens it."""
+        verdict = self.verdict
+        console.out(verdict.line)
         opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-        what = opens if reduced else "stock layout"
+        what = "stock layout" if verdict.is_stock else opens
         console.out(f"Dry run: {dry}." if self.output is None else f"Written: {self.output} ({what})")
 
 

@@ -19,6 +19,7 @@ from prunecli.checkpoint.layout import (
     expected_tensors,
     held_sparse_layers,
 )
+from prunecli.checkpoint.opening import WEIGHTS_KEY, result_config
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import KEY
 from prunecli.errors import CheckpointError
@@ -31,50 +32,64 @@ from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
 
-def build_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+def build_model(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None
+) -> Any:
     """A model in evaluation mode, on `device`, its floating tensors in `dtype` (routers in float32).
 
     Every tensor is read chunk by chunk into its final place, so no second copy of the weights ever exists.
 
+    Args:
+        name: of its class, one of the family's; None: see `model_class`.
+
     Raises:
         UnsupportedModelError: the family is not declared.
-        CheckpointError: a tensor is missing, unexpected or misshapen.
+        CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
-    model = assemble(checkpoint, device, dtype)
+    model = assemble(checkpoint, device, dtype, name)
     layers = held_sparse_layers(checkpoint)
     for layer in layers:
-        module = model.get_submodule(layer.name)
+        module = model.get_submodule(module_name(model, layer.name))
         for part in EXPERT_PARTS:
             held = getattr(module, part)
             setattr(module, part, nn.Parameter(torch.empty_like(held, device=device)))
         _fill_experts(module, layer, checkpoint)
     experts = expert_names(layers)
     names = [name for name in checkpoint.tensors if name not in experts]
-    fill_places(places(model, checkpoint, names, dtype), checkpoint, device)
+    found = list(places(model, checkpoint, names, dtype))
+    fill_places(found, checkpoint, device)
     complete(model, checkpoint, device)
     family = checkpoint.require_architecture()
     tied = None
     if not checkpoint.structure.embedding.is_stock:
         tied = tied_names(model, ties(family, checkpoint.config, checkpoint.structure))
     shared = shared_names(model, ffn_layers(checkpoint))
-    return saving_as_stored(model, checkpoint.config, layers, family.expert_count, shared, tied).eval()
+    config = checkpoint.config
+    if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
+        held = experts | {place.name for place in found}
+        named = None if name is None else (name,)
+        config = result_config(checkpoint, checkpoint.structure, held=held, named=named)
+    return saving_as_stored(model, config, layers, family.expert_count, shared, tied).eval()
 
 
-def assemble(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+def assemble(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None
+) -> Any:
     """The modules of the model that the checkpoint describes, their parameters on the meta device.
 
     Args:
         checkpoint: of a declared family.
         device: where the model will run.
         dtype: of its floating tensors.
+        name: of its class; None: see `model_class`.
 
     Raises:
         UnsupportedModelError: the family is not declared.
-        CheckpointError: a tensor is missing, unexpected or misshapen.
+        CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
     family = checkpoint.require_architecture()
     check_tensors(checkpoint)
-    model = _stock_model(checkpoint, family, dtype)
+    model = _stock_model(checkpoint, family, dtype, name)
     for layer in held_sparse_layers(checkpoint):
         _replace(model, layer, checkpoint, family, dtype)
     _fit_heads(model, checkpoint, family)
@@ -104,18 +119,28 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
         )
 
 
-def model_class(checkpoint: Checkpoint) -> Any:
+def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     """The class of transformers that config.json names, where it is one of the family's; else the declared one.
 
-    A family with experts has the declared one alone: their places in it are known.
+    A family with experts has the declared one, whatever config.json names: what is done with it is to translate.
+
+    Args:
+        name: of the class that is asked for instead.
+
+    Raises:
+        CheckpointError: the family has no class of that name.
     """
     import transformers
 
     family = checkpoint.require_architecture()
-    for name in class_names(checkpoint.config) if family.top_k is None else ():
-        found = getattr(transformers, name, None)
+    names = class_names(checkpoint.config) if family.top_k is None else ()
+    for candidate in (name,) if name is not None else names:
+        found = getattr(transformers, candidate, None)
         if getattr(getattr(found, "config_class", None), "model_type", None) == family.model_type:
             return found
+    if name is not None:
+        known = ", ".join(one.name for one in family.classes) or family.model_class
+        raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {known}.")
     return getattr(transformers, family.model_class)
 
 
@@ -128,7 +153,10 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     from transformers import CONFIG_MAPPING
 
     family = checkpoint.require_architecture()
-    values = {key: value for key, value in checkpoint.config.items() if key not in (KEY, "auto_map")}
+    left_out = (KEY, "auto_map", WEIGHTS_KEY)
+    values = {key: value for key, value in checkpoint.config.items() if key not in left_out}
+    if names := class_names(checkpoint.config):
+        values["architectures"] = list(names)
     values |= {"model_type": family.model_type, **changes}
     try:
         return CONFIG_MAPPING[family.model_type].from_dict(values)
@@ -140,18 +168,20 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
-def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype) -> Any:
+def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype, name: str | None) -> Any:
     """The stock class on the meta device, with the checkpoint's own embeddings.
 
     Its sparse layers are about to be replaced, so they get few experts.
     """
     # Nor does the stored type matter, which transformers would look up.
     changes = {**dict.fromkeys(family.expert_count, family.top_k), "dtype": None, "torch_dtype": None}
+    made = model_class(checkpoint, name)
+    options = _without_pooler(family, made) if not _has(checkpoint, family.pooler) else {}
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
     try:
         with torch.device("meta"):
-            model = model_class(checkpoint)(stock_config(checkpoint, **changes))
+            model = made(stock_config(checkpoint, **changes), **options)
     except CheckpointError:
         raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
@@ -170,6 +200,16 @@ def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtyp
     return model
 
 
+def _has(checkpoint: Checkpoint, beginning: str | None) -> bool:
+    return beginning is None or any(name.startswith(beginning) for name in checkpoint.tensors)
+
+
+def _without_pooler(family: Architecture, made: Any) -> dict[str, bool]:
+    """The option that makes a base model without its pooler; no other class has it."""
+    is_base = bool(family.classes) and made.__name__ == family.classes[0].name
+    return {"add_pooling_layer": False} if is_base else {}
+
+
 def _replace(
     model: Any,
     layer: SparseLayer,
@@ -180,7 +220,7 @@ def _replace(
     """Put a SparseFFN with the layer's own number of experts in the place of the stock module."""
     config = checkpoint.config
     stack = next(stack for stack in family.stacks if stack.side == layer.side)
-    parent, _, name = layer.name.rpartition(".")
+    parent, _, name = module_name(model, layer.name).rpartition(".")
     module = SparseFFN(
         int(config_value(family, config, "d_model")),
         int(config_value(family, config, stack.ffn.width)),

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunecli.architectures import Architecture
 from prunecli.checkpoint.layout import SparseLayer, is_extra
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import CheckpointError
 from prunecli.modules.attention import module_name
+from prunecli.modules.embeddings import has_module
 from prunecli.modules.sparse_ffn import Router
 
 CHUNK_BYTES = 16 << 20
@@ -79,7 +81,10 @@ def places(model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torc
             module = model.get_submodule(owner)
             held = getattr(module, attribute)
         except AttributeError:
-            if is_extra(checkpoint.require_architecture(), name):  # another class of the family has it
+            family = checkpoint.require_architecture()
+            if is_extra(family, name) or _lacks_output(
+                model, family, name
+            ):  # another class of the family has it
                 continue
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
@@ -136,6 +141,13 @@ def _require_shape(place: Tensor, checkpoint: Checkpoint, name: str) -> None:
         raise CheckpointError(
             f"{checkpoint.path}: {name} has the shape {list(stored)}, the model wants {list(place.shape)}"
         )
+
+
+def _lacks_output(model: Any, family: Architecture, name: str) -> bool:
+    """Whether the tensor is of the output layer, and the model of a class without one."""
+    if family.embedding is None or not name.startswith(f"{family.embedding.output}."):
+        return False
+    return not has_module(model, module_name(model, family.embedding.output))
 
 
 def _dtype_of(model: Any, module: str, dtype: torch.dtype) -> torch.dtype:

@@ -20,7 +20,11 @@ COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 
 def load_model(
-    path: Path | str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+    path: Path | str,
+    *,
+    device: str | torch.device = "auto",
+    dtype: str | torch.dtype = "auto",
+    model_class: str | None = None,
 ) -> Any:
     """Open a checkpoint as a model in evaluation mode.
 
@@ -30,13 +34,15 @@ def load_model(
         device: "auto" (a GPU where there is one), or any name that torch knows.
         dtype: "float32", "bfloat16", "float16", or "auto": on a GPU the stored type, float16 for float32; on a CPU
             bfloat16 where it is stored, float32 otherwise.
+        model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
+            one that config.json names, and of NLLB-MoE the one that translates.
 
     Returns:
         A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`; its `save_pretrained` writes
         what `load_model` opens. A family that is not declared loads as plain transformers does it.
 
     Raises:
-        CheckpointError: not a checkpoint, or a damaged one.
+        CheckpointError: not a checkpoint, a damaged one, or one that is not of `model_class`.
         HubError: a model of the hub that cannot be had.
         UnsupportedModelError: neither prunecli nor transformers knows the family.
         UsageError: no such device or type.
@@ -48,7 +54,7 @@ def load_model(
             return _stock(checkpoint, where, kind)
         for key in checkpoint.architecture.expert_count:
             count(checkpoint.architecture, checkpoint.config, key)
-        model = build_model(checkpoint, where, kind)
+        model = build_model(checkpoint, where, kind, model_class)
         model.generation_config = _generation_config(checkpoint, model)
         return model
 

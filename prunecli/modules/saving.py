@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from torch import Tensor
 
 from prunecli.checkpoint.declared import TIE_KEY
 from prunecli.checkpoint.layout import SparseLayer
+from prunecli.checkpoint.opening import WEIGHTS_KEY, shim_classes
 from prunecli.checkpoint.structure import KEY
 from prunecli.checkpoint.writer import INDEX_FILE, SINGLE_FILE
+from prunecli.modules.attention import module_name
 from prunecli.modules.shim import SHIM_FILE, shim_source
 
 REFUSED = {
@@ -82,8 +85,8 @@ class SavesAsStored:
         path = directory / "config.json"
         values = {**json.loads(path.read_text(encoding="utf-8")), **self._stored_config}
         path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        if Path(SHIM_FILE).stem in str(values.get("auto_map")):
-            (directory / SHIM_FILE).write_text(shim_source(str(values["model_type"])), encoding="utf-8")
+        if classes := shim_classes(values):
+            (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         # The class is made at run time, so that pickle cannot find it under its name.
@@ -110,9 +113,9 @@ def saving_as_stored(
     stock: Any = type(model)
     model.__class__ = _saving_class(stock)
     # T5's class changes what its config says of ties.
-    keys = ("model_type", KEY, "auto_map", TIE_KEY, *counts)
+    keys = ("model_type", "architectures", KEY, "auto_map", WEIGHTS_KEY, TIE_KEY, *counts)
     model._stored_config = {key: config[key] for key in keys if key in config}
-    model._stored_layers = tuple(layers)
+    model._stored_layers = tuple(_in_model(model, layer) for layer in layers)
     model._shared_names = {**shared, **(tied or {})}
     if tied is not None:
         model._own_ties = model.all_tied_weights_keys = dict(tied)
@@ -146,6 +149,16 @@ def without_shared(state: Mapping[str, Tensor], shared: Mapping[str, str]) -> di
         if name in state:
             names.setdefault(owner, state[name])
     return names
+
+
+def _in_model(model: Any, layer: SparseLayer) -> SparseLayer:
+    """The layer under the model's own names: a base model lacks the first part of them."""
+    return replace(
+        layer,
+        name=module_name(model, layer.name),
+        expert_prefix=module_name(model, layer.expert_prefix),
+        router_tensors=tuple(module_name(model, name) for name in layer.router_tensors),
+    )
 
 
 def _own_storage(view: Tensor) -> Tensor:

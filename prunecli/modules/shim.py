@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from prunecli import PACKAGE
+from collections.abc import Sequence
 
-SHIM_FILE = "modeling_prunecli.py"
-"""Written into every result; named in its `auto_map`."""
+from prunecli import PACKAGE
+from prunecli.checkpoint.declared import CLASS_PREFIX
+from prunecli.checkpoint.opening import SHIM
+
+SHIM_FILE = f"{SHIM}.py"
+"""Written into every result that no stock class can run; named in its `auto_map`."""
 
 _SOURCE = '''"""Opens this checkpoint with prunecli, which knows how it differs from its stock architecture."""
 
 import os
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 SPREAD = ("balanced", "balanced_low_0", "sequential")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
-class PrunecliConfig(PreTrainedConfig):
-    """The values of config.json as they are; prunecli builds the model from the file itself."""
-
-    model_type = "MODEL_TYPE"
-
-
 class PrunecliModel(PreTrainedModel):
     """Stands in for the model class; `from_pretrained` returns the model that prunecli loads."""
 
-    config_class = PrunecliConfig
+    model_class = None
 
     @classmethod
     def from_pretrained(cls, path, *arguments, dtype=None, torch_dtype=None, device_map=None, **options):
@@ -34,7 +32,7 @@ class PrunecliModel(PreTrainedModel):
         try:
             import prunecli
         except ImportError:
-            raise ImportError(f"{path} was written by prunecli: opening it needs PACKAGE.") from None
+            raise ImportError(f"{path} is no stock model: opening it needs PACKAGE.") from None
         if isinstance(device_map, dict):
             if len(set(map(str, device_map.values()))) != 1:
                 raise ValueError(f"device_map={device_map}: prunecli loads a model on one device.")
@@ -51,10 +49,19 @@ class PrunecliModel(PreTrainedModel):
             path = snapshot_download(str(path), **hub)
         kind = torch_dtype if dtype is None else dtype
         device = "auto" if str(device_map) in SPREAD else device_map or "cpu"
-        return prunecli.load_model(path, dtype=kind or "auto", device=device)
+        return prunecli.load_model(path, dtype=kind or "auto", device=device, model_class=cls.model_class)
+'''
+
+_CLASS = '''
+
+class PREFIXNAME(PrunecliModel):
+    """Stands in for NAME."""
+
+    model_class = "NAME"
 '''
 
 
-def shim_source(model_type: str) -> str:
-    """The file's text for a checkpoint whose config.json has this model type."""
-    return _SOURCE.replace("MODEL_TYPE", model_type).replace("PACKAGE", PACKAGE)
+def shim_source(classes: Sequence[str]) -> str:
+    """The file's text for a checkpoint that these stock classes describe, each under a name of its own."""
+    made = (_CLASS.replace("PREFIX", CLASS_PREFIX).replace("NAME", name) for name in classes)
+    return _SOURCE.replace("PACKAGE", PACKAGE) + "".join(made)

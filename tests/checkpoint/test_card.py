@@ -19,8 +19,15 @@ STEP = {
     "source": {"path": "nllb-moe-54b", "fingerprint": "sha256:abc"},
     "statistics": [{"file": "gates.json", "sha256": "def"}],
 }
-STOCK = {"auto_map": {"AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel"}}
-UNEVEN = {"auto_map": {**STOCK["auto_map"], "AutoConfig": "modeling_prunecli.PrunecliConfig"}}
+STOCK = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
+UNEVEN = {
+    "model_type": "nllb-moe",
+    "auto_map": {
+        "AutoModel": "modeling_prunecli.PrunecliNllbMoeModel",
+        "AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliNllbMoeForConditionalGeneration",
+    },
+    "transformers_weights": "Not a stock model: experts differ. Open it with prunecli.load_model.",
+}
 
 
 def card(source: str = "", config: dict[str, Any] = STOCK, **fields: Any) -> str:
@@ -46,15 +53,31 @@ def test_says_what_was_removed_from_what_and_how() -> None:
 
 
 def test_says_how_to_load() -> None:
-    assert "prunecli.load_model(" in card()
+    text = card(config=UNEVEN)
+    assert 'prunecli.load_model("path/to/this/directory")' in text
+    assert 'AutoTokenizer.from_pretrained("path/to/this/directory")' in text
+    assert "Not a stock model: experts differ." in text
     assert (
-        'transformers.AutoModelForSeq2SeqLM.from_pretrained("path/to/this/directory", trust_remote_code=True)'
-        in card()
+        "`from_pretrained(…, trust_remote_code=True)` of transformers' `AutoModel`, `AutoModelForSeq2SeqLM`"
+        in text
     )
-    assert 'AutoTokenizer.from_pretrained("path/to/this/directory")' in card()
-    assert 'AutoTokenizer.from_pretrained("path/to/this/directory", trust_remote_code=True)' in card(
-        config=UNEVEN
-    )
+
+
+@pytest.mark.parametrize(
+    ("architectures", "auto"),
+    [
+        (["BartForConditionalGeneration"], "AutoModelForSeq2SeqLM"),
+        (["BartModel"], "AutoModel"),
+        (["BartForSequenceClassification"], "AutoModelForSequenceClassification"),
+        ([], "AutoModelForSeq2SeqLM"),
+    ],
+)
+def test_a_stock_model_needs_no_prunecli(architectures: list[str], auto: str) -> None:
+    text = card(config={**STOCK, "architectures": architectures})
+    assert f'model = {auto}.from_pretrained("path/to/this/directory")' in text
+    assert "plain transformers" in text
+    assert "prunecli.load_model" not in text
+    assert "trust_remote_code" not in text
 
 
 def test_long_lists_are_cut() -> None:
@@ -73,7 +96,7 @@ def test_heads_that_were_removed() -> None:
 def test_ffns_that_were_shared_and_removed() -> None:
     names = [f"model.encoder.layers.{number}.ffn" for number in (0, 2)]
     ffn = {names[1]: FfnChange(shared_with=names[0]), "model.decoder.layers.0.ffn": FfnChange(removed=True)}
-    config = {**UNEVEN, "model_type": "prunecli-nllb-moe", "encoder_layers": 3, "decoder_layers": 1}
+    config = {**UNEVEN, "encoder_layers": 3, "decoder_layers": 1}
     text = card(ffn=ffn, config=config)
     assert "FFN: encoder 2 shares layer 0's; decoder 0 removed." in text
     assert "## Feed-forward networks" not in card()
@@ -228,5 +251,5 @@ def test_odd_front_matter_does_not_lose_the_text(text: str) -> None:
 
 
 def test_nobody_is_told_to_install_what_is_not_published() -> None:
-    assert "pip install" not in card()
-    assert "needs the Python package prunecli" in card().replace("need ", "needs ")
+    assert "pip install" not in card() + card(config=UNEVEN)
+    assert "needs the Python package prunecli" in card(config=UNEVEN).replace("need ", "needs ")

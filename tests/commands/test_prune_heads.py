@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.architectures import REDUCED_PREFIX
 from prunecli.checkpoint.attention import attention_layers
 from prunecli.checkpoint.documents import write_json
+from prunecli.checkpoint.opening import opens_as_stock
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
 from prunecli.methods.heads.decide import METRICS
@@ -68,7 +68,7 @@ def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
                 np.testing.assert_array_equal(weight, full.read(f"{name}.out_proj.weight")[:, places])
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
-        assert str(pruned.config["model_type"]).startswith(REDUCED_PREFIX)
+        assert not opens_as_stock(pruned.config)
     assert step["arguments"] == {
         "ratio": 0.5,
         "removed": 14,
@@ -342,3 +342,49 @@ def test_families_that_are_not_declared_are_refused(model: Path, folder: Path) -
 def _refused(result: Result, message: str, status: int, folder: Path) -> None:
     refused(result, message, status)
     assert names(folder) == ["heads.json"]
+
+
+@pytest.mark.parametrize(("ratio", "kept_heads"), [(0.1, 2), (0.5, 2), (0.6, 1)])
+def test_uniform_results_are_stock_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ratio: float, kept_heads: int
+) -> None:
+    """Of 4 groups of heads a stock Llama of this width keeps 4, 2 or 1; 3 are what a tenth alone would leave."""
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    source = tiny_family(tmp_path / "llama", "llama")
+    result = run(source, "--metric", "random", "--ratio", ratio, "--uniform")
+    assert result.status == 0, result.err
+    assert f"{kept_heads} heads stay in every layer; a stock model may keep 1, 2, 4." in result.err
+    assert "A stock model: plain transformers opens it." in result.out
+    assert {len(ids) for ids in kept(tmp_path / "pruned-heads").values()} == {kept_heads}
+    assert not (tmp_path / "pruned-heads" / "modeling_prunecli.py").exists()
+    stock = LlamaForCausalLM.from_pretrained(tmp_path / "pruned-heads")
+    assert stock.config.num_key_value_heads == kept_heads
+    with open_checkpoint(tmp_path / "pruned-heads") as made:
+        assert made.structure.history[-1]["arguments"]["uniform"] is True
+
+
+def test_dry_runs_say_what_would_be_a_stock_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = tiny_family(tmp_path / "llama", "llama")
+    arguments = (source, "--metric", "random", "--ratio", 0.4, "--dry-run")
+    shown = run(*arguments)
+    assert "Not a stock model: heads differ between layers (" in shown.out
+    stock = json.loads(run(*arguments, "--json").out)["stock"]
+    assert stock["is_stock"] is False
+    assert stock["nearest"] == "`prune-heads --uniform`"
+
+
+def test_uniform_is_refused_where_no_config_can_say_it(model: Path, folder: Path) -> None:
+    result = run(model, "--uniform")
+    assert result.status == 2
+    assert "a config of type m2m_100 cannot say how many heads are left" in result.err
+    assert not (folder / "pruned-heads").exists()
+
+
+def test_uniform_and_given_heads_exclude_each_other(model: Path, folder: Path) -> None:
+    (folder / "kept.json").write_text("{}")
+    result = run(model, "--heads", "kept.json", "--uniform")
+    assert result.status == 2
+    assert "--uniform" in result.err

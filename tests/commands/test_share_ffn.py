@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from prunecli.architectures import REDUCED_PREFIX
 from prunecli.checkpoint.ffn import ffn_layers
 from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.opening import opens_as_stock
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
 from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
@@ -77,7 +77,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
         **{DECODER.format(n): None for n in range(2)},
     }
     with open_checkpoint("shared-ffn") as made, open_checkpoint(model) as source:
-        assert str(made.config["model_type"]).startswith(REDUCED_PREFIX)
+        assert not opens_as_stock(made.config)
         assert made.structure.history[-1]["arguments"] == {"config": "SharedEncNoDec", "seed": 0}
         assert made.structure.fingerprints() == (source.fingerprint,)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -112,7 +113,9 @@ class MethodContract:
             assert count > 1
             assert weights == {f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)}
             weights.add("model.safetensors.index.json")
-        own = {"config.json", "README.md", "modeling_prunecli.py"}
+        own = {"config.json", "README.md"}
+        if "auto_map" in json.loads((out / "config.json").read_text()):  # no stock model
+            own.add("modeling_prunecli.py")
         carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}
         carried &= {path.name for path in source.iterdir()}  # an encoder alone generates nothing
         assert {path.name for path in out.iterdir()} == weights | own | carried

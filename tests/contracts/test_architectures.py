@@ -248,6 +248,13 @@ class TestDefaults:
         found = getattr(transformers, family.model_class)
         assert found.config_class.model_type == model_type
         assert getattr(transformers, family.auto_class)._model_mapping[found.config_class] is found
+        for one in family.classes:
+            mapped = getattr(transformers, one.auto_class)._model_mapping[found.config_class]
+            # Some Auto classes know several of a configuration's classes.
+            names = [each.__name__ for each in (mapped if isinstance(mapped, tuple) else (mapped,))]
+            assert one.name in names
+        assert family.classes[0].auto_class == "AutoModel"
+        assert family.model_class in [one.name for one in family.classes]
 
 
 @pytest.mark.parametrize("case", VARIANTS)

@@ -27,6 +27,7 @@ from tests.commands.vocabulary import trimmed
 from tests.contracts.method_contract import load, logits_of, written
 from tests.factorised import cached, factorised
 from tests.families import DECODERS, ENCODERS, GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
+from tests.opening import headed_class
 from tests.tiny import tiny_nllb_moe
 from tests.training.runs import language_model, options, train, translation
 
@@ -153,7 +154,7 @@ def check(path: Path, order: tuple[str, ...]) -> None:
         assert inventory.total.parameters == sum(info.numel for info in opened.tensors.values())
         assert any(layer.num_heads < layer.original_heads for layer in inventory.attentions)
         assert any(layer.is_shared for layer in inventory.ffns)
-        auto = next(key for key in opened.config["auto_map"] if key != "AutoConfig")
+        auto = headed_class(opened.config)
     model = load(path)
     theirs = getattr(transformers, auto).from_pretrained(path, trust_remote_code=True, dtype=torch.float32)
     assert torch.equal(logits_of(theirs), logits_of(model))

@@ -15,6 +15,7 @@ from prunecli.architectures import FAMILIES
 from prunecli.checkpoint.attention import attention_layers
 from prunecli.checkpoint.embedding import describe_embeddings, token_tables
 from prunecli.checkpoint.layout import check_tensors, part_of
+from prunecli.checkpoint.opening import opens_as_stock
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.rewrite import rewrite as without_experts
@@ -25,6 +26,7 @@ from tests.contracts.method_contract import digests, load, logits, logits_of, wr
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
 from tests.families import tiny_family
 from tests.ffn_layouts import weights, write_copy
+from tests.opening import headed_class
 from tests.tiny import tiny_nllb_moe
 
 SIDES = ("input", "output", "both")
@@ -98,7 +100,7 @@ class TestCaching:
         found = config(out)
         assert found["prunecli"]["embedding"]["input"]["cached"]
         if not case.stock:  # its config cannot say that the output has a table of its own
-            assert found["model_type"].startswith("prunecli-")
+            assert not opens_as_stock(found)
             return
         import transformers
 
@@ -157,10 +159,10 @@ class TestOpening:
         import transformers
 
         out = factorised(source, tmp_path / "out")
-        auto = next(key for key in config(out)["auto_map"] if key != "AutoConfig")
+        auto = headed_class(config(out))
         theirs = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
         assert torch.equal(logits_of(theirs), logits(out))
-        assert config(out)["model_type"].startswith("prunecli-")
+        assert not opens_as_stock(config(out))
         with pytest.raises(ValueError, match="trust_remote_code"):
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
 
@@ -268,7 +270,8 @@ class TestOtherMethods:
         one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
         two = factorised(written(source, fewer, tmp_path / "fewer"), tmp_path / "two")
         assert torch.equal(logits(one), logits(two))
-        assert config(one)["model_type"] == config(two)["model_type"] == "prunecli-nllb-moe"
+        assert not opens_as_stock(config(one))
+        assert not opens_as_stock(config(two))
         assert config(cached(one, tmp_path / "cached"))["prunecli"]["experts"]
 
     @pytest.mark.parametrize("side", SIDES)

@@ -14,6 +14,7 @@ import torch
 from prunecli.checkpoint.attention import attention_layers
 from prunecli.checkpoint.ffn import ffn_layers
 from prunecli.checkpoint.layout import sparse_layers
+from prunecli.checkpoint.opening import opens_as_stock
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.checkpoint.stream import Copy, Output, Slices
 from prunecli.checkpoint.structure import FfnChange
@@ -57,7 +58,7 @@ def test_pruning_heads_carries_changed_ffns_along(case: str, tmp_path: Path) -> 
     with open_checkpoint(tmp_path / "both") as made:
         assert made.structure.heads
         assert {name: change.to_json() for name, change in made.structure.ffn.items()} == changes
-        assert made.model_type.startswith("prunecli-")
+        assert not opens_as_stock(made.config)
 
 
 def test_a_result_with_changed_ffns_opens_with_transformers(tmp_path: Path) -> None:
@@ -87,7 +88,7 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
         assert {name: change.to_json() for name, change in made.structure.ffn.items()} == one_of_each(
             "nllb-moe"
         )
-        assert made.model_type == "prunecli-nllb-moe"
+        assert not opens_as_stock(made.config)
         assert {layer.num_experts for layer in sparse_layers(made)} == {3}
     assert torch.isfinite(logits(tmp_path / "both")).all()
 
@@ -144,7 +145,8 @@ def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
 def test_one_key_for_both_sides_needs_one_width(tmp_path: Path) -> None:
     with open_checkpoint(tiny(tmp_path / "source", "t5")) as source:
         made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
-        assert (made.config["model_type"], made.config["d_ff"]) == ("prunecli-t5", 48)
+        assert not opens_as_stock(made.config)
+        assert made.config["d_ff"] == 48
 
 
 @pytest.mark.parametrize("case", ["nllb-moe", "gpt2"])
@@ -154,7 +156,7 @@ def test_uneven_widths_have_a_type_of_their_own(case: str, tmp_path: Path) -> No
     names = list(LAYOUTS[case].names)[: None if case == "nllb-moe" else 1]
     written(source, lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
     before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "out"))
-    assert after["model_type"] == f"prunecli-{case}"
+    assert not opens_as_stock(after)
     assert all(before[key] == after[key] for key in LAYOUTS[case].width_keys)
     assert torch.isfinite(logits_of(load(tmp_path / "out"))).all()
 
@@ -165,7 +167,7 @@ def test_uneven_widths_can_become_stock_again(tmp_path: Path) -> None:
     written(tmp_path / "one", lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["n_inner"]) == ("gpt2", 20)
-    assert set(config["auto_map"]) == {"AutoModelForCausalLM"}
+    assert "auto_map" not in config
 
 
 def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) ->
     shared = write_changed(source, tmp_path / "shared", "bert", {second: {"shared_with": first}})
     with open_checkpoint(shared) as opened:
         made = narrowed(opened, {first: 20, third: 20})
-        assert made.config["model_type"] == "prunecli-bert"
+        assert not opens_as_stock(made.config)
         assert made.structure.ffn[second] == FfnChange(first)
 
 

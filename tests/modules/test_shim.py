@@ -12,7 +12,7 @@ import prunecli
 from prunecli.modules.shim import shim_source
 
 SPACE: dict[str, Any] = {"__name__": "modeling_prunecli"}
-exec(compile(shim_source("prunecli-nllb-moe"), "modeling_prunecli.py", "exec"), SPACE)
+exec(compile(shim_source(("NllbMoeModel", "NllbMoeForConditionalGeneration")), "modeling_prunecli.py", "exec"), SPACE)
 
 
 @pytest.fixture
@@ -47,7 +47,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 )
 def test_device_maps(tmp_path: Path, asked: dict[str, Any], device_map: Any, device: Any) -> None:
     SPACE["PrunecliModel"].from_pretrained(str(tmp_path), device_map=device_map)
-    assert asked == {"path": str(tmp_path), "dtype": "auto", "device": device}
+    assert asked == {"path": str(tmp_path), "dtype": "auto", "device": device, "model_class": None}
+
+
+@pytest.mark.parametrize("name", ["NllbMoeModel", "NllbMoeForConditionalGeneration"])
+def test_each_class_asks_for_the_one_that_it_stands_in_for(
+    tmp_path: Path, asked: dict[str, Any], name: str
+) -> None:
+    SPACE[f"Prunecli{name}"].from_pretrained(tmp_path)
+    assert asked["model_class"] == name
 
 
 @pytest.mark.parametrize("option", ["dtype", "torch_dtype"])

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.checkpoint.attention import KINDS, AttentionKind, AttentionLayer, attention_layers
 from prunecli.checkpoint.history import given, history_step
+from prunecli.checkpoint.stock import uniform_heads
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.plan import (
     Importance,
@@ -47,6 +48,7 @@ class Options:
         count: heads to remove.
         kinds: the kinds of attention that may lose heads.
         minimum: heads that each of their layers keeps at least.
+        uniform: whether every layer keeps the same number of heads, one that a stock model can have.
         normalize: None: DEFAULT_NORMALIZE.
         metric: `importance`, or `random`.
         dtype: type of the result; None: as stored.
@@ -59,6 +61,7 @@ class Options:
     count: int | None = None
     kinds: tuple[AttentionKind, ...] = KINDS
     minimum: int = 0
+    uniform: bool = False
     normalize: Normalize | None = None
     metric: str = IMPORTANCE
     dtype: str | None = None
@@ -96,20 +99,43 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     importance, scores = _importance(checkpoint, options, found)
     default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
     ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
-    request = Request(ratio, options.count, options.kinds, options.minimum, options.normalize or default)
+    uniform = _uniform(checkpoint) if options.uniform else None
+    request = Request(
+        ratio, options.count, options.kinds, options.minimum, options.normalize or default, uniform
+    )
     selection = plan([Layer(layer.name, layer.kind, layer.heads) for layer in found], importance, request)
     arguments = _arguments(options, request, selection, scores)
     files = () if scores is None else options.scores
     step = history_step(COMMAND, checkpoint, given(arguments), files)
-    return Decision(selection, step, _reasons(options, request, scores))
+    reasons = _reasons(options, request, scores)
+    if uniform is not None:
+        each = min(map(len, selection.kept.values()))
+        reasons += (
+            f"{each} heads stay in every layer; a stock model may keep {', '.join(map(str, uniform))}.",
+        )
+    return Decision(selection, step, reasons)
+
+
+def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The numbers of heads that every layer of a stock model may keep."""
+    numbers = uniform_heads(checkpoint)
+    if not numbers:
+        family = checkpoint.require_architecture()
+        why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
+        raise UsageError(
+            f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+            "Leave --uniform out: the result opens with prunecli.",
+        )
+    return numbers
 
 
 def _from_selection(
     checkpoint: Checkpoint, path: Path, options: Options, layers: Sequence[AttentionLayer]
 ) -> Decision:
-    if options.ratio is not None or options.count is not None or options.kinds != KINDS or options.minimum:
+    others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.minimum)
+    if any(others) or options.uniform:
         raise UsageError(
-            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer.",
+            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer, --uniform.",
             "Leave them out, or select by --scores.",
         )
     kept = read_selection(path, layers)
@@ -163,6 +189,7 @@ def _arguments(
         "removed": selection.removed,
         "attention": None if request.kinds == KINDS else list(request.kinds),
         "min_per_layer": request.minimum or None,
+        "uniform": options.uniform or None,
         "metric": options.metric,
         "method": None if scores is None else scores.method,
         "normalize": None if scores is None else request.normalize,

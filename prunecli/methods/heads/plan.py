@@ -42,6 +42,8 @@ class Request:
         kinds: the kinds of attention that may lose heads.
         minimum: heads that each of their layers keeps at least.
         normalize: `per-layer` divides by the l2 norm over the layer's heads (4.1), `none` compares as they are.
+        uniform: the numbers of heads of which every layer keeps the same one, the largest that removes enough; None:
+            each layer keeps what its heads are worth.
     """
 
     ratio: float | None = None
@@ -49,6 +51,7 @@ class Request:
     kinds: tuple[AttentionKind, ...] = KINDS
     minimum: int = 0
     normalize: Normalize = "per-layer"
+    uniform: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,11 @@ def plan(layers: Sequence[Layer], importance: Importance, request: Request) -> S
     chosen = _chosen(layers, request.kinds)
     removed = _removed(chosen, request)
     values = normalized(importance) if request.normalize == "per-layer" else importance
+    if request.uniform is not None:
+        each = _each(chosen, removed, request)
+        kept = {layer.name: layer.heads for layer in layers}
+        kept |= {layer.name: _best(layer, values[layer.name], each) for layer in chosen}
+        return Selection(kept, sum(len(layer.heads) - each for layer in chosen))
     waiting = sorted(
         (values[layer.name][head], number, place)
         for number, layer in enumerate(chosen)
@@ -135,6 +143,27 @@ def plan(layers: Sequence[Layer], importance: Importance, request: Request) -> S
         for layer in layers
     }
     return Selection(kept, removed)
+
+
+def _each(layers: Sequence[Layer], removed: int, request: Request) -> int:
+    """How many heads each of `layers` keeps, so that all keep the same number and `removed` go at least."""
+    held = [len(layer.heads) for layer in layers]
+    most = min(*held, (sum(held) - removed) // len(held))
+    able = [number for number in request.uniform or () if max(request.minimum, 1) <= number <= most]
+    if not able:
+        choices = ", ".join(map(str, request.uniform or ())) or "none"
+        raise UsageError(
+            f"--uniform: at most {most} heads may stay in each layer, and at least {max(request.minimum, 1)} have to; "
+            f"a stock model may keep {choices}.",
+            "Remove fewer heads, lower --min-per-layer, or leave --uniform out.",
+        )
+    return max(able)
+
+
+def _best(layer: Layer, values: Mapping[int, float], number: int) -> tuple[int, ...]:
+    """The most important heads of a layer, in the order in which they are stored; of equal ones the later stay."""
+    order = sorted(range(len(layer.heads)), key=lambda place: (values[layer.heads[place]], place))
+    return tuple(layer.heads[place] for place in sorted(order[len(order) - number :]))
 
 
 def _chosen(layers: Sequence[Layer], kinds: Sequence[AttentionKind]) -> list[Layer]:

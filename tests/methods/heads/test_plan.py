@@ -141,6 +141,43 @@ def test_a_layer_with_fewer_heads_than_the_minimum_keeps_what_it_has() -> None:
     assert kept({"a": [1], "b": [5, 6, 7]}, count=1, minimum=2, normalize="none") == {"a": (0,), "b": (1, 2)}
 
 
+@given(
+    values=st.lists(st.lists(st.integers(-20, 50), min_size=4, max_size=4), min_size=1, max_size=4),
+    ratio=st.floats(0, 0.7),
+)
+def test_uniform_layers_keep_the_same_number_and_enough_goes(values: list[list[int]], ratio: float) -> None:
+    """The best of each layer, so many that no stock number between would still remove what is asked."""
+    model = {f"layer {number}": layer for number, layer in enumerate(values)}
+    allowed = (1, 2, 4)
+    found = kept(model, ratio=ratio, normalize="none", uniform=allowed)
+    (each,) = {len(ids) for ids in found.values()}
+    held = 4 * len(values)
+    left = held - removed_count(ratio, held)
+    assert each == max(number for number in allowed if number * len(values) <= left)
+    for name, ids in found.items():
+        gone = [model[name][head] for head in range(4) if head not in ids]
+        assert list(ids) == sorted(ids)
+        assert all(value <= min(model[name][head] for head in ids) for value in gone)
+
+
+def test_uniform_keeps_the_kinds_that_may_not_lose_heads() -> None:
+    layers = layers_of({"a": [1, 2, 3], "b": [3, 2, 1]}, {"b": "decoder"})
+    importance = importance_of({"a": [1, 2, 3], "b": [3, 2, 1]})
+    request = Request(count=1, kinds=("decoder",), uniform=(1, 2, 3))
+    assert plan(layers, importance, request).kept == {"a": (0, 1, 2), "b": (0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("uniform", "options"),
+    [((4,), {"ratio": 0.25}), ((1, 2), {"ratio": 0.25, "minimum": 3}), ((2,), {"count": 5})],
+)
+def test_a_number_that_no_stock_model_has_is_refused(
+    uniform: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match="--uniform: at most"):
+        kept({"a": [1, 2, 3, 4], "b": [1, 2, 3, 4]}, uniform=uniform, **options)
+
+
 def test_random_importances_depend_on_the_seed_alone() -> None:
     original = {"a": 4, "b": 4}
     assert random_importance(original, 1) == random_importance(original, 1) != random_importance(original, 2)

@@ -1,0 +1,284 @@
+"""Results through transformers: each Auto class gives the class that the tensors allow, or refuses and says why."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.layout import check_tensors
+from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.errors import CheckpointError
+from prunecli.methods.heads.rewrite import rewrite
+from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.pipeline import Rewrite, stock_config
+from tests.contracts.method_contract import load, logits_of, written
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe
+
+CLASSIFIED = {"num_labels": 3}
+
+
+def _seq2seq(base: str, headed: str, **more: str) -> dict[str, str]:
+    return {"AutoModel": base, "AutoModelForSeq2SeqLM": headed, **more}
+
+
+def _masked(prefix: str, causal: str) -> dict[str, str]:
+    masked = {"AutoModelForMaskedLM": f"{prefix}ForMaskedLM", "AutoModelForCausalLM": causal}
+    return {"AutoModel": f"{prefix}Model", **masked}
+
+
+def _task(prefix: str, task: str, **more: str) -> dict[str, str]:
+    return {"AutoModel": f"{prefix}Model", **more, f"AutoModelFor{task}": f"{prefix}For{task}"}
+
+
+SEQUENCE, TOKEN, ANSWER = "SequenceClassification", "TokenClassification", "QuestionAnswering"
+NLLB = _seq2seq("NllbMoeModel", "NllbMoeForConditionalGeneration")
+M2M = _seq2seq("M2M100Model", "M2M100ForConditionalGeneration")
+MARIAN = _seq2seq("MarianModel", "MarianMTModel")
+PEGASUS = _seq2seq("PegasusModel", "PegasusForConditionalGeneration")
+BART = _seq2seq("BartModel", "BartForConditionalGeneration")
+MBART = _seq2seq("MBartModel", "MBartForConditionalGeneration")
+T5 = _seq2seq("T5Model", "T5ForConditionalGeneration")
+GPT2 = {"AutoModel": "GPT2Model", "AutoModelForCausalLM": "GPT2LMHeadModel"}
+BERT = _masked("Bert", "BertLMHeadModel")
+PRETRAINED = {
+    **BERT,
+    "AutoModelForPreTraining": "BertForPreTraining",
+    "AutoModelForNextSentencePrediction": "BertForNextSentencePrediction",
+}
+ROBERTA, XLMR = (_masked(name, f"{name}ForCausalLM") for name in ("Roberta", "XLMRoberta"))
+LLAMA, MISTRAL, QWEN2 = (
+    {"AutoModel": f"{name}Model", "AutoModelForCausalLM": f"{name}ForCausalLM"}
+    for name in ("Llama", "Mistral", "Qwen2")
+)
+
+PUBLISHED: tuple[tuple[str, str, dict[str, Any], dict[str, str]], ...] = (
+    ("nllb-moe", "NllbMoeModel", {}, NLLB),
+    ("nllb-moe", "NllbMoeForConditionalGeneration", {}, NLLB),
+    ("m2m_100", "M2M100Model", {}, M2M),
+    ("m2m_100", "M2M100ForConditionalGeneration", {}, M2M),
+    ("marian", "MarianModel", {}, MARIAN),
+    ("marian", "MarianMTModel", {}, MARIAN),
+    ("pegasus", "PegasusModel", {}, PEGASUS),
+    ("pegasus", "PegasusForConditionalGeneration", {}, PEGASUS),
+    ("bart", "BartModel", {}, BART),
+    ("bart", "BartForConditionalGeneration", {}, BART),
+    ("bart", "BartForSequenceClassification", CLASSIFIED, _task("Bart", SEQUENCE, **BART)),
+    ("bart", "BartForQuestionAnswering", {}, _task("Bart", ANSWER, **BART)),
+    ("mbart", "MBartModel", {}, MBART),
+    ("mbart", "MBartForConditionalGeneration", {}, MBART),
+    ("t5", "T5Model", {}, T5),
+    ("t5", "T5ForConditionalGeneration", {}, T5),
+    ("bert", "BertModel", {}, {"AutoModel": "BertModel"}),
+    ("bert", "BertForMaskedLM", {}, BERT),
+    ("bert", "BertForPreTraining", {}, PRETRAINED),
+    ("bert", "BertForSequenceClassification", CLASSIFIED, _task("Bert", SEQUENCE)),
+    ("bert", "BertForTokenClassification", CLASSIFIED, _task("Bert", TOKEN)),
+    ("bert", "BertForQuestionAnswering", {}, _task("Bert", ANSWER)),
+    ("bert", "BertForMultipleChoice", {}, _task("Bert", "MultipleChoice")),
+    ("roberta", "RobertaModel", {}, {"AutoModel": "RobertaModel"}),
+    ("roberta", "RobertaForMaskedLM", {}, ROBERTA),
+    ("roberta", "RobertaForSequenceClassification", CLASSIFIED, _task("Roberta", SEQUENCE)),
+    ("roberta", "RobertaForTokenClassification", CLASSIFIED, _task("Roberta", TOKEN)),
+    ("roberta", "RobertaForMultipleChoice", {}, _task("Roberta", "MultipleChoice")),
+    ("xlm-roberta", "XLMRobertaModel", {}, {"AutoModel": "XLMRobertaModel"}),
+    ("xlm-roberta", "XLMRobertaForMaskedLM", {}, XLMR),
+    ("xlm-roberta", "XLMRobertaForQuestionAnswering", {}, _task("XLMRoberta", ANSWER)),
+    ("gpt2", "GPT2Model", {}, GPT2),
+    ("gpt2", "GPT2LMHeadModel", {}, GPT2),
+    ("gpt2", "GPT2ForSequenceClassification", CLASSIFIED, _task("GPT2", SEQUENCE, **GPT2)),
+    ("llama", "LlamaModel", {}, {"AutoModel": "LlamaModel"}),
+    ("llama", "LlamaModel", {"tie_word_embeddings": True}, LLAMA),
+    ("llama", "LlamaForCausalLM", {}, LLAMA),
+    ("llama", "LlamaForSequenceClassification", CLASSIFIED, _task("Llama", SEQUENCE)),
+    ("llama", "LlamaForTokenClassification", CLASSIFIED, _task("Llama", TOKEN)),
+    ("mistral", "MistralModel", {}, {"AutoModel": "MistralModel"}),
+    ("mistral", "MistralForCausalLM", {}, MISTRAL),
+    ("qwen2", "Qwen2Model", {}, {"AutoModel": "Qwen2Model"}),
+    ("qwen2", "Qwen2ForCausalLM", {}, QWEN2),
+)
+"""Family, class under `architectures` of published checkpoints, further changes, and what must open it."""
+
+
+def tiny(path: Path, family: str, **changes: Any) -> Path:
+    if family != "nllb-moe":
+        return tiny_family(path, family, **changes)
+    return tiny_nllb_moe(path, experts=4, layers=2, config=changes)
+
+
+def uneven(source: Checkpoint) -> Rewrite:
+    """One head of the first attention goes."""
+    first = attention_layers(source)[0]
+    structure, outputs = rewrite(source, {first.name: first.heads[1:]})
+    return Rewrite(structure, outputs, stock_config(source, structure))
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads((path / "config.json").read_text()))
+
+
+@pytest.fixture
+def nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers asks on the terminal whether to run code of the directory: an `AssertionError` it does not catch."""
+
+    def asked(*_: Any) -> str:
+        raise KeyboardInterrupt("asked to run code of the directory")
+
+    monkeypatch.setattr(builtins, "input", asked)
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "changes", "opens"),
+    PUBLISHED,
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.usefixtures("nobody_answers")
+def test_every_class_of_a_result(
+    tmp_path: Path, family: str, name: str, changes: dict[str, Any], opens: dict[str, str]
+) -> None:
+    source = tiny(tmp_path / "in", family, architectures=[name], **changes)
+    out = written(source, uneven, tmp_path / "out")
+    auto_map = config_of(out)["auto_map"]
+    assert auto_map == {auto: f"modeling_prunecli.Prunecli{stock}" for auto, stock in opens.items()}
+    for auto, stock in opens.items():
+        model = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
+        assert type(model).__name__ == stock
+        assert not any(value.is_meta for value in (*model.parameters(), *model.buffers()))
+        for refusing in (getattr(transformers, auto), getattr(transformers, stock)):
+            with pytest.raises(ValueError, match=r"Not a stock model: .*load_model"):
+                refusing.from_pretrained(out)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    before = transformers.AutoTokenizer.from_pretrained(source)
+    assert type(tokenizer) is type(before)
+    assert tokenizer("ab c")["input_ids"] == before("ab c")["input_ids"]
+    assert isinstance(transformers.AutoProcessor.from_pretrained(out), type(before))
+    assert transformers.AutoConfig.from_pretrained(out).model_type == family
+    if (source / "generation_config.json").is_file():
+        transformers.GenerationConfig.from_pretrained(out)
+
+
+@pytest.mark.parametrize("tokenizer_class", [None, "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("family", ["nllb-moe", "bert", "llama", "bart"])
+@pytest.mark.usefixtures("nobody_answers")
+def test_a_tokenizer_whose_files_name_no_class(
+    tmp_path: Path, family: str, tokenizer_class: str | None
+) -> None:
+    source = tiny(tmp_path / "in", family)
+    path = source / "tokenizer_config.json"
+    values = {**json.loads(path.read_text()), "tokenizer_class": tokenizer_class}
+    path.write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    out = written(source, uneven, tmp_path / "out")
+    one, two = (transformers.AutoTokenizer.from_pretrained(path) for path in (source, out))
+    assert type(one) is type(two)
+    assert one("ab c")["input_ids"] == two("ab c")["input_ids"]
+
+
+@pytest.mark.parametrize(("family", "base"), [("nllb-moe", "NllbMoeModel"), ("bart", "BartModel")])
+def test_the_base_model_is_that_of_the_headed_one(tmp_path: Path, family: str, base: str) -> None:
+    out = written(tiny(tmp_path / "in", family, architectures=[base]), uneven, tmp_path / "out")
+    opened = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
+    headed = transformers.AutoModelForSeq2SeqLM.from_pretrained(out, trust_remote_code=True)
+    ids = torch.tensor([[5, 6, 7, 2]])
+    one, two = (model(input_ids=ids, decoder_input_ids=ids) for model in (opened, headed.model))
+    assert torch.equal(one.last_hidden_state, two.last_hidden_state)
+    if family == "nllb-moe":
+        assert sparse_ffns(opened)
+
+
+@pytest.mark.parametrize("family", ["nllb-moe", "bert", "llama"])
+def test_a_base_model_that_is_saved_opens_again(tmp_path: Path, family: str) -> None:
+    out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
+    model = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
+    model.save_pretrained(tmp_path / "saved")
+    with open_checkpoint(tmp_path / "saved") as saved:
+        check_tensors(saved)
+        assert saved.config["architectures"] == [f"Prunecli{type(model).__name__}"]
+        assert ("AutoModelForCausalLM" in saved.config["auto_map"]) is False
+    again = transformers.AutoModel.from_pretrained(tmp_path / "saved", trust_remote_code=True)
+    assert type(again) is type(model)
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    with pytest.raises(ValueError, match="Not a stock model"):
+        transformers.AutoModel.from_pretrained(tmp_path / "saved")
+
+
+def as_0_1_0_wrote(out: Path) -> Path:
+    """config.json and shim of the first release: a model type of its own, one Auto class, a config class."""
+    config = config_of(out)
+    del config["transformers_weights"]
+    names = [name.removeprefix("Prunecli") for name in config["architectures"]]
+    auto_map = {
+        "AutoModelForSeq2SeqLM": "modeling_prunecli.PrunecliModel",
+        "AutoConfig": "modeling_prunecli.PrunecliConfig",
+    }
+    config |= {"architectures": names, "model_type": f"prunecli-{config['model_type']}", "auto_map": auto_map}
+    (out / "config.json").write_text(json.dumps(config))
+    (out / "modeling_prunecli.py").write_text("raise SystemExit('old code')\n")
+    return out
+
+
+@pytest.mark.parametrize("family", ["nllb-moe", "bart"])
+def test_results_of_0_1_0_open_and_are_pruned_further(tmp_path: Path, family: str) -> None:
+    new = written(tiny(tmp_path / "in", family), uneven, tmp_path / "new")
+    expected = logits_of(load(new))
+    old = as_0_1_0_wrote(written(tmp_path / "in", uneven, tmp_path / "old"))
+    assert torch.equal(logits_of(load(old)), expected)
+    load(old).save_pretrained(tmp_path / "saved")
+    assert config_of(tmp_path / "saved")["model_type"] == family
+    assert torch.equal(logits_of(load(tmp_path / "saved")), expected)
+    further = written(old, uneven, tmp_path / "further")
+    assert config_of(further)["model_type"] == family
+    assert "old code" not in (further / "modeling_prunecli.py").read_text()
+    transformers.AutoModelForSeq2SeqLM.from_pretrained(further, trust_remote_code=True)
+
+
+def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> None:
+    """One group of heads goes in one layer, then one in the others: even again."""
+
+    def rest(source: Checkpoint) -> Rewrite:
+        kept = {layer.name: layer.heads[-2:] for layer in attention_layers(source)}
+        structure, outputs = rewrite(source, kept)
+        return Rewrite(structure, outputs, stock_config(source, structure))
+
+    half = written(tiny(tmp_path / "in", "llama"), uneven, tmp_path / "half")
+    assert (half / "modeling_prunecli.py").is_file()
+    out = written(half, rest, tmp_path / "out")
+    config = config_of(out)
+    assert not {"auto_map", "transformers_weights"} & config.keys()
+    assert (config["architectures"], config["num_key_value_heads"]) == (["LlamaForCausalLM"], 2)
+    assert not (out / "modeling_prunecli.py").exists()
+    stock = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval()
+    assert type(stock) is transformers.LlamaForCausalLM
+    torch.testing.assert_close(logits_of(stock), logits_of(load(out)))
+
+
+def test_code_of_the_tokenizer_travels_along(tmp_path: Path) -> None:
+    auto_map = {"AutoTokenizer": ["own.Slow", None], "AutoModel": "own.Model", "AutoConfig": "own.Config"}
+    out = written(tiny(tmp_path / "in", "bart", auto_map=auto_map), uneven, tmp_path / "out")
+    made = config_of(out)["auto_map"]
+    assert made["AutoTokenizer"] == ["own.Slow", None]
+    assert made["AutoModel"] == "modeling_prunecli.PrunecliBartModel"
+    assert "AutoConfig" not in made
+
+
+@pytest.mark.parametrize(
+    ("family", "asked", "message"),
+    [
+        ("bart", "BertModel", "no BertModel can be made of it"),
+        ("bart", "Nothing", "no Nothing can be made of it"),
+        ("bert", "BertForQuestionAnswering", "tensors are missing"),
+        ("llama", "LlamaForSequenceClassification", "tensors are missing"),
+    ],
+)
+def test_a_class_that_cannot_be_is_refused(tmp_path: Path, family: str, asked: str, message: str) -> None:
+    out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
+    with pytest.raises(CheckpointError, match=message):
+        load_model(out, device="cpu", model_class=asked)

@@ -1,0 +1,13 @@
+"""How results open through transformers: the Auto class of the model that config.json names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def headed_class(config: Mapping[str, Any]) -> str:
+    """The `AutoModel…` whose class in `auto_map` is the first one under `architectures`."""
+    named = f"modeling_prunecli.{config['architectures'][0]}"
+    found: dict[str, str] = {value: auto for auto, value in config["auto_map"].items()}
+    return found[named]
