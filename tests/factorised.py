@@ -84,6 +84,7 @@ CASES = {
     "llama": Case(_family("llama"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "mistral": Case(_family("mistral"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "qwen2": Case(_family("qwen2"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
+    "qwen3": Case(_family("qwen3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "llama-tied": Case(_family("llama", **TIED_LLAMA), ("model.embed_tokens",), "lm_head", stock=True),
 }
 

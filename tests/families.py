@@ -22,7 +22,7 @@ from tests.tiny import (
 
 TRANSLATORS = ("m2m_100", "marian", "pegasus", "bart", "mbart", "t5")
 ENCODERS = ("bert", "roberta", "xlm-roberta")
-DECODERS = ("gpt2", "llama", "mistral", "qwen2")
+DECODERS = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 MODEL_TYPES = (*TRANSLATORS, *ENCODERS, *DECODERS)
 
 GATED_T5: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
@@ -132,6 +132,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "architectures": ["LlamaForCausalLM"]},
     "mistral": {**_LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None},
     "qwen2": {**_LLAMA, "architectures": ["Qwen2ForCausalLM"]},
+    "qwen3": {**_LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 6},
 }
 
 

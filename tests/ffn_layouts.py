@@ -112,6 +112,7 @@ LAYOUTS: dict[str, Layout] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
+    "qwen3": LLAMA,
 }
 """Of `tiny`'s models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
 

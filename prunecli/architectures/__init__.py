@@ -13,6 +13,7 @@ from prunecli.architectures.mistral import MISTRAL
 from prunecli.architectures.nllb_moe import NLLB_MOE
 from prunecli.architectures.pegasus import PEGASUS
 from prunecli.architectures.qwen2 import QWEN2
+from prunecli.architectures.qwen3 import QWEN3
 from prunecli.architectures.records import Architecture
 from prunecli.architectures.roberta import ROBERTA
 from prunecli.architectures.t5 import T5
@@ -20,7 +21,7 @@ from prunecli.architectures.xlm_roberta import XLM_ROBERTA
 
 _SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5)
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA)
-_DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2)
+_DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)
 
 FAMILIES: dict[str, Architecture] = {
     family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)

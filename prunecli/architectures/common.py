@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -163,11 +163,12 @@ BERT_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerN
 BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def llama_stack(biases: Mapping[str, str | None]) -> Stack:
+def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()) -> Stack:
     """Llama's decoder: attention whose key/value heads are shared by several query heads, and a gated FFN.
 
     Args:
         biases: the projections that have a bias (`q_proj`, `down_proj`) -> on which condition; None: always.
+        head_norms: norms of the width of one head, which all of an attention's heads share (`q_norm`).
     """
     queries, keys = "num_attention_heads*head_dim", "num_key_value_heads*head_dim"
 
@@ -192,6 +193,7 @@ def llama_stack(biases: Mapping[str, str | None]) -> Stack:
                     *projection("self_attn.k_proj", "hidden_size", keys, 0),
                     *projection("self_attn.v_proj", "hidden_size", keys, 0),
                     *projection("self_attn.o_proj", queries, "hidden_size", 1),
+                    *(rms_norm(f"self_attn.{name}", "head_dim") for name in head_norms),
                 ),
                 output="self_attn.o_proj",
             ),

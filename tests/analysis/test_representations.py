@@ -34,7 +34,7 @@ NORMS = {
     **dict.fromkeys(("t5", "t5-gated"), ("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm")),
     **dict.fromkeys(ENCODERS, ("attention.output.LayerNorm", "output.LayerNorm")),
     "gpt2": ("ln_1", "ln_2"),
-    **dict.fromkeys(("llama", "mistral", "qwen2"), ("input_layernorm", "post_attention_layernorm")),
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("input_layernorm", "post_attention_layernorm")),
 }
 """The norms of a layer in order, one before or after each component."""
 POST_NORM = ("marian", "bart", *ENCODERS)

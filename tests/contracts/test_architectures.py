@@ -54,6 +54,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-one-query-per-key": ("llama", {"num_key_value_heads": None}),
     "mistral-wide-heads": ("mistral", {"head_dim": 8, "sliding_window": 4}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
     "llama-classification": ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
 }
 
@@ -65,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-UNTIED = ("llama", "mistral", "qwen2")
+UNTIED = ("llama", "mistral", "qwen2", "qwen3")
 """The families whose output layer has a table of its own unless config.json says otherwise."""
 
 

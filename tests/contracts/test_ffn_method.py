@@ -297,6 +297,10 @@ class TestQwen2(OneSided):
     case = "qwen2"
 
 
+class TestQwen3(OneSided):
+    case = "qwen3"
+
+
 class TestLastOfLlamaToBFloat16(OneSided):
     """With a cast."""
 

@@ -278,6 +278,13 @@ class TestQwen2(HeadPruning):
         return tiny_family(directory, "qwen2")
 
 
+class TestQwen3(HeadPruning):
+    """Norms of the width of one head, which all heads share."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "qwen3")
+
+
 class TestEvenLlama(HeadPruning):
     """To the stock layout, with a cast."""
 
