@@ -145,8 +145,8 @@ def _even_heads(source: Checkpoint, structure: Structure) -> dict[str, int] | No
     counted = count(family, config, family.stacks[0].attentions[0].heads)
     heads = {key: count(family, config, key) * next(iter(kept)) // counted for key in family.head_counts}
     stated = {**heads, family.head_width: count(family, config, family.head_width)}
-    try:  # transformers refuses heads that do not divide the width of the model, though theirs is stated
-        count(family, {**config, **heads}, str(family.attributes[family.head_width]))
+    try:
+        count(family, {**config, **heads}, family.head_quotient or "1")
     except CheckpointError:
         return None
     return stated

@@ -69,7 +69,7 @@ def bart_stack(side: Side) -> Stack:
         ffn=FeedForward(
             name="",
             width=width,
-            norm="final_layer_norm",
+            norms=("final_layer_norm",),
             tensors=(
                 *linear("fc1", "d_model", width, "ffn", hidden=0),
                 *linear("fc2", width, "d_model", "ffn", hidden=1),
@@ -124,7 +124,7 @@ def bert_stack(model: str) -> Stack:
         ffn=FeedForward(
             name="",
             width="intermediate_size",
-            norm="output.LayerNorm",
+            norms=("output.LayerNorm",),
             tensors=(
                 *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn", hidden=0),
                 *linear("output.dense", "intermediate_size", "hidden_size", "ffn", hidden=1),
@@ -201,7 +201,7 @@ def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()
         ffn=FeedForward(
             name="mlp",
             width="intermediate_size",
-            norm="post_attention_layernorm",
+            norms=("post_attention_layernorm",),
             tensors=(
                 *projection("gate_proj", "hidden_size", "intermediate_size", 0),
                 *projection("up_proj", "hidden_size", "intermediate_size", 0),

@@ -25,6 +25,7 @@ LLAMA = Architecture(
     buffers=("rotary_emb.inv_freq", "rotary_emb.original_inv_freq"),
     head_counts=("num_attention_heads", "num_key_value_heads"),
     head_width="head_dim",
+    head_quotient="hidden_size/num_attention_heads",
     attributes={
         "vocab_size": 32000,
         "hidden_size": 4096,

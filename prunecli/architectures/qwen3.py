@@ -1,4 +1,4 @@
-"""Qwen3, the dense models: Llama's layout, each head's queries and keys normed, heads of their own width (2505.09388)."""
+"""Qwen3, the dense models: Llama's layout with heads of their own width and norms of queries and keys (2505.09388)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ QWEN3 = replace(
             dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention_bias"), ("q_norm", "k_norm")
         ),
     ),
+    head_quotient=None,
     attributes={
         "vocab_size": 151936,
         "hidden_size": 4096,

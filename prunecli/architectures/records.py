@@ -4,8 +4,8 @@ A shape's axis is a key of config.json (`d_model`), a number (`2`), or a sum, pr
 left to right (`num_attention_heads*head_dim`, `max_position_embeddings+2`); `expert_count` stands for the number of
 experts of the layer at hand.
 
-A condition is a config key that must be true (`router_bias`) or begin with a text (`feed_forward_proj:gated-`); a `!`
-before it turns it round.
+A condition is a config key that must be true (`router_bias`), begin with a text (`feed_forward_proj:gated-`) or be the
+same count as another (`word_embed_proj_dim=hidden_size`); a `!` before it turns it round, a `&` joins several.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Attention:
             its making are left out.
         projections: that stock module, relative to the layer, where it is not `name`.
         position_bias: whether it is given a position bias for all of the original heads, and picks its own.
+        residual: the norm whose output is added to the residual stream, relative to the layer; None: that of `output`.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Attention:
     attributes: dict[str, Literal["heads", "width"]] = field(default_factory=dict)
     projections: str | None = None
     position_bias: bool = False
+    residual: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,8 @@ class FeedForward:
     Attributes:
         name: relative to the layer; "" where its parts lie in the layer itself.
         width: config key of the hidden width.
-        norm: the norm that belongs to it, before or after it, relative to the layer: it goes where the FFN goes.
+        norms: those that belong to it, before or after it, relative to the layer: they go where the FFN goes.
+        residual: of these, the one whose output is added to the residual stream; None: its own output is.
         tensors: those of a dense FFN, and of every expert.
         router: those of a sparse layer's router; its first axis is the expert.
         expert: prefix of one expert, relative to the FFN; `{expert}` is its number.
@@ -129,11 +132,12 @@ class FeedForward:
 
     name: str
     width: str
-    norm: str
+    norms: tuple[str, ...]
     tensors: tuple[TensorSpec, ...]
     router: tuple[TensorSpec, ...] = ()
     expert: str | None = None
     sparse_step: str | None = None
+    residual: str | None = None
 
 
 @dataclass(frozen=True)
@@ -190,12 +194,14 @@ class Architecture:
         extras: beginnings of the names of tensors that some classes of the family hold outside of the layers (task
             heads, poolers): carried along as they are.
         renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.
+        prefixes: beginnings of names in other versions of transformers: {"language_model.model.": "model."}.
         buffers: name endings of tensors that some checkpoints hold although the model computes them.
         top_k: experts per token, or None where no layer is sparse.
         expert_count: every config key that holds the number of experts.
         head_counts: config keys that hold the number of heads, where config.json also holds the width of a head: a
             stock model can then have fewer, the same number in every layer.
         head_width: config key of that width.
+        head_quotient: what must be a whole number all the same, or transformers refuses the config.
         token_dropout: config key of the inference-time scale (1 - p) of expert outputs.
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
@@ -211,11 +217,13 @@ class Architecture:
     loose: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
+    prefixes: dict[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     top_k: int | None = None
     expert_count: tuple[str, ...] = ()
     head_counts: tuple[str, ...] = ()
     head_width: str | None = None
+    head_quotient: str | None = None
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
     embedding: TokenEmbedding | None = None

@@ -30,7 +30,7 @@ class FfnLayer:
         is_sparse: whether it is a mixture of experts; its tensors are then those of `layout.SparseLayer`.
         tensors: of a dense FFN, relative to it -> the axis on which the hidden units lie, or None: the output's bias
             has none. Empty where it is removed or sparse.
-        norm_tensors: full names of those of its own norm, which is never shared; none where it is removed.
+        norm_tensors: full names of those of its own norms, which are never shared; none where it is removed.
     """
 
     name: str
@@ -166,8 +166,9 @@ def is_sparse(family: Architecture, config: Mapping[str, Any], ffn: FeedForward,
 
 
 def ffn_norms(stack: Stack) -> tuple[str, ...]:
-    """The tensors of the FFN's own norm, relative to the layer."""
-    return tuple(spec.name for spec in stack.norms if spec.name.startswith(f"{stack.ffn.norm}."))
+    """The tensors of the FFN's own norms, relative to the layer."""
+    own = tuple(f"{norm}." for norm in stack.ffn.norms)
+    return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
 
 
 def _places(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Stack, int]]:

@@ -254,6 +254,10 @@ class TestGatedT5(FfnSharing):
     case = "t5-gated"
 
 
+class TestMT5(FfnSharing):
+    case = "mt5"
+
+
 class OneSided(FfnSharing):
     options = Options(config="Shared", init="concat", width=70)
 
@@ -280,6 +284,17 @@ class TestXLMRoberta(OneSided):
     options = Options(config="SharedEnc", init="concat", width=70)
 
 
+class TestDistilBert(OneSided):
+    case = "distilbert"
+    options = Options(config="SharedEnc", init="concat", width=70)
+
+
+class TestOPT(OneSided):
+    """Its FFNs take and give tokens without their sentences."""
+
+    case = "opt"
+
+
 class TestGPT2(OneSided):
     case = "gpt2"
     options = Options(config="SharedDec", init="concat", width=70)
@@ -299,6 +314,14 @@ class TestQwen2(OneSided):
 
 class TestQwen3(OneSided):
     case = "qwen3"
+
+
+class TestGemma2(OneSided):
+    case = "gemma2"
+
+
+class TestGemma3(OneSided):
+    case = "gemma3_text"
 
 
 class TestLastOfLlamaToBFloat16(OneSided):
