@@ -99,6 +99,7 @@ CASES = {
     "qwen3": Case(_family("qwen3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "gemma2": Case(_family("gemma2"), ("model.embed_tokens",), "lm_head", stock=True),
     "gemma3_text": Case(_family("gemma3_text"), ("model.embed_tokens",), "lm_head", stock=True),
+    "phi3": Case(_family("phi3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "llama-tied": Case(_family("llama", **TIED_LLAMA), ("model.embed_tokens",), "lm_head", stock=True),
 }
 

@@ -22,7 +22,7 @@ from tests.tiny import (
 
 TRANSLATORS = ("m2m_100", "marian", "pegasus", "bart", "mbart", "t5", "mt5")
 ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
-DECODERS = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text")
+DECODERS = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 MODEL_TYPES = (*TRANSLATORS, *ENCODERS, *DECODERS)
 
 NARROW_OPT: dict[str, Any] = {"word_embed_proj_dim": 24, "do_layer_norm_before": False}
@@ -178,6 +178,7 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "architectures": ["LlamaForCausalLM"]},
     "mistral": {**_LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None},
     "qwen2": {**_LLAMA, "architectures": ["Qwen2ForCausalLM"]},
+    "phi3": {**_LLAMA, "architectures": ["Phi3ForCausalLM"]},
     "gemma2": {**_GEMMA, "architectures": ["Gemma2ForCausalLM"]},
     "gemma3_text": {**_GEMMA, "architectures": ["Gemma3ForCausalLM"]},
     "qwen3": {**_LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 6},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,7 @@ LAYOUTS: dict[str, Layout] = {
     "mistral": LLAMA,
     "qwen2": LLAMA,
     "qwen3": LLAMA,
+    "phi3": replace(LLAMA, tensors={"gate_up_proj.weight": 0, "down_proj.weight": 1}),
     "gemma2": GEMMA,
     "gemma3_text": GEMMA,
 }
@@ -172,6 +173,17 @@ def write_copy(source: Path, target: Path, tensors: Mapping[str, np.ndarray], **
     return target
 
 
+def blocks_of(suffix: str) -> int:
+    """How often all hidden units lie on the axis of a tensor."""
+    return 2 if suffix == "gate_up_proj.weight" else 1
+
+
+def narrowed(matrix: np.ndarray, width: int, axis: int, blocks: int) -> np.ndarray:
+    """The first `width` hidden units; those of a fused matrix lie on its axis `blocks` times."""
+    parts = np.split(matrix, blocks, axis)
+    return np.concatenate([np.take(part, range(width), axis) for part in parts], axis)
+
+
 def write_changed(source: Path, target: Path, case: str, changes: Mapping[str, Mapping[str, Any]]) -> Path:
     """The checkpoint with `changes` to its FFNs, as JSON; a width keeps the first hidden units."""
     layout, held = LAYOUTS[case], weights(source)
@@ -181,7 +193,7 @@ def write_changed(source: Path, target: Path, case: str, changes: Mapping[str, M
             if "width" not in change:
                 del held[full]
             elif axis is not None:
-                held[full] = np.take(held[full], range(change["width"]), axis)
+                held[full] = narrowed(held[full], change["width"], axis, blocks_of(suffix))
         if change.get("removed"):
             norms = layout.norms(name)
             held = {tensor: value for tensor, value in held.items() if not tensor.startswith(norms)}

@@ -17,6 +17,7 @@ from prunecli.architectures.mt5 import MT5
 from prunecli.architectures.nllb_moe import NLLB_MOE
 from prunecli.architectures.opt import OPT
 from prunecli.architectures.pegasus import PEGASUS
+from prunecli.architectures.phi3 import PHI3
 from prunecli.architectures.qwen2 import QWEN2
 from prunecli.architectures.qwen3 import QWEN3
 from prunecli.architectures.records import Architecture
@@ -26,7 +27,7 @@ from prunecli.architectures.xlm_roberta import XLM_ROBERTA
 
 _SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5, MT5)
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
-_DECODERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3)
+_DECODERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3)
 
 FAMILIES: dict[str, Architecture] = {
     family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)

@@ -17,6 +17,9 @@ from prunecli.architectures.records import (
     norm,
 )
 
+FUSED = ("1", "1", "1")
+"""Query, key and value."""
+
 
 def _linear(
     name: str,
@@ -40,7 +43,12 @@ _ATTENTION = Attention(
     heads="n_head",
     tensors=(
         *_linear(
-            "attn.c_attn", "n_embd", "3*n_embd", "attention", weight=HeadAxis(1, 3), bias=HeadAxis(0, 3)
+            "attn.c_attn",
+            "n_embd",
+            "3*n_embd",
+            "attention",
+            weight=HeadAxis(1, FUSED),
+            bias=HeadAxis(0, FUSED),
         ),
         *_linear("attn.c_proj", "n_embd", "n_embd", "attention", weight=HeadAxis(0)),
     ),

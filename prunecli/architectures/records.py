@@ -23,11 +23,13 @@ class HeadAxis:
 
     Attributes:
         axis: 0 for the rows of a linear layer's weight.
-        blocks: how often all heads occur on it, one block after another: 3 where query, key and value are fused.
+        blocks: all heads occur on it once for each of these, one block after another: three times where query, key
+            and value are fused. Each is the width of one head there as a multiple of the others', counted as a
+            shape's axis is: of several query heads on one key/value head, say.
     """
 
     axis: int
-    blocks: int = 1
+    blocks: tuple[str, ...] = ("1",)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class TensorSpec:
         heads: where the heads of its attention lie, or None: it does not change with them.
         hidden: the axis on which the hidden units of its FFN lie one after another, or None: it does not change with
             them.
+        hidden_blocks: how often all hidden units occur on it, one block after another: 2 where gate and up are fused.
         first: only the first layer of a stack has it.
     """
 
@@ -51,6 +54,7 @@ class TensorSpec:
     optional: str | None = None
     heads: HeadAxis | None = None
     hidden: int | None = None
+    hidden_blocks: int = 1
     first: bool = False
 
 
@@ -99,6 +103,7 @@ class Attention:
         attributes: of the stock module that holds the projections, set where heads are removed: {attribute: what},
             what being "heads" or "width" (heads times the width of one). Attributes that the module only uses at
             its making are left out.
+        config_counts: config keys that the stock module reads while it runs, each a multiple of the number of heads.
         projections: that stock module, relative to the layer, where it is not `name`.
         position_bias: whether it is given a position bias for all of the original heads, and picks its own.
         residual: the norm whose output is added to the residual stream, relative to the layer; None: that of `output`.
@@ -110,6 +115,7 @@ class Attention:
     tensors: tuple[TensorSpec, ...]
     output: str
     attributes: dict[str, Literal["heads", "width"]] = field(default_factory=dict)
+    config_counts: tuple[str, ...] = ()
     projections: str | None = None
     position_bias: bool = False
     residual: str | None = None

@@ -38,7 +38,9 @@ NORMS = {
     "distilbert": ("sa_layer_norm", "output_layer_norm"),
     "opt": ("self_attn_layer_norm", "final_layer_norm"),
     "gpt2": ("ln_1", "ln_2"),
-    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ("input_layernorm", "post_attention_layernorm")),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "phi3"), ("input_layernorm", "post_attention_layernorm")
+    ),
     **dict.fromkeys(("gemma2", "gemma3_text"), ("input_layernorm", "pre_feedforward_layernorm")),
 }
 """The norms of a layer in order, one before or after each component."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.architectures.records import HeadAxis
-from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.attention import HeadPlaces, attention_layers
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.checkpoint.structure import KEY, Structure
 from prunecli.errors import CheckpointError, UnsupportedModelError
@@ -37,8 +36,8 @@ def test_every_attention_in_order(tmp_path: Path) -> None:
     first = layers[0]
     assert (first.heads, first.original_heads, first.num_heads) == ((0, 1), 2, 2)
     assert first.output == "model.encoder.layers.0.self_attn.out_proj"
-    assert first.tensors["model.encoder.layers.0.self_attn.k_proj.bias"] == HeadAxis(0)
-    assert first.tensors["model.encoder.layers.0.self_attn.out_proj.weight"] == HeadAxis(1)
+    assert first.tensors["model.encoder.layers.0.self_attn.k_proj.bias"] == HeadPlaces(0)
+    assert first.tensors["model.encoder.layers.0.self_attn.out_proj.weight"] == HeadPlaces(1)
     assert "model.encoder.layers.0.self_attn.out_proj.bias" not in first.tensors
 
 

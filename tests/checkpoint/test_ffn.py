@@ -49,7 +49,7 @@ class TestLayers:
                 assert (layer.owner, layer.removed, layer.is_shared) == (layer.name, False, False)
                 for suffix, axis in layer.tensors.items():
                     shape = checkpoint.tensors[f"{layer.prefix}{suffix}"].shape
-                    assert axis is None or shape[axis] == layer.width
+                    assert axis is None or shape[axis] == layer.width * layer.blocks[suffix]
 
     def test_of_a_changed_one(self, case: str, tmp_path: Path) -> None:
         first, second, *_, last = LAYOUTS[case].names

@@ -61,6 +61,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-wide-heads": ("mistral", {"head_dim": 8, "sliding_window": 4}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi3-one-query-per-key": ("phi3", {"num_key_value_heads": None, "tie_word_embeddings": True}),
     "gemma2-untied": ("gemma2", {"attention_bias": True, "tie_word_embeddings": False}),
     "llama-classification": ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
 }
@@ -73,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-UNTIED = ("llama", "mistral", "qwen2", "qwen3")
+UNTIED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 """The families whose output layer has a table of its own unless config.json says otherwise."""
 
 
@@ -154,9 +155,8 @@ class TestDeclaredTensors:
             assert heads > 1
             for spec in attention.tensors:
                 if spec.heads is not None:
-                    assert (
-                        count(family, config, spec.shape[spec.heads.axis]) % (heads * spec.heads.blocks) == 0
-                    )
+                    share = heads * sum(count(family, config, width) for width in spec.heads.blocks)
+                    assert count(family, config, spec.shape[spec.heads.axis]) % share == 0
 
     def test_hidden_units_lie_on_the_axes_that_grow_with_the_width(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
@@ -289,10 +289,10 @@ class TestCheckpoints:
             for spec in attention.tensors:
                 name = f"{layer}.{spec.name}"
                 if spec.heads is not None and not spec.name.startswith(attention.output) and name in state:
-                    rows = (
-                        state[name].movedim(spec.heads.axis, 0).unflatten(0, (spec.heads.blocks, heads, -1))
-                    )
-                    rows[:, 2] = 0
+                    whole = state[name].movedim(spec.heads.axis, 0)
+                    widths = [count(family, config, width) for width in spec.heads.blocks]
+                    for block in whole.split([len(whole) * width // sum(widths) for width in widths]):
+                        block.unflatten(0, (heads, -1))[2] = 0
             seen: list[torch.Tensor] = []
             output = model.get_submodule(f"{layer}.{attention.output}")
             hook = output.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))

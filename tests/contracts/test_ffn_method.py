@@ -324,6 +324,12 @@ class TestGemma3(OneSided):
     case = "gemma3_text"
 
 
+class TestPhi3(OneSided):
+    """Gate and up in one matrix."""
+
+    case = "phi3"
+
+
 class TestLastOfLlamaToBFloat16(OneSided):
     """With a cast."""
 

@@ -314,6 +314,13 @@ class TestGemma3(HeadPruning):
         return tiny_family(directory, "gemma3_text")
 
 
+class TestPhi3(HeadPruning):
+    """Two query heads, a key and a value to each head of one fused matrix."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "phi3")
+
+
 class TestEvenLlama(HeadPruning):
     """To the stock layout, with a cast."""
 
