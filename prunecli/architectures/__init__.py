@@ -33,7 +33,10 @@ FAMILIES: dict[str, Architecture] = {
     family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)
 }
 
+OLDER_TYPES = {"nllb_moe": "nllb-moe"}
+"""What older revisions of published models call a family -> what it is called now, by transformers too."""
+
 REDUCED_PREFIX = "prunecli-"
 """Before the model type of a result that the stock class cannot hold, so that it must not open it."""
 
-__all__ = ["FAMILIES", "REDUCED_PREFIX", "Architecture"]
+__all__ = ["FAMILIES", "OLDER_TYPES", "REDUCED_PREFIX", "Architecture"]
