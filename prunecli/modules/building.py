@@ -264,5 +264,5 @@ def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> Non
                 if (
                     name not in computed
                 ):  # rows that were read, in Gemma's tables: transformers must not draw them
-                    held._is_hf_initialized = True  # type: ignore[attr-defined]
+                    held._is_hf_initialized = True
             model._init_weights(module)
