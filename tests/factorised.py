@@ -15,7 +15,7 @@ from prunecli.methods.embeddings.decide import Options, decide
 from prunecli.methods.embeddings.factorize import factorize
 from prunecli.methods.embeddings.rewrite import rewrite
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
-from tests.families import GATED_T5, TIED_LLAMA, tiny_family
+from tests.families import GATED_T5, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.ffn_layouts import weights
 from tests.reference.define import unit as slow_unit
 from tests.tiny import tiny_nllb_moe
@@ -80,10 +80,26 @@ CASES = {
     "xlm-roberta": Case(
         _family("xlm-roberta"), ("roberta.embeddings.word_embeddings",), "lm_head.decoder", stock=True
     ),
+    "mt5": Case(
+        _family("mt5"),
+        ("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
+        "lm_head",
+        tied=False,
+        stock=True,
+    ),
+    "distilbert": Case(
+        _family("distilbert"), ("distilbert.embeddings.word_embeddings",), "vocab_projector", stock=True
+    ),
+    "opt": Case(_family("opt"), ("model.decoder.embed_tokens",), "lm_head", stock=True),
+    "opt-narrow": Case(_family("opt", **NARROW_OPT), ("model.decoder.embed_tokens",), "lm_head", stock=True),
     "gpt2": Case(_family("gpt2"), ("transformer.wte",), "lm_head", stock=True),
     "llama": Case(_family("llama"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "mistral": Case(_family("mistral"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "qwen2": Case(_family("qwen2"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
+    "qwen3": Case(_family("qwen3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
+    "gemma2": Case(_family("gemma2"), ("model.embed_tokens",), "lm_head", stock=True),
+    "gemma3_text": Case(_family("gemma3_text"), ("model.embed_tokens",), "lm_head", stock=True),
+    "phi3": Case(_family("phi3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
     "llama-tied": Case(_family("llama", **TIED_LLAMA), ("model.embed_tokens",), "lm_head", stock=True),
 }
 

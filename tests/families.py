@@ -20,10 +20,13 @@ from tests.tiny import (
     write_weights,
 )
 
-TRANSLATORS = ("m2m_100", "marian", "pegasus", "bart", "mbart", "t5")
-ENCODERS = ("bert", "roberta", "xlm-roberta")
-DECODERS = ("gpt2", "llama", "mistral", "qwen2")
+TRANSLATORS = ("m2m_100", "marian", "pegasus", "bart", "mbart", "t5", "mt5")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
+DECODERS = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 MODEL_TYPES = (*TRANSLATORS, *ENCODERS, *DECODERS)
+
+NARROW_OPT: dict[str, Any] = {"word_embed_proj_dim": 24, "do_layer_norm_before": False}
+"""Changes that give the tiny OPT embeddings narrower than its layers, and norms after them, as OPT-350M has."""
 
 GATED_T5: dict[str, Any] = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
 """Changes that make the tiny T5 one of version 1.1: gated FFNs, an output matrix of its own."""
@@ -53,6 +56,21 @@ _SEQ2SEQ: dict[str, Any] = {
     **_IDS,
 }
 
+_T5: dict[str, Any] = {
+    "d_model": 32,
+    "d_kv": 6,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 16,
+    "dropout_rate": 0.0,
+    "decoder_start_token_id": 1,
+    "is_encoder_decoder": True,
+    **_IDS,
+}
+
 _BERT: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 3,
@@ -78,6 +96,16 @@ _LLAMA: dict[str, Any] = {
     **_IDS,
 }
 
+_GEMMA: dict[str, Any] = {
+    **{key: value for key, value in _LLAMA.items() if key != "hidden_act"},
+    "head_dim": 6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 8,
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "tie_word_embeddings": True,
+}
+
 _CONFIGS: dict[str, dict[str, Any]] = {
     "m2m_100": {**_SEQ2SEQ, "architectures": ["M2M100ForConditionalGeneration"]},
     "marian": {
@@ -97,25 +125,43 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "bart": {**_SEQ2SEQ, "architectures": ["BartForConditionalGeneration"], "forced_eos_token_id": 2},
     "mbart": {**_SEQ2SEQ, "architectures": ["MBartForConditionalGeneration"], "forced_eos_token_id": 2},
     "t5": {
-        **_IDS,
+        **_T5,
         "architectures": ["T5ForConditionalGeneration"],
-        "d_model": 32,
-        "d_kv": 6,
-        "d_ff": 48,
-        "num_layers": 3,
-        "num_decoder_layers": 2,
-        "num_heads": 4,
-        "relative_attention_num_buckets": 8,
-        "relative_attention_max_distance": 16,
         "feed_forward_proj": "relu",
-        "dropout_rate": 0.0,
-        "decoder_start_token_id": 1,
-        "is_encoder_decoder": True,
         "tie_word_embeddings": True,
+    },
+    "mt5": {
+        **_T5,
+        "architectures": ["MT5ForConditionalGeneration"],
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
     },
     "bert": {**_BERT, "architectures": ["BertForMaskedLM"]},
     "roberta": {**_BERT, "architectures": ["RobertaForMaskedLM"], "type_vocab_size": 1},
     "xlm-roberta": {**_BERT, "architectures": ["XLMRobertaForMaskedLM"], "type_vocab_size": 1},
+    "distilbert": {
+        "architectures": ["DistilBertForMaskedLM"],
+        "dim": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "max_position_embeddings": 66,
+        **_IDS,
+    },
+    "opt": {
+        "architectures": ["OPTForCausalLM"],
+        "hidden_size": 32,
+        "word_embed_proj_dim": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "ffn_dim": 48,
+        "max_position_embeddings": 64,
+        "dropout": 0.0,
+        **_IDS,
+        "bos_token_id": 2,
+    },
     "gpt2": {
         "architectures": ["GPT2LMHeadModel"],
         "n_embd": 32,
@@ -132,6 +178,10 @@ _CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, "architectures": ["LlamaForCausalLM"]},
     "mistral": {**_LLAMA, "architectures": ["MistralForCausalLM"], "sliding_window": None},
     "qwen2": {**_LLAMA, "architectures": ["Qwen2ForCausalLM"]},
+    "phi3": {**_LLAMA, "architectures": ["Phi3ForCausalLM"]},
+    "gemma2": {**_GEMMA, "architectures": ["Gemma2ForCausalLM"]},
+    "gemma3_text": {**_GEMMA, "architectures": ["Gemma3ForCausalLM"]},
+    "qwen3": {**_LLAMA, "architectures": ["Qwen3ForCausalLM"], "head_dim": 6},
 }
 
 
@@ -197,7 +247,7 @@ def random_state(config: dict[str, Any], seed: int = 0, dtype: str = "F32") -> d
         values = generator.standard_normal(shape, dtype=np.float32)
         if len(shape) == 1:
             values *= np.float32(0.1)
-            if name.endswith("weight"):
+            if name.endswith("weight") and not config["model_type"].startswith("gemma"):  # its norms add 1
                 values += 1
         elif "relative_attention_bias" not in name and name != "final_logits_bias":
             inputs = shape[0] if ".c_" in name else shape[-1]  # GPT-2 stores [in, out]
@@ -213,7 +263,7 @@ def stored_shapes(config: str) -> dict[str, tuple[int, ...]]:
     left_out = {*model.all_tied_weights_keys, *(model._keys_to_ignore_on_save or ())}
     # Frozen ones are computed.
     left_out |= {name for name, held in model.named_parameters() if not held.requires_grad}
-    if model.config.model_type == "t5" and not json.loads(config)["tie_word_embeddings"]:
+    if model.config.model_type in ("t5", "mt5") and not json.loads(config)["tie_word_embeddings"]:
         left_out.remove(
             "lm_head.weight"
         )  # T5 ties it at its making, and unties it where the two values differ
@@ -232,14 +282,15 @@ def stock_model(config: dict[str, Any]) -> Any:
 
 _TEMPLATES = {
     "bert": ("<s> $A </s>", "<s>:0 $A:0 </s>:0 $B:1 </s>:1"),
+    "distilbert": ("<s> $A </s>", "<s> $A </s> $B </s>"),
     "roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
     "xlm-roberta": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
     "bart": ("<s> $A </s>", "<s> $A </s> </s> $B </s>"),
     "marian": ("$A </s>", "$A $B </s>"),
     "pegasus": ("$A </s>", "$A $B </s>"),
-    "t5": ("$A </s>", "$A </s> $B </s>"),
-    "llama": ("<s> $A", "<s> $A $B"),
-    "mistral": ("<s> $A", "<s> $A $B"),
+    **dict.fromkeys(("t5", "mt5"), ("$A </s>", "$A </s> $B </s>")),
+    "opt": ("</s> $A", "</s> $A $B"),
+    **dict.fromkeys(("llama", "mistral", "gemma2", "gemma3_text"), ("<s> $A", "<s> $A $B")),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +33,19 @@ class Layout:
         tensors: of one FFN -> the axis of its hidden units; those of the output layer last.
         width_keys: config keys of their widths.
         post_norm: whether the norm comes after the residual connection.
+        norms_after: FFN -> a second norm, between it and the residual connection.
     """
 
     names: dict[str, str]
     tensors: dict[str, int | None]
     width_keys: tuple[str, ...]
     post_norm: bool = False
+    norms_after: dict[str, str] = field(default_factory=dict)
+
+    def norms(self, name: str) -> tuple[str, ...]:
+        """Beginnings of the names of the tensors of an FFN's norms."""
+        second = (f"{self.norms_after[name]}.",) if name in self.norms_after else ()
+        return (f"{self.names[name]}.", *second)
 
     @property
     def input(self) -> str:
@@ -84,6 +91,13 @@ LLAMA = Layout(
     ("intermediate_size",),
 )
 
+GEMMA = Layout(
+    {f"model.layers.{n}.mlp": f"model.layers.{n}.pre_feedforward_layernorm" for n in range(3)},
+    LLAMA.tensors,
+    LLAMA.width_keys,
+    norms_after={f"model.layers.{n}.mlp": f"model.layers.{n}.post_feedforward_layernorm" for n in range(3)},
+)
+
 LAYOUTS: dict[str, Layout] = {
     "nllb-moe": Layout(
         {
@@ -104,6 +118,21 @@ LAYOUTS: dict[str, Layout] = {
     "bert": _bert("bert"),
     "roberta": _bert("roberta"),
     "xlm-roberta": _bert("roberta"),
+    "mt5": _t5({"wi_0.weight": 0, "wi_1.weight": 0, "wo.weight": 1}),
+    "distilbert": Layout(
+        {
+            f"distilbert.transformer.layer.{n}.ffn": f"distilbert.transformer.layer.{n}.output_layer_norm"
+            for n in range(3)
+        },
+        {"lin1.weight": 0, "lin1.bias": 0, "lin2.weight": 1, "lin2.bias": None},
+        ("hidden_dim",),
+        post_norm=True,
+    ),
+    "opt": Layout(
+        {f"model.decoder.layers.{n}": f"model.decoder.layers.{n}.final_layer_norm" for n in range(3)},
+        BART,
+        ("ffn_dim",),
+    ),
     "gpt2": Layout(
         {f"transformer.h.{n}.mlp": f"transformer.h.{n}.ln_2" for n in range(3)},
         {"c_fc.weight": 1, "c_fc.bias": 0, "c_proj.weight": 0, "c_proj.bias": None},
@@ -112,6 +141,10 @@ LAYOUTS: dict[str, Layout] = {
     "llama": LLAMA,
     "mistral": LLAMA,
     "qwen2": LLAMA,
+    "qwen3": LLAMA,
+    "phi3": replace(LLAMA, tensors={"gate_up_proj.weight": 0, "down_proj.weight": 1}),
+    "gemma2": GEMMA,
+    "gemma3_text": GEMMA,
 }
 """Of `tiny`'s models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
 
@@ -140,6 +173,17 @@ def write_copy(source: Path, target: Path, tensors: Mapping[str, np.ndarray], **
     return target
 
 
+def blocks_of(suffix: str) -> int:
+    """How often all hidden units lie on the axis of a tensor."""
+    return 2 if suffix == "gate_up_proj.weight" else 1
+
+
+def narrowed(matrix: np.ndarray, width: int, axis: int, blocks: int) -> np.ndarray:
+    """The first `width` hidden units; those of a fused matrix lie on its axis `blocks` times."""
+    parts = np.split(matrix, blocks, axis)
+    return np.concatenate([np.take(part, range(width), axis) for part in parts], axis)
+
+
 def write_changed(source: Path, target: Path, case: str, changes: Mapping[str, Mapping[str, Any]]) -> Path:
     """The checkpoint with `changes` to its FFNs, as JSON; a width keeps the first hidden units."""
     layout, held = LAYOUTS[case], weights(source)
@@ -149,10 +193,10 @@ def write_changed(source: Path, target: Path, case: str, changes: Mapping[str, M
             if "width" not in change:
                 del held[full]
             elif axis is not None:
-                held[full] = np.take(held[full], range(change["width"]), axis)
+                held[full] = narrowed(held[full], change["width"], axis, blocks_of(suffix))
         if change.get("removed"):
-            norm = f"{layout.names[name]}."
-            held = {tensor: value for tensor, value in held.items() if not tensor.startswith(norm)}
+            norms = layout.norms(name)
+            held = {tensor: value for tensor, value in held.items() if not tensor.startswith(norms)}
     model_type = json.loads((source / "config.json").read_text())["model_type"]
     structure = {"version": 1, "ffn": changes}
     return write_copy(source, target, held, model_type=f"prunecli-{model_type}", prunecli=structure)

@@ -67,11 +67,12 @@ def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
 def _of_layer(stack: Stack, ffn: FfnLayer) -> Iterator[Component]:
     block = stack.layers.format(layer=ffn.layer)
     for attention in stack.attentions:
-        name, output = f"{block}.{attention.name}", f"{block}.{attention.output}"
+        name, output = f"{block}.{attention.name}", f"{block}.{attention.residual or attention.output}"
         yield Component(name, stack.side, ffn.layer, attention.kind, block, output)
     # Where an FFN is no module, its last linear layer makes its output.
     last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
-    yield Component(ffn.name, stack.side, ffn.layer, "ffn", block, f"{ffn.name}{last}", ffn.removed)
+    output = f"{block}.{stack.ffn.residual}" if stack.ffn.residual else f"{ffn.name}{last}"
+    yield Component(ffn.name, stack.side, ffn.layer, "ffn", block, output, ffn.removed)
 
 
 def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:

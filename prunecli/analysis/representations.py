@@ -163,6 +163,8 @@ def _each_output(
 def _mean(output: Tensor, component: Component, real: Mapping[Side, Tensor]) -> Tensor:
     """`[batch, tokens, width]` -> `[batch, width]`: the mean over real tokens, in float32."""
     mask = real[component.side]
+    if output.ndim == 2 and len(output) == mask.numel():  # OPT's FFNs take all tokens one after another
+        output = output.view(*mask.shape, -1)
     if output.shape[:-1] != mask.shape:
         raise UnsupportedModelError(
             f"{component.name}: its output has the shape {list(output.shape)}, for {list(mask.shape)} tokens"

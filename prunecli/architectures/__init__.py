@@ -4,29 +4,39 @@ from __future__ import annotations
 
 from prunecli.architectures.bart import BART
 from prunecli.architectures.bert import BERT
+from prunecli.architectures.distilbert import DISTILBERT
+from prunecli.architectures.gemma2 import GEMMA2
+from prunecli.architectures.gemma3 import GEMMA3
 from prunecli.architectures.gpt2 import GPT2
 from prunecli.architectures.llama import LLAMA
 from prunecli.architectures.m2m_100 import M2M_100
 from prunecli.architectures.marian import MARIAN
 from prunecli.architectures.mbart import MBART
 from prunecli.architectures.mistral import MISTRAL
+from prunecli.architectures.mt5 import MT5
 from prunecli.architectures.nllb_moe import NLLB_MOE
+from prunecli.architectures.opt import OPT
 from prunecli.architectures.pegasus import PEGASUS
+from prunecli.architectures.phi3 import PHI3
 from prunecli.architectures.qwen2 import QWEN2
+from prunecli.architectures.qwen3 import QWEN3
 from prunecli.architectures.records import Architecture
 from prunecli.architectures.roberta import ROBERTA
 from prunecli.architectures.t5 import T5
 from prunecli.architectures.xlm_roberta import XLM_ROBERTA
 
-_SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5)
-_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA)
-_DECODERS = (GPT2, LLAMA, MISTRAL, QWEN2)
+_SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5, MT5)
+_ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
+_DECODERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3)
 
 FAMILIES: dict[str, Architecture] = {
     family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)
 }
 
+OLDER_TYPES = {"nllb_moe": "nllb-moe"}
+"""What older revisions of published models call a family -> what it is called now, by transformers too."""
+
 REDUCED_PREFIX = "prunecli-"
 """Before the model type of a result that the stock class cannot hold, so that it must not open it."""
 
-__all__ = ["FAMILIES", "REDUCED_PREFIX", "Architecture"]
+__all__ = ["FAMILIES", "OLDER_TYPES", "REDUCED_PREFIX", "Architecture"]

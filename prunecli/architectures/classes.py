@@ -80,3 +80,27 @@ GPT2_CLASSES = (
     ModelClass("GPT2ForTokenClassification", TOKENS, ("classifier.",)),
     ModelClass("GPT2ForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
 )
+
+DISTILBERT_CLASSES = (
+    base_class("DistilBertModel"),
+    ModelClass("DistilBertForMaskedLM", MASKED, ("vocab_transform.",)),
+    ModelClass(
+        "DistilBertForSequenceClassification", SEQUENCES, ("pre_classifier.", "classifier."), labelled=True
+    ),
+    ModelClass("DistilBertForMultipleChoice", CHOICE, ("pre_classifier.", "classifier."), labelled=True),
+    ModelClass("DistilBertForTokenClassification", TOKENS, ("classifier.",), labelled=True),
+    ModelClass("DistilBertForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
+)
+
+OPT_CLASSES = (
+    base_class("OPTModel"),
+    ModelClass("OPTForCausalLM", CAUSAL, ("lm_head.",)),
+    ModelClass("OPTForSequenceClassification", SEQUENCES, ("score.",)),
+    ModelClass("OPTForQuestionAnswering", ANSWERS, ("qa_outputs.",)),
+)
+
+GEMMA3_CLASSES = (
+    base_class("Gemma3TextModel"),
+    ModelClass("Gemma3ForCausalLM", CAUSAL, ("lm_head.",)),
+    ModelClass("Gemma3TextForSequenceClassification", SEQUENCES, ("score.",)),
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -69,7 +69,7 @@ def bart_stack(side: Side) -> Stack:
         ffn=FeedForward(
             name="",
             width=width,
-            norm="final_layer_norm",
+            norms=("final_layer_norm",),
             tensors=(
                 *linear("fc1", "d_model", width, "ffn", hidden=0),
                 *linear("fc2", width, "d_model", "ffn", hidden=1),
@@ -124,7 +124,7 @@ def bert_stack(model: str) -> Stack:
         ffn=FeedForward(
             name="",
             width="intermediate_size",
-            norm="output.LayerNorm",
+            norms=("output.LayerNorm",),
             tensors=(
                 *linear("intermediate.dense", "hidden_size", "intermediate_size", "ffn", hidden=0),
                 *linear("output.dense", "intermediate_size", "hidden_size", "ffn", hidden=1),
@@ -163,11 +163,12 @@ BERT_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerN
 BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
-def llama_stack(biases: Mapping[str, str | None]) -> Stack:
+def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()) -> Stack:
     """Llama's decoder: attention whose key/value heads are shared by several query heads, and a gated FFN.
 
     Args:
         biases: the projections that have a bias (`q_proj`, `down_proj`) -> on which condition; None: always.
+        head_norms: norms of the width of one head, which all of an attention's heads share (`q_norm`).
     """
     queries, keys = "num_attention_heads*head_dim", "num_key_value_heads*head_dim"
 
@@ -192,6 +193,7 @@ def llama_stack(biases: Mapping[str, str | None]) -> Stack:
                     *projection("self_attn.k_proj", "hidden_size", keys, 0),
                     *projection("self_attn.v_proj", "hidden_size", keys, 0),
                     *projection("self_attn.o_proj", queries, "hidden_size", 1),
+                    *(rms_norm(f"self_attn.{name}", "head_dim") for name in head_norms),
                 ),
                 output="self_attn.o_proj",
             ),
@@ -199,7 +201,7 @@ def llama_stack(biases: Mapping[str, str | None]) -> Stack:
         ffn=FeedForward(
             name="mlp",
             width="intermediate_size",
-            norm="post_attention_layernorm",
+            norms=("post_attention_layernorm",),
             tensors=(
                 *projection("gate_proj", "hidden_size", "intermediate_size", 0),
                 *projection("up_proj", "hidden_size", "intermediate_size", 0),

@@ -18,6 +18,9 @@ from prunecli.architectures.records import (
     norm,
 )
 
+FUSED = ("1", "1", "1")
+"""Query, key and value."""
+
 
 def _linear(
     name: str,
@@ -41,7 +44,12 @@ _ATTENTION = Attention(
     heads="n_head",
     tensors=(
         *_linear(
-            "attn.c_attn", "n_embd", "3*n_embd", "attention", weight=HeadAxis(1, 3), bias=HeadAxis(0, 3)
+            "attn.c_attn",
+            "n_embd",
+            "3*n_embd",
+            "attention",
+            weight=HeadAxis(1, FUSED),
+            bias=HeadAxis(0, FUSED),
         ),
         *_linear("attn.c_proj", "n_embd", "n_embd", "attention", weight=HeadAxis(0)),
     ),
@@ -63,7 +71,7 @@ GPT2 = Architecture(
             ffn=FeedForward(
                 name="mlp",
                 width="n_inner",
-                norm="ln_2",
+                norms=("ln_2",),
                 tensors=(
                     *_linear("c_fc", "n_embd", "n_inner", "ffn", hidden=1),
                     *_linear("c_proj", "n_inner", "n_embd", "ffn", hidden=0),

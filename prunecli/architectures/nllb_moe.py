@@ -19,7 +19,7 @@ def _ffn(width: str, sparse_step: str) -> FeedForward:
     return FeedForward(
         name="ffn",
         width=width,
-        norm="ff_layer_norm",
+        norms=("ff_layer_norm",),
         tensors=(
             *linear("fc1", "d_model", width, "ffn", hidden=0),
             *linear("fc2", width, "d_model", "ffn", hidden=1),

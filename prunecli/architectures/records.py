@@ -4,8 +4,8 @@ A shape's axis is a key of config.json (`d_model`), a number (`2`), or a sum, pr
 left to right (`num_attention_heads*head_dim`, `max_position_embeddings+2`); `expert_count` stands for the number of
 experts of the layer at hand.
 
-A condition is a config key that must be true (`router_bias`) or begin with a text (`feed_forward_proj:gated-`); a `!`
-before it turns it round.
+A condition is a config key that must be true (`router_bias`), begin with a text (`feed_forward_proj:gated-`) or be the
+same count as another (`word_embed_proj_dim=hidden_size`); a `!` before it turns it round, a `&` joins several.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ class HeadAxis:
 
     Attributes:
         axis: 0 for the rows of a linear layer's weight.
-        blocks: how often all heads occur on it, one block after another: 3 where query, key and value are fused.
+        blocks: all heads occur on it once for each of these, one block after another: three times where query, key
+            and value are fused. Each is the width of one head there as a multiple of the others', counted as a
+            shape's axis is: of several query heads on one key/value head, say.
     """
 
     axis: int
-    blocks: int = 1
+    blocks: tuple[str, ...] = ("1",)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class TensorSpec:
         heads: where the heads of its attention lie, or None: it does not change with them.
         hidden: the axis on which the hidden units of its FFN lie one after another, or None: it does not change with
             them.
+        hidden_blocks: how often all hidden units occur on it, one block after another: 2 where gate and up are fused.
         first: only the first layer of a stack has it.
     """
 
@@ -51,6 +54,7 @@ class TensorSpec:
     optional: str | None = None
     heads: HeadAxis | None = None
     hidden: int | None = None
+    hidden_blocks: int = 1
     first: bool = False
 
 
@@ -99,8 +103,10 @@ class Attention:
         attributes: of the stock module that holds the projections, set where heads are removed: {attribute: what},
             what being "heads" or "width" (heads times the width of one). Attributes that the module only uses at
             its making are left out.
+        config_counts: config keys that the stock module reads while it runs, each a multiple of the number of heads.
         projections: that stock module, relative to the layer, where it is not `name`.
         position_bias: whether it is given a position bias for all of the original heads, and picks its own.
+        residual: the norm whose output is added to the residual stream, relative to the layer; None: that of `output`.
     """
 
     name: str
@@ -109,8 +115,10 @@ class Attention:
     tensors: tuple[TensorSpec, ...]
     output: str
     attributes: dict[str, Literal["heads", "width"]] = field(default_factory=dict)
+    config_counts: tuple[str, ...] = ()
     projections: str | None = None
     position_bias: bool = False
+    residual: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,7 +128,8 @@ class FeedForward:
     Attributes:
         name: relative to the layer; "" where its parts lie in the layer itself.
         width: config key of the hidden width.
-        norm: the norm that belongs to it, before or after it, relative to the layer: it goes where the FFN goes.
+        norms: those that belong to it, before or after it, relative to the layer: they go where the FFN goes.
+        residual: of these, the one whose output is added to the residual stream; None: its own output is.
         tensors: those of a dense FFN, and of every expert.
         router: those of a sparse layer's router; its first axis is the expert.
         expert: prefix of one expert, relative to the FFN; `{expert}` is its number.
@@ -129,11 +138,12 @@ class FeedForward:
 
     name: str
     width: str
-    norm: str
+    norms: tuple[str, ...]
     tensors: tuple[TensorSpec, ...]
     router: tuple[TensorSpec, ...] = ()
     expert: str | None = None
     sparse_step: str | None = None
+    residual: str | None = None
 
 
 @dataclass(frozen=True)
@@ -209,6 +219,7 @@ class Architecture:
         extras: beginnings of the names of tensors that some classes of the family hold outside of the layers (task
             heads, poolers): carried along as they are.
         renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.
+        prefixes: beginnings of names in other versions of transformers: {"language_model.model.": "model."}.
         buffers: name endings of tensors that some checkpoints hold although the model computes them.
         top_k: experts per token, or None where no layer is sparse.
         expert_count: every config key that holds the number of experts.
@@ -235,6 +246,7 @@ class Architecture:
     loose: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
+    prefixes: dict[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     top_k: int | None = None
     expert_count: tuple[str, ...] = ()

@@ -54,7 +54,7 @@ def _stack(side: Side, depth: str, attentions: tuple[Attention, ...]) -> Stack:
         ffn=FeedForward(
             name=f"layer.{last}.DenseReluDense",
             width="d_ff",
-            norm=f"layer.{last}.layer_norm",
+            norms=(f"layer.{last}.layer_norm",),
             tensors=(
                 TensorSpec("wi.weight", ("d_ff", "d_model"), "ffn", optional=f"!{GATED}", hidden=0),
                 TensorSpec("wi_0.weight", ("d_ff", "d_model"), "ffn", optional=GATED, hidden=0),

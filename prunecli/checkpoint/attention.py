@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Attention, HeadAxis, Stack
+from prunecli.architectures.records import Attention, Stack
 from prunecli.checkpoint.declared import count, depth, holds
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.structure import Structure
@@ -18,6 +18,23 @@ MOST_HEADS = 100_000
 """A config.json that names more is damaged; a list of them would not fit in memory."""
 
 KINDS: tuple[AttentionKind, ...] = get_args(AttentionKind)
+
+
+@dataclass(frozen=True)
+class HeadPlaces:
+    """Where the heads of an attention lie in one of its tensors: `records.HeadAxis` of a model.
+
+    Attributes:
+        axis: along which they lie one after another.
+        blocks: all heads occur on it once for each of these: the width of one head there, relative to the others.
+    """
+
+    axis: int
+    blocks: tuple[int, ...] = (1,)
+
+    def unit(self, size: int, heads: int) -> int:
+        """What the widths in `blocks` are multiples of, on an axis of length `size` that holds `heads` heads."""
+        return size // (sum(self.blocks) * heads)
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ class AttentionLayer:
     layer: int
     heads: tuple[int, ...]
     original_heads: int
-    tensors: Mapping[str, HeadAxis]
+    tensors: Mapping[str, HeadPlaces]
     output: str
 
     @property
@@ -93,7 +110,9 @@ def _layer(
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
     axes = {
-        f"{owner}.{spec.name}": spec.heads
+        f"{owner}.{spec.name}": HeadPlaces(
+            spec.heads.axis, tuple(count(family, checkpoint.config, width) for width in spec.heads.blocks)
+        )
         for spec in attention.tensors
         if spec.heads is not None and holds(family, checkpoint.config, spec.optional)
     }

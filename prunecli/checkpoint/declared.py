@@ -75,8 +75,13 @@ def holds(family: Architecture, config: Mapping[str, Any], condition: str | None
     """Whether a declared condition is met; None always is."""
     if condition is None:
         return True
+    if "&" in condition:
+        return all(holds(family, config, part) for part in condition.split("&"))
     if condition.startswith("!"):
         return not holds(family, config, condition[1:])
+    if "=" in condition:
+        one, other = condition.split("=")
+        return count(family, config, one) == count(family, config, other)
     key, colon, beginning = condition.partition(":")
     value = config_value(family, config, key)
     return str(value).startswith(beginning) if colon else bool(value)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from prunecli.architectures import OLDER_TYPES
 from prunecli.checkpoint.hub.names import no_such_directory
 from prunecli.checkpoint.json_text import LONE, has_lone_surrogates, is_finite
 from prunecli.checkpoint.safetensors_files import read_header, unique_keys
@@ -18,7 +19,7 @@ WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """config.json.
+    """config.json, its model type as it is called now.
 
     Raises:
         CheckpointError: no such directory, or no readable config.json in it.
@@ -42,6 +43,9 @@ def read_config(directory: Path) -> dict[str, Any]:
         )
     if has_lone_surrogates(config):
         raise CheckpointError(f"{path}: holds text that no file could ({LONE})", "Correct the value.")
+    older = config.get("model_type")
+    if isinstance(older, str) and older in OLDER_TYPES:
+        config["model_type"] = OLDER_TYPES[older]
     return config
 
 

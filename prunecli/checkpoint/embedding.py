@@ -75,7 +75,7 @@ def token_tables(checkpoint: Checkpoint) -> TokenTables:
     if found is None:
         raise UnsupportedModelError(
             f"{checkpoint.path}: where models of type {family.model_type} keep their embeddings is not declared",
-            f"Add it to prunecli/architectures/{family.model_type.replace('-', '_')}.py.",
+            "Give a model of another family.",
         )
     return found
 

@@ -30,7 +30,8 @@ class FfnLayer:
         is_sparse: whether it is a mixture of experts; its tensors are then those of `layout.SparseLayer`.
         tensors: of a dense FFN, relative to it -> the axis on which the hidden units lie, or None: the output's bias
             has none. Empty where it is removed or sparse.
-        norm_tensors: full names of those of its own norm, which is never shared; none where it is removed.
+        blocks: of these, how often all hidden units occur on that axis: 2 where gate and up are fused.
+        norm_tensors: full names of those of its own norms, which are never shared; none where it is removed.
     """
 
     name: str
@@ -41,6 +42,7 @@ class FfnLayer:
     removed: bool
     is_sparse: bool
     tensors: Mapping[str, int | None]
+    blocks: Mapping[str, int]
     norm_tensors: tuple[str, ...]
 
     @property
@@ -95,7 +97,7 @@ def declared_ffns(
         owner = change.shared_with or name
         sparse = is_sparse(family, config, stack.ffn, number)
         specs = () if change.removed or sparse else stack.ffn.tensors
-        tensors = {spec.name: spec.hidden for spec in specs if holds(family, config, spec.optional)}
+        specs = tuple(spec for spec in specs if holds(family, config, spec.optional))
         norms = () if change.removed else ffn_norms(stack)
         found.append(
             FfnLayer(
@@ -106,7 +108,8 @@ def declared_ffns(
                 owner=owner,
                 removed=change.removed,
                 is_sparse=sparse,
-                tensors=tensors,
+                tensors={spec.name: spec.hidden for spec in specs},
+                blocks={spec.name: spec.hidden_blocks for spec in specs},
                 norm_tensors=tuple(f"{stack.layers.format(layer=number)}.{norm}" for norm in norms),
             )
         )
@@ -166,8 +169,9 @@ def is_sparse(family: Architecture, config: Mapping[str, Any], ffn: FeedForward,
 
 
 def ffn_norms(stack: Stack) -> tuple[str, ...]:
-    """The tensors of the FFN's own norm, relative to the layer."""
-    return tuple(spec.name for spec in stack.norms if spec.name.startswith(f"{stack.ffn.norm}."))
+    """The tensors of the FFN's own norms, relative to the layer."""
+    own = tuple(f"{norm}." for norm in stack.ffn.norms)
+    return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
 
 
 def _places(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Stack, int]]:

@@ -11,6 +11,7 @@ from prunecli.checkpoint.embedding import TokenTables, token_tables
 from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
 from prunecli.checkpoint.layout import SparseLayer, parts, sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
+from prunecli.checkpoint.undeclared import Surmise, surmise
 from prunecli.errors import UnsupportedModelError
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
@@ -42,6 +43,7 @@ class Inventory:
         ffns: every FFN; none where the family is not declared.
         tables: the token embeddings; None where the family does not declare them.
         total: of all tensors.
+        surmise: what the names of tensors suggest, where the family is not declared.
     """
 
     parts: Mapping[str, Amount]
@@ -51,6 +53,7 @@ class Inventory:
     ffns: tuple[FfnLayer, ...]
     tables: TokenTables | None
     total: Amount
+    surmise: Surmise | None = None
 
 
 def take_inventory(checkpoint: Checkpoint) -> Inventory:
@@ -79,6 +82,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         ffns=() if checkpoint.architecture is None else ffn_layers(checkpoint),
         tables=_tables(checkpoint),
         total=sum(by_part.values(), Amount()),
+        surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
     )
 
 
@@ -128,5 +132,6 @@ def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str,
             {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
             for path in checkpoint.files
         ],
+        "surmise": None if inventory.surmise is None else asdict(inventory.surmise),
         "history": [dict(step) for step in checkpoint.structure.history],
     }

@@ -214,7 +214,7 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
                     continue
                 shape[spec.heads.axis] = int(shape[spec.heads.axis] * heads)
             if spec.hidden is not None and width is not None:
-                shape[spec.hidden] = width
+                shape[spec.hidden] = width * spec.hidden_blocks
             found[f"{owner}{spec.name}"] = tuple(shape), part or spec.part
 
     def add_ffn(stack: Stack, ffn: FfnLayer) -> None:

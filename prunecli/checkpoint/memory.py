@@ -83,7 +83,8 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
 def _key_width(family: Architecture, checkpoint: Checkpoint, attention: Attention) -> int:
     """All key heads side by side: no projection has fewer rows."""
     return min(
-        count(family, checkpoint.config, spec.shape[spec.heads.axis]) // spec.heads.blocks
+        count(family, checkpoint.config, spec.shape[spec.heads.axis]) * min(blocks) // sum(blocks)
         for spec in attention.tensors
         if spec.heads is not None and len(spec.shape) == 2
+        for blocks in [[count(family, checkpoint.config, width) for width in spec.heads.blocks]]
     )

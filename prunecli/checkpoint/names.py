@@ -21,12 +21,13 @@ def stored_names(
     """Name in the files -> name in the stock layout, in file order.
 
     A checkpoint of the base model lacks the first part of the names (`encoder.layers…` for
-    `model.encoder.layers…`): it is added. Old endings get their new name, buffers are left out. Of the names of a
+    `model.encoder.layers…`): it is added. Old endings and beginnings get their new name, buffers are
+    left out. Of the names of a
     tensor in `tied`, the stock one is kept, or the first; an alias whose values differ (by `equal`) is kept under
     its own name.
     """
     renamed = {
-        name: _with_prefix(family, _with_new_ending(family, name))
+        name: _with_prefix(family, _with_new_beginning(family, _with_new_ending(family, name)))
         for name in names
         if not any(name == ending or name.endswith(f".{ending}") for ending in family.buffers)
     }
@@ -68,6 +69,13 @@ def _with_new_ending(family: Architecture, name: str) -> str:
     for old, new in family.renamed.items():
         if name.endswith(old):
             return name.removesuffix(old) + new
+    return name
+
+
+def _with_new_beginning(family: Architecture, name: str) -> str:
+    for old, new in family.prefixes.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
     return name
 
 

@@ -95,12 +95,20 @@ class Checkpoint:
             UnsupportedModelError: the family is not declared.
         """
         if self.architecture is None:
-            module = self.model_type.replace("-", "_").replace(".", "_")
             raise UnsupportedModelError(
-                f'{self.path}: the model family "{self.model_type}" is not supported',
-                f"Supported: {', '.join(FAMILIES)}. To add it: prunecli/architectures/{module}.py.",
+                f'{self.path}: the model family "{self.model_type}" is not supported{self._resembles()}',
+                f"inspect, evaluate and bench-latency work all the same. Supported: {', '.join(FAMILIES)}.",
             )
         return self.architecture
+
+    def _resembles(self) -> str:
+        """What an undeclared family has in common with a declared one."""
+        from prunecli.checkpoint.undeclared import nearest_family, text_type
+
+        if (inner := text_type(self.config)) in FAMILIES:
+            return f": it holds a {inner} beside other parts, which is supported only on its own"
+        near = nearest_family(self.tensors)
+        return f" (its layers resemble those of {near}, which is)" if near else ""
 
     def info(self, name: str) -> TensorInfo:
         """What is known of one tensor.

@@ -25,6 +25,7 @@ from prunecli.commands.options import (
 if TYPE_CHECKING:
     from prunecli.checkpoint.inventory import Inventory
     from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.checkpoint.undeclared import Surmise
     from prunecli.commands.inspect_fit import Fits
 
 FORMAT = "prunecli.inspect/1"
@@ -156,8 +157,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.out(f"FFN: {changed}")
     if changed := describe_embeddings(inventory.tables):
         console.out(f"Embeddings: {changed}")
-    if opened.architecture is None:
-        console.note(f'The family "{opened.model_type}" is not declared: its tensors are not sorted by part.')
+    if inventory.surmise is not None:
+        _show_surmise(opened, inventory, inventory.surmise)
     if opened.structure.history:
         console.out("\n".join(["History:", *(f"  {_step(step)}" for step in opened.structure.history)]))
 
@@ -168,6 +169,33 @@ def _shown(path: Path) -> str:
 
     found = origin(path)
     return f"{found['path']} at {found['revision'][:7]}" if "revision" in found else str(path)
+
+
+def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> None:
+    """What the names of tensors suggest, and what can be done with the checkpoint."""
+    from prunecli.checkpoint.inventory import Amount
+
+    rows = []
+    for group, names in found.modules.items():
+        held = [opened.tensors[name] for name in names]
+        amount = Amount(len(held), sum(info.numel for info in held), sum(info.nbytes for info in held))
+        share = f"{amount.bytes / max(1, inventory.total.bytes):.1%}"
+        label = f"{group} (embeddings?)" if group in found.tables else group
+        rows.append([label, f"{amount.tensors:,}", console.bytes_text(amount.bytes), share])
+    console.show(console.table("By name of module", ("module", "tensors", "bytes", "share"), rows))
+    for column, layers in found.layers.items():
+        console.out(f"{column}: {layers} layers, by their numbers")
+    for group, experts in found.experts.items():
+        console.out(f"{group}: {experts} experts, by their names")
+    if found.quantisation:
+        console.out(f"Quantised: {found.quantisation}")
+    near = f" Its layers resemble those of {found.nearest}." if found.nearest else ""
+    if found.text_type:
+        near = f" It holds a language model, {found.text_type}, beside other parts."
+    console.note(
+        f'The family "{opened.model_type}" is not supported: parts are told by names alone.{near} '
+        "evaluate and bench-latency run it where transformers does; nothing can be removed from it."
+    )
 
 
 def _dtypes(inventory: Inventory) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prunecli.architectures import REDUCED_PREFIX
+from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
 from prunecli.data.parallel import near_names
 from prunecli.errors import CheckpointError, DataError
 
@@ -45,8 +45,10 @@ def _stock_config(directory: Path) -> Any:
     try:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
         model_type = config["model_type"]
-        if not model_type.startswith(REDUCED_PREFIX) and "auto_map" not in config:
+        is_stock = not model_type.startswith(REDUCED_PREFIX) and model_type not in OLDER_TYPES
+        if is_stock and "auto_map" not in config:
             return None
+        model_type = OLDER_TYPES.get(model_type, model_type)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # the model's reader says what is wrong with it
     from transformers import AutoConfig

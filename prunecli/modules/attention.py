@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.architectures.records import Attention, HeadAxis
-from prunecli.checkpoint.attention import AttentionLayer
+from prunecli.architectures.records import Attention
+from prunecli.checkpoint.attention import AttentionLayer, HeadPlaces
 
 SUBSET = "prunecli_heads"
 """Name of the attention function that takes a position bias of all heads."""
@@ -73,7 +73,7 @@ def fit_heads(
         if isinstance(module, (NoHeads, OnlyBias)):
             continue
         whole = getattr(module, attribute).shape
-        width = whole[axis.axis] // axis.blocks // built_heads
+        width = axis.unit(whole[axis.axis], built_heads)
         if layer.heads:
             resize(module, attribute, shapes[name])
         else:
@@ -82,6 +82,11 @@ def fit_heads(
     for attribute, what in attention.attributes.items():
         heads = max(layer.num_heads, 1)
         setattr(stock, attribute, heads if what == "heads" else heads * width)
+    if attention.config_counts:
+        stock.config = copy.copy(stock.config)
+        for key in attention.config_counts:
+            counted = getattr(stock.config, key)
+            setattr(stock.config, key, counted // built_heads * max(layer.num_heads, 1))
     if attention.position_bias:
         take_own_bias(stock, layer.heads or (0,))
 
@@ -139,9 +144,9 @@ def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:
 
 
 def _without_heads(
-    module: Any, whole: tuple[int, ...], axis: HeadAxis, width: int, *, is_output: bool
+    module: Any, whole: tuple[int, ...], axis: HeadPlaces, width: int, *, is_output: bool
 ) -> nn.Module:
     if not is_output:
-        return NoHeads(axis.blocks * width)
+        return NoHeads(sum(axis.blocks) * width)
     others = math.prod(size for index, size in enumerate(whole) if index != axis.axis)
     return OnlyBias(others, module.bias)

@@ -300,4 +300,9 @@ def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> Non
             made = torch.empty_like(held, device=device)
             setattr(module, name, nn.Parameter(made, requires_grad=held.requires_grad))
         if empty or computed:
+            for name, held in module.named_parameters(recurse=False):
+                if (
+                    name not in computed
+                ):  # rows that were read, in Gemma's tables: transformers must not draw them
+                    held._is_hf_initialized = True
             model._init_weights(module)

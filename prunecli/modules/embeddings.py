@@ -42,11 +42,18 @@ def _replace_input(model: Any, tables: TokenTables, dtype: torch.dtype) -> None:
             unit = DefineEmbedding(
                 tables.unit,
                 padding_idx=padding_id(model.config, tables),
-                scale=float(getattr(stock, "embed_scale", 1.0)),
+                scale=_scale(stock, dtype),
                 device="meta",
                 dtype=dtype,
             )
         model.set_submodule(place, unit)
+
+
+def _scale(stock: Any, dtype: torch.dtype) -> float:
+    """The factor of the rows of a stock module. Gemma's is a buffer, not yet computed, and rounded as the rows are."""
+    if (whole := getattr(stock, "scalar_embed_scale", None)) is not None:
+        return float(torch.tensor(whole, dtype=dtype))
+    return float(getattr(stock, "embed_scale", 1.0))
 
 
 def padding_id(config: Any, tables: TokenTables) -> int | None:

@@ -40,7 +40,7 @@ def fit_ffn(
 ) -> None:
     """Make the FFN of a stock model, built on the meta device, the one that `layer` describes.
 
-    A removed FFN and its norm no longer compute: LN(h + FFN(h)) and h + FFN(LN(h)) both become h. A shared one becomes
+    A removed FFN and its norms no longer compute: LN(h + FFN(h)) and h + FFN(LN(h)) both become h. A shared one becomes
     the same module as its owner's, whose Parameters there are then once.
 
     Args:
@@ -52,8 +52,9 @@ def fit_ffn(
         device: where the model will run.
     """
     if layer.removed:
-        norm = f"{stack.layers.format(layer=layer.layer)}.{stack.ffn.norm}"
-        model.set_submodule(module_name(model, norm), nn.Identity())
+        for norm in stack.ffn.norms:
+            name = f"{stack.layers.format(layer=layer.layer)}.{norm}"
+            model.set_submodule(module_name(model, name), nn.Identity())
         for part in _parts(stack):
             model.set_submodule(module_name(model, f"{layer.name}{part}"), Nothing(device))
     elif layer.is_shared:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from prunecli.architectures import FAMILIES, Architecture
+from prunecli.architectures import FAMILIES, OLDER_TYPES, Architecture
 from prunecli.checkpoint.declared import class_names
 from prunecli.checkpoint.layout import check_tensors
 from prunecli.checkpoint.reader import open_checkpoint
@@ -105,6 +105,8 @@ def read_config(config: Path) -> dict[str, Any]:
             f"{file}: describes a reduced model",
             "Train a stock model first, then reduce it; or leave out its key.",
         )
+    if values.get("model_type") in OLDER_TYPES:
+        values["model_type"] = OLDER_TYPES[values["model_type"]]
     if values.get("model_type") not in FAMILIES:
         raise UnsupportedModelError(
             f'{file}: the model family "{values.get("model_type")}" is not supported',

@@ -31,10 +31,17 @@ BART_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_no
 NORMS = {
     "nllb-moe": ("self_attn_layer_norm", "cross_attention_layer_norm", "ff_layer_norm"),
     **dict.fromkeys(("m2m_100", "mbart", "marian", "bart", "pegasus"), BART_NORMS),
-    **dict.fromkeys(("t5", "t5-gated"), ("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm")),
-    **dict.fromkeys(ENCODERS, ("attention.output.LayerNorm", "output.LayerNorm")),
+    **dict.fromkeys(
+        ("t5", "t5-gated", "mt5"), ("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm")
+    ),
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), ("attention.output.LayerNorm", "output.LayerNorm")),
+    "distilbert": ("sa_layer_norm", "output_layer_norm"),
+    "opt": ("self_attn_layer_norm", "final_layer_norm"),
     "gpt2": ("ln_1", "ln_2"),
-    **dict.fromkeys(("llama", "mistral", "qwen2"), ("input_layernorm", "post_attention_layernorm")),
+    **dict.fromkeys(
+        ("llama", "mistral", "qwen2", "qwen3", "phi3"), ("input_layernorm", "post_attention_layernorm")
+    ),
+    **dict.fromkeys(("gemma2", "gemma3_text"), ("input_layernorm", "pre_feedforward_layernorm")),
 }
 """The norms of a layer in order, one before or after each component."""
 POST_NORM = ("marian", "bart", *ENCODERS)
@@ -78,7 +85,9 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
                 continue
 
             def keep(_module: Any, inputs: Any, output: Any, name: str = block + suffix) -> None:
-                seen.append((name, inputs[0], output[0] if isinstance(output, tuple) else output))
+                rows = output[0] if isinstance(output, tuple) else output
+                # OPT's FFN has no axis of sentences.
+                seen.append((name, *(x.reshape(1, -1, x.shape[-1]) for x in (inputs[0], rows))))
 
             handles.append(module.register_forward_hook(keep))
     with torch.inference_mode():

@@ -44,12 +44,12 @@ class TestLayers:
             for layer in layers:
                 assert layer.tensors == layout.tensors
                 assert layer.norm_tensors
-                assert all(name.startswith(f"{layout.names[layer.name]}.") for name in layer.norm_tensors)
+                assert all(name.startswith(layout.norms(layer.name)) for name in layer.norm_tensors)
                 assert {*layer.tensor_names, *layer.norm_tensors} <= set(checkpoint.tensors)
                 assert (layer.owner, layer.removed, layer.is_shared) == (layer.name, False, False)
                 for suffix, axis in layer.tensors.items():
                     shape = checkpoint.tensors[f"{layer.prefix}{suffix}"].shape
-                    assert axis is None or shape[axis] == layer.width
+                    assert axis is None or shape[axis] == layer.width * layer.blocks[suffix]
 
     def test_of_a_changed_one(self, case: str, tmp_path: Path) -> None:
         first, second, *_, last = LAYOUTS[case].names

@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prunecli import load_model
 from prunecli.architectures import FAMILIES
+from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.operations import Products, model_dim, token_products
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.checkpoint.structure import Structure
@@ -135,4 +136,4 @@ def test_the_published_model_costs_what_the_documentation_says() -> None:
 def test_the_width_of_hidden_states_is_that_of_the_embeddings(model_type: str) -> None:
     family = FAMILIES[model_type]
     table = next(spec for spec in family.tensors if spec.name == f"{family.embedding.input}.weight")  # type: ignore[union-attr]
-    assert model_dim(family) == table.shape[1]
+    assert count(family, {}, model_dim(family)) == count(family, {}, table.shape[1])

@@ -130,7 +130,19 @@ def test_an_undeclared_family_is_counted_as_other(tmp_path: Path, capsys: pytest
     assert run(directory) == 0
     captured = capsys.readouterr()
     assert "other" in captured.out
-    assert '"bloom" is not declared' in captured.err
+    assert "model.shared (embeddings?)" in captured.out
+    assert "model.encoder.layers: 4 layers" in captured.out
+    assert "model.encoder.layers.*.ffn.experts: 8 experts" in captured.out
+    assert '"bloom" is not supported' in captured.err
+    assert "resemble those of nllb-moe" in captured.err
+    assert as_json(capsys, directory)["surmise"]["layers"]["model.decoder.layers"] == 4
+
+
+def test_an_older_name_of_a_family_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "nllb_moe"})
+    assert run(directory) == 0
+    assert "nllb-moe, float32" in capsys.readouterr().out
+    assert as_json(capsys, directory)["surmise"] is None
 
 
 def test_it_fits_as_it_is(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

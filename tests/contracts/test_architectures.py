@@ -25,6 +25,7 @@ from prunecli.errors import CheckpointError
 from tests.families import (
     GATED_T5,
     MODEL_TYPES,
+    NARROW_OPT,
     TIED_LLAMA,
     random_state,
     stock_model,
@@ -47,6 +48,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"architectures": ["XLMRobertaForSequenceClassification"]},
     ),
     "bart-classification": ("bart", {"architectures": ["BartForSequenceClassification"]}),
+    "distilbert-classification": ("distilbert", {"architectures": ["DistilBertForSequenceClassification"]}),
+    "opt-narrow": ("opt", NARROW_OPT),
+    "opt-bare": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
+    "opt-old-norms": ("opt", {"_remove_final_layer_norm": True, "tie_word_embeddings": False}),
+    "mt5-tied": ("mt5", {"tie_word_embeddings": True}),
     "gpt2-inner": ("gpt2", {"n_inner": 40, "tie_word_embeddings": False}),
     "gpt2-classification": ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}),
     "llama-tied": ("llama", TIED_LLAMA),
@@ -54,6 +60,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-one-query-per-key": ("llama", {"num_key_value_heads": None}),
     "mistral-wide-heads": ("mistral", {"head_dim": 8, "sliding_window": 4}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3-biases": ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+    "phi3-one-query-per-key": ("phi3", {"num_key_value_heads": None, "tie_word_embeddings": True}),
+    "gemma2-untied": ("gemma2", {"attention_bias": True, "tie_word_embeddings": False}),
     "llama-classification": ("llama", {"architectures": ["LlamaForSequenceClassification"]}),
 }
 
@@ -65,7 +74,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-UNTIED = ("llama", "mistral", "qwen2")
+UNTIED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 """The families whose output layer has a table of its own unless config.json says otherwise."""
 
 
@@ -146,9 +155,8 @@ class TestDeclaredTensors:
             assert heads > 1
             for spec in attention.tensors:
                 if spec.heads is not None:
-                    assert (
-                        count(family, config, spec.shape[spec.heads.axis]) % (heads * spec.heads.blocks) == 0
-                    )
+                    share = heads * sum(count(family, config, width) for width in spec.heads.blocks)
+                    assert count(family, config, spec.shape[spec.heads.axis]) % share == 0
 
     def test_hidden_units_lie_on_the_axes_that_grow_with_the_width(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
@@ -182,7 +190,9 @@ class TestDeclaredTensors:
         for stack in family_of(CASES[case]).stacks:
             layer = stack.layers.format(layer=0)
             width = count(family_of(CASES[case]), CASES[case], stack.norms[0].shape[0])
-            assert model.get_submodule(f"{layer}.{stack.ffn.norm}").weight.shape == (width,)
+            for norm in stack.ffn.norms:
+                weight = model.get_submodule(f"{layer}.{norm}").weight
+                assert weight is None if case == "opt-bare" else weight.shape == (width,)
             assert ffn_norms(stack)
 
 
@@ -238,8 +248,9 @@ class TestDefaults:
     def test_every_condition_has_a_default(self, model_type: str) -> None:
         family = FAMILIES[model_type]
         for spec in all_specs(family):
-            if spec.optional is not None:
-                assert config_value(family, {}, spec.optional.lstrip("!").partition(":")[0]) is not None
+            for part in spec.optional.split("&") if spec.optional else ():
+                for key in part.lstrip("!").partition(":")[0].split("="):
+                    assert config_value(family, {}, key) is not None
 
     def test_the_classes_are_of_transformers(self, model_type: str) -> None:
         import transformers
@@ -285,10 +296,10 @@ class TestCheckpoints:
             for spec in attention.tensors:
                 name = f"{layer}.{spec.name}"
                 if spec.heads is not None and not spec.name.startswith(attention.output) and name in state:
-                    rows = (
-                        state[name].movedim(spec.heads.axis, 0).unflatten(0, (spec.heads.blocks, heads, -1))
-                    )
-                    rows[:, 2] = 0
+                    whole = state[name].movedim(spec.heads.axis, 0)
+                    widths = [count(family, config, width) for width in spec.heads.blocks]
+                    for block in whole.split([len(whole) * width // sum(widths) for width in widths]):
+                        block.unflatten(0, (heads, -1))[2] = 0
             seen: list[torch.Tensor] = []
             output = model.get_submodule(f"{layer}.{attention.output}")
             hook = output.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
@@ -332,6 +343,10 @@ class TestOlderCheckpoints:
             ("pegasus", {}, {"model.decoder.embed_positions.weight": (64, 32)}),
             ("m2m_100", {}, {"model.decoder.embed_positions.weights": (66, 32)}),
             ("t5", {}, {"decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": (8, 4)}),
+            ("distilbert", {"distilbert.": "", "LayerNorm.weight": "LayerNorm.gamma"}, {}),
+            ("opt", {"model.": ""}, {"decoder.version": (1,)}),
+            ("gemma3_text", {"model.": "language_model.model."}, {}),
+            ("gemma3_text", {"model.": "model.language_model."}, {}),
             ("llama", {}, {"model.layers.0.self_attn.rotary_emb.inv_freq": (2,)}),
         ],
     )

@@ -65,7 +65,9 @@ def make(case: str, directory: Path) -> Path:
         heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
         return tiny_nllb_moe(directory, config=heads, shards=2)
     model_type, changes = VARIANTS[case]
-    sizes: dict[str, Any] = {} if model_type in (*ENCODERS, *DECODERS, "t5") else {"decoder_ffn_dim": 48}
+    sizes: dict[str, Any] = (
+        {} if model_type in (*ENCODERS, *DECODERS, "t5", "mt5") else {"decoder_ffn_dim": 48}
+    )
     return tiny_family(directory, model_type, **sizes, **changes)
 
 

@@ -192,7 +192,7 @@ def test_generates_as_the_replaced_model_does(name: str, tmp_path: Path) -> None
 
 
 def test_every_family_is_tested() -> None:
-    kinds = ("-gated", "-untied", "-tied")
+    kinds = ("-gated", "-untied", "-tied", "-narrow")
     tested = {
         next((name.removesuffix(kind) for kind in kinds if name.endswith(kind)), name) for name in CASES
     }

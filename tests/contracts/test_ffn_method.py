@@ -254,6 +254,10 @@ class TestGatedT5(FfnSharing):
     case = "t5-gated"
 
 
+class TestMT5(FfnSharing):
+    case = "mt5"
+
+
 class OneSided(FfnSharing):
     options = Options(config="Shared", init="concat", width=70)
 
@@ -280,6 +284,17 @@ class TestXLMRoberta(OneSided):
     options = Options(config="SharedEnc", init="concat", width=70)
 
 
+class TestDistilBert(OneSided):
+    case = "distilbert"
+    options = Options(config="SharedEnc", init="concat", width=70)
+
+
+class TestOPT(OneSided):
+    """Its FFNs take and give tokens without their sentences."""
+
+    case = "opt"
+
+
 class TestGPT2(OneSided):
     case = "gpt2"
     options = Options(config="SharedDec", init="concat", width=70)
@@ -295,6 +310,24 @@ class TestMistral(OneSided):
 
 class TestQwen2(OneSided):
     case = "qwen2"
+
+
+class TestQwen3(OneSided):
+    case = "qwen3"
+
+
+class TestGemma2(OneSided):
+    case = "gemma2"
+
+
+class TestGemma3(OneSided):
+    case = "gemma3_text"
+
+
+class TestPhi3(OneSided):
+    """Gate and up in one matrix."""
+
+    case = "phi3"
 
 
 class TestLastOfLlamaToBFloat16(OneSided):

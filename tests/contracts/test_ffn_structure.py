@@ -23,7 +23,7 @@ from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads import rewrite as head_rewrite
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.contracts.method_contract import load, logits, logits_of, written
-from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
+from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
 
 
 def without_heads(source: Checkpoint) -> Rewrite:
@@ -97,7 +97,7 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     """The first hidden units of each FFN stay."""
     layers = {layer.name: layer for layer in ffn_layers(source)}
     cut = {
-        f"{layers[name].prefix}{suffix}": (axis, width)
+        f"{layers[name].prefix}{suffix}": (axis, width, blocks_of(suffix))
         for name, width in widths.items()
         for suffix, axis in layers[name].tensors.items()
         if axis is not None
@@ -107,9 +107,11 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
         if name not in cut:
             outputs.append(Output(name, info.dtype, info.shape, Copy(name)))
             continue
-        axis, width = cut[name]
-        shape = (*info.shape[:axis], width, *info.shape[axis + 1 :])
-        outputs.append(Output(name, info.dtype, shape, Slices(name, axis, ((0, width),))))
+        axis, width, blocks = cut[name]
+        shape = (*info.shape[:axis], blocks * width, *info.shape[axis + 1 :])
+        starts = [block * info.shape[axis] // blocks for block in range(blocks)]
+        ranges = tuple((start, start + width) for start in starts)
+        outputs.append(Output(name, info.dtype, shape, Slices(name, axis, ranges)))
     structure = source.structure.changing_ffn(
         {name: FfnChange(width=width) for name, width in widths.items()}
     )

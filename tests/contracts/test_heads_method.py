@@ -17,7 +17,7 @@ from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
-from tests.families import GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
+from tests.families import GATED_T5, MODEL_TYPES, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.tiny import tiny_nllb_moe
 
 KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
@@ -229,6 +229,11 @@ class TestGatedT5(HeadPruning):
         return tiny_family(directory, "t5", **GATED_T5)
 
 
+class TestMT5(HeadPruning):
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "mt5")
+
+
 class TestBert(HeadPruning):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "bert")
@@ -250,6 +255,18 @@ class TestRoberta(HeadPruning):
 class TestXLMRoberta(HeadPruning):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "xlm-roberta")
+
+
+class TestDistilBert(HeadPruning):
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "distilbert")
+
+
+class TestNarrowOPT(HeadPruning):
+    """Embeddings narrower than the layers, norms after them."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "opt", **NARROW_OPT)
 
 
 class TestGPT2(HeadPruning):
@@ -276,6 +293,32 @@ class TestQwen2(HeadPruning):
 
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "qwen2")
+
+
+class TestQwen3(HeadPruning):
+    """Norms of the width of one head, which all heads share."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "qwen3")
+
+
+class TestGemma2(HeadPruning):
+    """Layers that see a window beside such that see all."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "gemma2")
+
+
+class TestGemma3(HeadPruning):
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "gemma3_text")
+
+
+class TestPhi3(HeadPruning):
+    """Two query heads, a key and a value to each head of one fused matrix."""
+
+    def make_source(self, directory: Path) -> Path:
+        return tiny_family(directory, "phi3")
 
 
 class TestEvenLlama(HeadPruning):

@@ -23,7 +23,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared
 from tests.contracts.method_contract import load, logits_of
 from tests.contracts.test_heads_method import generated
-from tests.ffn_layouts import LAYOUTS, Layout, tiny, weights, write_changed, write_copy
+from tests.ffn_layouts import LAYOUTS, Layout, blocks_of, tiny, weights, write_changed, write_copy
 
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -138,9 +138,8 @@ def test_one_width_less(case: str, source: Path, tmp_path: Path) -> None:
     held = weights(source)
     for suffix, axis in LAYOUTS[case].tensors.items():
         if axis is not None:
-            gone = [slice(None)] * held[f"{name}.{suffix}"].ndim
-            gone[axis] = slice(20, None)
-            held[f"{name}.{suffix}"][tuple(gone)] = 0
+            for block in np.split(held[f"{name}.{suffix}"], blocks_of(suffix), axis):
+                block.swapaxes(0, axis)[20:] = 0
     model = load(out)
     assert not torch.allclose(logits_of(model), logits_of(load(source)), **TIGHT)
     assert_alike(model, load(write_copy(source, tmp_path / "zeros", held)))
@@ -156,11 +155,14 @@ def test_one_wide_shared_ffn(case: str, source: Path, tmp_path: Path) -> None:
     for suffix, axis in LAYOUTS[case].tensors.items():
         value = held[f"{first}.{suffix}"]
         if axis is not None:
-            shape = list(value.shape)
-            shape[axis] = wide - shape[axis]
-            more = generator.standard_normal(shape).astype(np.float32)
-            more *= not suffix.startswith(LAYOUTS[case].output)  # what the new units give counts nothing
-            stored[f"{first}.{suffix}"] = np.concatenate([value, more], axis)
+            parts = []
+            for block in np.split(value, blocks_of(suffix), axis):
+                shape = list(block.shape)
+                shape[axis] = wide - shape[axis]
+                more = generator.standard_normal(shape).astype(np.float32)
+                more *= not suffix.startswith(LAYOUTS[case].output)  # what the new units give counts nothing
+                parts += [block, more]
+            stored[f"{first}.{suffix}"] = np.concatenate(parts, axis)
         held[f"{second}.{suffix}"] = value
     structure = {"version": 1, "ffn": changes}
     model = load(write_copy(made, tmp_path / "out", stored, prunecli=structure))

@@ -58,11 +58,21 @@ def test_an_unknown_family(tmp_path: Path, architectures: Any) -> None:
         load_model(path, device="cpu")
 
 
-def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path: Path) -> None:
-    from transformers import DistilBertConfig, DistilBertModel
+SIZES: dict[str, int] = {
+    "hidden_size": 16,
+    "embedding_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "intermediate_size": 24,
+    "vocab_size": 30,
+}
 
-    config = DistilBertConfig(dim=16, n_heads=2, n_layers=1, hidden_dim=24, vocab_size=30)
-    stock = DistilBertModel(config).eval()
+
+def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path: Path) -> None:
+    from transformers import ElectraConfig, ElectraModel
+
+    config = ElectraConfig(**SIZES)
+    stock = ElectraModel(config).eval()
     stock.save_pretrained(tmp_path / "other")
     model = load_model(tmp_path / "other", device="cpu")
     ids = torch.tensor([[3, 4, 5]])
@@ -70,14 +80,14 @@ def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path: Path) -> N
         assert torch.equal(model(ids).last_hidden_state, stock(ids).last_hidden_state)
 
 
-@pytest.mark.parametrize("change", [{"n_layers": 2}, {"dim": 18}, {"dim": "x"}])
+@pytest.mark.parametrize("change", [{"num_hidden_layers": 2}, {"hidden_size": 18}, {"hidden_size": "x"}])
 def test_an_undeclared_family_is_never_filled_with_random_numbers(
     tmp_path: Path, change: dict[str, Any]
 ) -> None:
-    from transformers import DistilBertConfig, DistilBertModel
+    from transformers import ElectraConfig, ElectraModel
 
-    config = DistilBertConfig(dim=16, n_heads=2, n_layers=1, hidden_dim=24, vocab_size=30)
-    DistilBertModel(config).save_pretrained(tmp_path / "other")
+    config = ElectraConfig(**SIZES)
+    ElectraModel(config).save_pretrained(tmp_path / "other")
     path = tmp_path / "other" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(CheckpointError, match="other"):

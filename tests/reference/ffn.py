@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+FUSED = "gate_up_proj"
+"""A layer whose output is that of two, one behind the other."""
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -44,6 +47,9 @@ def read(tensors: Mapping[str, np.ndarray], axes: Mapping[str, int | None]) -> F
         for name in axes
         if name.endswith("weight")
     }
+    if FUSED in matrices:
+        matrices = dict(zip(("gate", "up"), np.split(matrices[FUSED], 2), strict=True)) | matrices
+        del matrices[FUSED]
     inputs = [layer for layer in matrices if layer != output]
     units = tuple(
         Unit(
@@ -73,6 +79,10 @@ def write(ffn: Ffn, axes: Mapping[str, int | None]) -> dict[str, np.ndarray]:
             made[name] = ffn.bias
         elif layer == output:
             made[name] = np.stack([unit.output for unit in ffn.units], axis=axis)
+        elif layer == FUSED:
+            made[name] = np.concatenate(
+                [np.stack([unit.inputs[part] for unit in ffn.units]) for part in (0, 1)]
+            )
         elif kind == "weight":
             made[name] = np.stack([unit.inputs[inputs.index(layer)] for unit in ffn.units], axis=axis)
         else:

@@ -103,7 +103,10 @@ class _Watch:
         """A hook of the output layer of an FFN."""
 
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            active = inputs[0][self.real].abs().sum(dim=0, dtype=torch.float32).double()
+            units = inputs[0].view(
+                *self.real.shape, -1
+            )  # OPT's are of all tokens, one sentence behind another
+            active = units[self.real].abs().sum(dim=0, dtype=torch.float32).double()
             self.sums[name] = self.sums[name] + active if name in self.sums else active
             self.tokens[name] = self.tokens.get(name, 0) + int(self.real.sum())
 

@@ -64,8 +64,7 @@ def rewrite(
         for suffix in layers[group.members[0]].tensors:
             place = f"{group.sources[0]}.{suffix}"
             name, stored = f"{group.owner}.{suffix}", checkpoint.info(place).dtype
-            recipe = tensor_recipe(checkpoint, layers, group, suffix, kept)
-            recipe = _widened(checkpoint, layers, group, suffix, recipe, std, f"{seed}:{name}")
+            recipe = _all_blocks(checkpoint, layers, group, suffix, kept, std, f"{seed}:{name}")
             if not (isinstance(recipe, Copy) or is_float(stored)):
                 raise CheckpointError(
                     f"{checkpoint.path}: {place} is of type {stored}, which cannot be merged or resized",
@@ -96,14 +95,46 @@ def changes(checkpoint: Checkpoint, plan: FfnPlan, layers: Mapping[str, FfnLayer
     return found
 
 
+def _all_blocks(
+    checkpoint: Checkpoint,
+    layers: Mapping[str, FfnLayer],
+    group: Group,
+    suffix: str,
+    units: Sequence[int] | None,
+    std: float,
+    seed: str,
+) -> Recipe:
+    """One tensor of the group's FFN, new units and all."""
+    parts: list[Recipe] = []
+    member = layers[group.members[0]]
+    for block in range(member.blocks[suffix]):
+        recipe = tensor_recipe(checkpoint, layers, group, suffix, units, block)
+        own = f"{seed}:{block}" if block else seed
+        recipe = _widened(checkpoint, layers, group, suffix, recipe, std, own)
+        parts += recipe.parts if isinstance(recipe, Concat) else (recipe,)
+    if len(parts) == 1:
+        return parts[0]
+    axis = member.tensors[suffix]
+    assert axis is not None
+    slices = [part for part in parts if isinstance(part, Slices)]
+    if len(slices) == len(parts) and len({part.source for part in slices}) == 1:
+        name = slices[0].source
+        if joined(pair for part in slices for pair in part.ranges) == [
+            (0, checkpoint.info(name).shape[axis])
+        ]:
+            return Copy(name)
+    return Concat(axis, tuple(parts))
+
+
 def tensor_recipe(
     checkpoint: Checkpoint,
     layers: Mapping[str, FfnLayer],
     group: Group,
     suffix: str,
     units: Sequence[int] | None = None,
+    block: int = 0,
 ) -> Recipe:
-    """One tensor of the FFN that the initialisation makes, before new units are added.
+    """One tensor of the FFN that the initialisation makes, before new units are added; a block of a fused one.
 
     Args:
         checkpoint: the source.
@@ -111,8 +142,9 @@ def tensor_recipe(
         group: whose FFN.
         suffix: name of the tensor, relative to the FFN.
         units: the hidden units that stay; None: all.
+        block: which of those in which all hidden units occur.
     """
-    tensors = layers[group.members[0]].tensors
+    tensors, blocks = layers[group.members[0]].tensors, layers[group.members[0]].blocks[suffix]
     axis = tensors[suffix]
     names = [f"{name}.{suffix}" for name in group.sources]
     weight = group.scale if is_output(tensors, suffix) else 1.0
@@ -120,14 +152,22 @@ def tensor_recipe(
         weight /= len(names)
     if axis is None:  # the bias of the output
         return _sum([Copy(name) for name in names], weight)
+
+    def picked(name: str, chosen: Sequence[int] | None) -> Recipe:
+        width = checkpoint.info(name).shape[axis] // blocks
+        if chosen is None:
+            return Copy(name) if blocks == 1 else Slices(name, axis, ((block * width, (block + 1) * width),))
+        places = (block * width + unit for unit in chosen)
+        return Slices(name, axis, tuple(joined((place, place + 1) for place in places)))
+
     if group.init != "concat":
-        return _sum([_picked(name, axis, units) for name in names], weight)
+        return _sum([picked(name, units) for name in names], weight)
     parts, before = [], 0
     for name in names:
-        width = checkpoint.info(name).shape[axis]
+        width = checkpoint.info(name).shape[axis] // blocks
         own = None if units is None else [unit - before for unit in units if before <= unit < before + width]
         if own is None or own:
-            parts.append(_sum([_picked(name, axis, own)], weight))
+            parts.append(_sum([picked(name, own)], weight))
         before += width
     return parts[0] if len(parts) == 1 else Concat(axis, tuple(parts))
 
@@ -177,12 +217,6 @@ def _widened(
 def _sum(parts: Sequence[Recipe], weight: float) -> Recipe:
     """`weight` times the sum; one part by 1 is itself."""
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
-
-
-def _picked(name: str, axis: int, units: Sequence[int] | None) -> Recipe:
-    if units is None:
-        return Copy(name)
-    return Slices(name, axis, tuple(joined((unit, unit + 1) for unit in units)))
 
 
 def _checked(group: Group, units: Sequence[int] | None) -> Sequence[int] | None:

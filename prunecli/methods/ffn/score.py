@@ -25,16 +25,22 @@ def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Gr
         CheckpointError: a file ends early.
     """
     product = np.ones(group.init_width)
-    for suffix, axis in layers[group.members[0]].tensors.items():
-        if axis is None or not suffix.endswith("weight"):
-            continue
+    member = layers[group.members[0]]
+    matrices = [
+        (suffix, axis, block)
+        for suffix, axis in member.tensors.items()
+        if axis is not None and suffix.endswith("weight")
+        for block in range(member.blocks[suffix])
+    ]
+    for suffix, axis, block in matrices:
         squares, row = np.zeros(group.init_width), 0
-        for block in values(checkpoint, tensor_recipe(checkpoint, layers, group, suffix), "F64"):
+        recipe = tensor_recipe(checkpoint, layers, group, suffix, block=block)
+        for rows in values(checkpoint, recipe, "F64"):
             if axis == 0:
-                squares[row : row + len(block)] = np.square(block).sum(axis=1)
-                row += len(block)
+                squares[row : row + len(rows)] = np.square(rows).sum(axis=1)
+                row += len(rows)
             else:
-                squares += np.square(block).sum(axis=0)
+                squares += np.square(rows).sum(axis=0)
         product *= np.sqrt(squares)
     return product
 

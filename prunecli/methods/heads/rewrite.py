@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prunecli.architectures.records import HeadAxis
-from prunecli.checkpoint.attention import AttentionLayer, attention_layers
+from prunecli.checkpoint.attention import AttentionLayer, HeadPlaces, attention_layers
 from prunecli.checkpoint.dtypes import is_float, parse_dtype
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.checkpoint.stream import Copy, Output, Slices, joined
@@ -63,20 +62,23 @@ def rewrite(
 
 
 def head_ranges(
-    axis: HeadAxis, held: Sequence[int], kept: Sequence[int], size: int
+    places: HeadPlaces, held: Sequence[int], kept: Sequence[int], size: int
 ) -> tuple[tuple[int, int], ...]:
     """Where the kept heads lie on an axis of length `size`: index ranges (start, stop), neighbours joined.
 
     Args:
-        axis: how often all heads occur on it.
+        places: the blocks of heads on it.
         held: original ids of the heads that lie there, in their order.
         kept: those that stay, in their new order.
-        size: length of the axis: blocks x heads x width of one.
+        size: length of the axis: heads x the widths of one in all blocks.
     """
-    width = size // (axis.blocks * len(held))
-    place = {head: index for index, head in enumerate(held)}
-    starts = ((block * len(held) + place[head]) * width for block in range(axis.blocks) for head in kept)
-    return tuple(joined((start, start + width) for start in starts))
+    unit = places.unit(size, len(held))
+    found, before = [], 0
+    for block in places.blocks:
+        starts = (before + held.index(head) * block * unit for head in kept)
+        found += [(start, start + block * unit) for start in starts]
+        before += len(held) * block * unit
+    return tuple(joined(found))
 
 
 def _check(layers: Mapping[str, AttentionLayer], name: str, ids: Sequence[int]) -> None:

@@ -33,6 +33,8 @@ ACTIVATIONS: dict[str, Any] = {
     "bert": functional.gelu,
     "gpt2": lambda x: functional.gelu(x, approximate="tanh"),
     "llama": functional.silu,
+    "phi3": functional.silu,
+    "opt": functional.relu,
 }
 
 
@@ -73,6 +75,8 @@ def by_hand(model: Any, directory: Path, case: str) -> dict[str, np.ndarray]:
                 values.append(x @ (weight if layout.tensors[suffix] == 1 else weight.T))
             else:
                 values[-1] = values[-1] + torch.tensor(held[f"{name}.{suffix}"])
+        if case == "phi3":
+            values = list(values[0].chunk(2, dim=-1))
         active = ACTIVATIONS[case](values[0]) * (values[1] if len(values) > 1 else 1)
         found[name] = active.abs().double().mean(dim=0).numpy()
     return found

@@ -27,6 +27,7 @@ def ffn(name: str, **changes: Any) -> FfnLayer:
         "removed": False,
         "is_sparse": False,
         "tensors": TENSORS,
+        "blocks": dict.fromkeys(TENSORS, 1),
         "norm_tensors": (f"{name}.norm",),
     }
     return FfnLayer(**{**values, **changes})

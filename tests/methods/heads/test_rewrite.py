@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
-from prunecli.architectures.records import HeadAxis
-from prunecli.checkpoint.attention import attention_layers
+from prunecli.checkpoint.attention import HeadPlaces, attention_layers
 from prunecli.checkpoint.layout import expected_tensors, is_extra
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.checkpoint.stream import Copy, Slices, check_outputs
@@ -90,22 +89,23 @@ def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model: Path)
 
 @given(
     held=st.integers(1, 6),
-    blocks=st.integers(1, 3),
+    blocks=st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple),
     width=st.integers(1, 4),
     data=st.data(),
 )
 def test_ranges_take_the_kept_heads_of_every_block(
-    held: int, blocks: int, width: int, data: st.DataObject
+    held: int, blocks: tuple[int, ...], width: int, data: st.DataObject
 ) -> None:
     ids = data.draw(st.permutations(range(10, 10 + held)))
     kept = data.draw(st.lists(st.sampled_from(ids), unique=True))
-    axis = list(range(blocks * held * width))
-    ranges = head_ranges(HeadAxis(0, blocks), ids, kept, len(axis))
+    axis = list(range(sum(blocks) * held * width))
+    ranges = head_ranges(HeadPlaces(0, blocks), ids, kept, len(axis))
     places = [ids.index(head) for head in kept]
     wanted = [
         value
-        for block in range(blocks)
-        for value in kept_values(axis[block * held * width : (block + 1) * held * width], held, places)
+        for number, block in enumerate(blocks)
+        for start in [sum(blocks[:number]) * held * width]
+        for value in kept_values(axis[start : start + block * held * width], held, places)
     ]
     assert [value for start, stop in ranges for value in axis[start:stop]] == wanted
     assert all(stop != start for (_, stop), (start, _) in pairwise(ranges))

@@ -37,7 +37,18 @@ TEXT = ParallelText(
 PAIR = ("eng_Latn", "fra_Latn")
 TASKS: dict[str, TaskName] = {**dict.fromkeys(ENCODERS, "mlm"), **dict.fromkeys(DECODERS, "lm")}
 FAMILIES = ("nllb-moe", *MODEL_TYPES)
-PARTLY_FLOAT32 = ("nllb-moe", "t5", "llama", "mistral", "qwen2")
+PARTLY_FLOAT32 = (
+    "nllb-moe",
+    "t5",
+    "mt5",
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+)
 """Their routers and norms compute in float32 whatever the model's type, so that differences must be larger."""
 
 
