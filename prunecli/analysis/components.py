@@ -22,7 +22,7 @@ class Component:
     """One component of a model.
 
     Attributes:
-        name: of the attention, as in `Structure`, or of the FFN, which is that of its layer where it is no module.
+        name: of the attention, as in `Structure`, or `FfnLayer.own_name`.
         side: of which stack.
         layer: its number in the stack.
         kind: self-attention, cross-attention or FFN.
@@ -71,7 +71,7 @@ def _of_layer(stack: Stack, ffn: FfnLayer) -> Iterator[Component]:
         yield Component(name, stack.side, ffn.layer, attention.kind, block, output)
     # Where an FFN is no module, its last linear layer makes its output.
     last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
-    yield Component(ffn.name, stack.side, ffn.layer, "ffn", block, f"{ffn.name}{last}", ffn.removed)
+    yield Component(ffn.own_name, stack.side, ffn.layer, "ffn", block, f"{ffn.name}{last}", ffn.removed)
 
 
 def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:
