@@ -286,8 +286,7 @@ def check_matches(scores: HeadScores, checkpoint: Checkpoint, layers: Sequence[A
     known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
     if scores.fingerprint not in known:
         raise StatisticsError(
-            f"The scores are of another model, or of another pruning of it ({scores.fingerprint[:19]}…), than "
-            f"{checkpoint.path} ({checkpoint.fingerprint[:19]}…).",
+            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.",
             "Score the heads of this checkpoint: prunecli score-heads.",
         )
     for layer in layers:
