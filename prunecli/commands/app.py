@@ -18,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
 from prunecli.commands import console, endings
+from prunecli.commands.signatures import value_names
 from prunecli.errors import PruneError
 
 COMMANDS = {
@@ -47,11 +48,27 @@ class _Flags:
         return params
 
 
+class _Values(_Flags):
+    """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        unnamed = any(param.metavar is None for param in params)
+        names = value_names(self.callback) if unnamed else {}  # type: ignore[attr-defined]
+        for param in params:
+            if param.metavar is None and param.name in names:
+                param.metavar, choices = names[param.name]
+                param.help += f" One of {choices}." if choices else ""
+            # Ranges, such as [0.0<=x<=1.0], would widen the column of names for all; a refusal says them.
+            param._get_number_range_help_str = str
+        return params
+
+
 class _Group(_Flags, TyperGroup):
     pass
 
 
-class _Command(_Flags, TyperCommand):
+class _Command(_Values, TyperCommand):
     pass
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from prunecli import __version__
 from prunecli.commands import app, console
+from prunecli.commands.signatures import value_names
 from prunecli.errors import CheckpointError, UsageError
 
 
@@ -150,6 +153,36 @@ def test_a_bug_and_an_interrupt_are_json_too(
         assert ended.value.code == status
         error = json.loads(capsys.readouterr().out)["error"]
         assert (error["message"], error["status"]) == (said, status)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("name", [name for names in app.COMMANDS.values() for name in names])
+def test_no_word_of_a_help_is_cut(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of values stand beside their options, whole, and no word is longer than its column."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(app.app, "registered_commands", [])
+    app._register([name])
+    with pytest.raises(SystemExit):
+        app.app(args=[name, "--help"], prog_name="prunecli")
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    assert re.findall(r"\w…", shown) == []
+    named = re.findall(r"│ (--[\w-]+) +(-\w +)?(\S+)?", shown)
+    assert len(named) > 3
+    function = getattr(import_module(f"prunecli.commands.{name.replace('-', '_')}"), name.replace("-", "_"))
+    names = {option: metavar for option, _, metavar in named}
+    for key, (metavar, _) in value_names(function).items():
+        assert names.get(f"--{key.replace('_', '-')}", metavar) == metavar
+
+
+def test_help_names_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = run("share-ffn", "--help").stdout
+    for choice in ("share, keep, drop", "sequence, cycle, cycle-reverse", "norms, activations"):
+        assert choice in shown
+    assert "<" not in shown.split("Options")[1]
 
 
 def test_help_wraps_its_text_at_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
