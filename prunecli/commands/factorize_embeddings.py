@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
+from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,

@@ -33,7 +33,7 @@ from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.heads.measure import AblationOptions, Material, Subject
-    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.methods.heads.statistics import HeadScores, Per
 
 
 class MethodName(str, enum.Enum):
@@ -188,7 +188,7 @@ def score_heads(
         )
         if method is MethodName.gradient:
             dtype = gradient_dtype(opened, dtype)
-        per = (importance or ImportanceName.example).value
+        per: Per = "example" if importance is None else importance.value
         tokenizer = load_tokenizer(opened.path)
         progress, more = console.progress(quiet), dict[str, Any]()
         if budget is not None:
