@@ -54,7 +54,12 @@ def blocks(
     groups = [list(range(len(columns)))]
     if sum(least[:text_columns]) > room:
         if room < SHORTEST_NAME * text_columns:
-            room = sum(min(size, LONGEST_NAME) for size in least[:text_columns])
+            repeated = max(keys, text_columns)
+            widest = [*least[text_columns:repeated], max(least[repeated:], default=0)]
+            spare = width - _taken(widest, repeated + 1)
+            room = max(
+                min(sum(min(size, LONGEST_NAME) for size in least[:text_columns]), spare), text_columns
+            )
             groups = list(_packed(least, [*_shares(least[:text_columns], room)], width, keys))
         for index, share in enumerate(_shares(least[:text_columns], room)):
             cells[index] = shortened(cells[index], share)
