@@ -18,7 +18,8 @@ CONSTANT = 1e-12
 def linear_cka(features: Sequence[Features], *, block_bytes: int = BLOCK_BYTES) -> NDArray[np.float64]:
     """CKA(X, Y) = ||Y^T X||_F^2 / (||X^T X||_F ||Y^T Y||_F) of centred X, Y, for every pair of components.
 
-    Computed as <K, L>_F / (||K||_F ||L||_F) with the Gram matrices K = X X^T and L = Y Y^T, which is the same number:
+    2.3 prints ||A B^T||_F^2 above the line, which does not go with its n x d matrices; this is Kornblith's quotient,
+    computed as <K, L>_F / (||K||_F ||L||_F) with the Gram matrices K = X X^T and L = Y Y^T, which is the same number:
     for m components that takes m n^2 d + m^2 n^2 operations in the place of m^2 n d^2. The Gram matrices `[n, n]` are
     made and used a block of rows at a time, of which only the part right of the diagonal: memory is twice `block_bytes`
     and a float64 copy of one component, whatever the number of tokens or components.

@@ -22,7 +22,7 @@ class Component:
     """One component of a model.
 
     Attributes:
-        name: of the attention, as in `Structure`, or of the FFN, which is that of its layer where it is no module.
+        name: of the attention, as in `Structure`, or `FfnLayer.own_name`.
         side: of which stack.
         layer: its number in the stack.
         kind: self-attention, cross-attention or FFN.
@@ -72,7 +72,7 @@ def _of_layer(stack: Stack, ffn: FfnLayer) -> Iterator[Component]:
     # Where an FFN is no module, its last linear layer makes its output.
     last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
     output = f"{block}.{stack.ffn.residual}" if stack.ffn.residual else f"{ffn.name}{last}"
-    yield Component(ffn.name, stack.side, ffn.layer, "ffn", block, output, ffn.removed)
+    yield Component(ffn.own_name, stack.side, ffn.layer, "ffn", block, output, ffn.removed)
 
 
 def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:

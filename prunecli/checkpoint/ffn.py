@@ -22,6 +22,7 @@ class FfnLayer:
 
     Attributes:
         name: "model.encoder.layers.0.ffn"; that of the layer where the FFN's parts lie in the layer itself.
+        own_name: the same, but with ".ffn" after the layer's name there, so that it cannot be taken for the layer.
         side: of which stack.
         layer: its number in the stack.
         width: hidden units that it has (a sparse one: each of its experts); 0 where it is removed.
@@ -35,6 +36,7 @@ class FfnLayer:
     """
 
     name: str
+    own_name: str
     side: Side
     layer: int
     width: int
@@ -102,6 +104,7 @@ def declared_ffns(
         found.append(
             FfnLayer(
                 name=name,
+                own_name=name if stack.ffn.name else f"{name}.ffn",
                 side=stack.side,
                 layer=number,
                 width=0 if change.removed else width(owner),

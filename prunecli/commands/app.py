@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import wraps
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
-from prunecli.commands import console
+from prunecli.commands import console, endings
+from prunecli.commands.signatures import value_names
 from prunecli.errors import PruneError
 
 COMMANDS = {
@@ -32,7 +33,8 @@ COMMANDS = {
 }
 """Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
 
-INTERRUPTED = "Interrupted: nothing half-written was left behind."
+INTERRUPTED = "Interrupted: no output is half-written."
+KILLED = "Ended by SIGTERM: no output is half-written."
 
 
 class _Flags:
@@ -46,11 +48,27 @@ class _Flags:
         return params
 
 
+class _Values(_Flags):
+    """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        unnamed = any(param.metavar is None for param in params)
+        names = value_names(self.callback) if unnamed else {}  # type: ignore[attr-defined]
+        for param in params:
+            if param.metavar is None and param.name in names:
+                param.metavar, choices = names[param.name]
+                param.help += f" One of {choices}." if choices else ""
+            # Ranges, such as [0.0<=x<=1.0], would widen the column of names for all; a refusal says them.
+            param._get_number_range_help_str = str
+        return params
+
+
 class _Group(_Flags, TyperGroup):
     pass
 
 
-class _Command(_Flags, TyperCommand):
+class _Command(_Values, TyperCommand):
     pass
 
 
@@ -127,8 +145,6 @@ def describe(error: BaseException) -> tuple[str, int]:
         return INTERRUPTED, 130
     if isinstance(error, MemoryError):
         return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
-    if isinstance(error, BrokenPipeError):
-        return "", 1
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"Error: no space left on the disk{_of(error)}.\nFree some space or choose another output.", 1
     if isinstance(error, PermissionError):
@@ -166,7 +182,8 @@ def _again_if_lost(lost: Any) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line.
 
-    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM.
+    Exits with 0; 1 for what the user can mend; 2 for bad usage; 70 for a bug; 130 for Ctrl-C, 143 for SIGTERM,
+    141 where nobody reads the output any longer.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PRUNECLI_DEBUG"))
@@ -179,15 +196,41 @@ def main(arguments: Sequence[str] | None = None) -> None:
     processes.end_with_parent()
     try:
         _register(arguments)
-        app(args=arguments, prog_name="prunecli", standalone_mode=True)
+        try:
+            app(args=arguments, prog_name="prunecli", standalone_mode=True)
+        finally:
+            endings.flush_output()
     except BaseException as error:
-        if isinstance(error, SystemExit) or debug:
-            raise
+        try:
+            _end(error, debug, "--json" in arguments)
+        except BrokenPipeError:
+            endings.discard_output()
+            sys.exit(endings.PIPE_CLOSED)
+
+
+def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
+    """Say what ended the command: on stderr in words, with --json on stdout too."""
+    if endings.is_closed_pipe(error):
+        endings.discard_output()
+        sys.exit(endings.PIPE_CLOSED)
+    if isinstance(error, SystemExit):
+        text, status = _of_exit(error)
+    else:
         try:
             text, status = describe(error)
         except Exception as bug:
             text, status = _unforeseen(bug)
-        if text:
-            text = console.plain(text)
-            typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)
-        sys.exit(status)
+    text = console.plain(text)
+    if as_json and status != 0:
+        endings.print_error(text, status)
+    if debug or isinstance(error, SystemExit):  # of which a line has been said
+        raise error
+    typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)
+    sys.exit(status)
+
+
+def _of_exit(error: SystemExit) -> tuple[str, int]:
+    """What a process says that ends itself, and its exit status."""
+    status = error.code if isinstance(error.code, int) else 1 if error.code else 0
+    known = {130: INTERRUPTED, 128 + signal.SIGTERM: KILLED}
+    return endings.usage_error(error) or known.get(status, f"Error: exit status {status}"), status

@@ -141,7 +141,7 @@ def _show(payload: Mapping[str, Any]) -> None:
                     f"{timing['speedup']['mean']:.2f}x",
                 ]
             )
-    console.show(console.table(title, columns, rows))
+    console.show(console.table(title, columns, rows, keys=3))
     console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in payload["results"]]))
     console.out(
         f"Mean ± deviation of {_count(payload['runs'], 'run')} after {payload['warm_up']} of warm-up, "

@@ -53,7 +53,7 @@ def collect_gates(
     pairs: PairsOption = None,
     mode: Annotated[
         Mode,
-        typer.Option("--mode", help="forced: run on the reference, fast; beam: search, as in the paper."),
+        typer.Option("--mode", help="forced: run on the reference, fast; beam: search."),
     ] = Mode.forced,
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     batch_tokens: BatchTokensOption = 4096,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from prunecli import processes
+from prunecli.commands.table_layout import blocks
 from prunecli.progress import Progress, silent
 from prunecli.progress import bytes_text as bytes_text  # of every table
 
@@ -29,9 +29,6 @@ DUMB = ("dumb", "unknown")
 LONGEST_LINE = 1000
 """Characters of a message's line; the rest is left out."""
 
-
-GAP = 3
-"""Spaces between two columns of a table."""
 
 NO_TERMINAL_WIDTH = 160
 """Columns of a table in a file or a pipe."""
@@ -87,32 +84,44 @@ def print_json(payload: Mapping[str, Any]) -> None:
     out(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Table:
-    """A rich table; the first `text_columns` are aligned left, the others right."""
+Shown: TypeAlias = "Table | list[Table]"
+"""One table, or its parts below one another."""
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    text_columns: int = 1,
+    keys: int = 1,
+) -> Shown:
+    """A table for `show`, or several below one another where the output is too narrow for one.
+
+    Args:
+        text_columns: so many of the first hold text and names, aligned left; the others values, aligned right.
+        keys: so many of the first are in each of several.
+    """
     from rich import box
     from rich.table import Table
 
-    made = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, column in enumerate(_headings(columns, rows)):
-        made.add_column(column, justify="left" if index < text_columns else "right", overflow="fold")
-    for row in rows:
-        made.add_row(*row)
-    return made
-
-
-def _headings(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The columns' names, in several lines where the output is too narrow: rich would break values as well."""
-    cells = [[row[index] for row in rows if index < len(row)] for index in range(len(columns))]
-    least = [
-        max(map(len, (*name.split(), *texts)), default=0) for name, texts in zip(columns, cells, strict=True)
-    ]
-    named = list(columns)
-    for index in sorted(range(len(columns)), key=lambda index: least[index] - len(columns[index])):
-        lengths = (max(map(len, name.split("\n"))) for name in named)
-        if 2 + GAP * (len(columns) - 1) + sum(map(max, zip(least, lengths, strict=True))) <= width():
-            break
-        named[index] = "\n".join(textwrap.wrap(columns[index], least[index]))
-    return named
+    found: list[Table] = []
+    for block in blocks(columns, rows, width(), text_columns, keys):
+        made = Table(
+            title=None if found else title,
+            title_justify="left",
+            title_style="bold",
+            box=box.SIMPLE_HEAD,
+            pad_edge=False,
+        )
+        for index, column in enumerate(block.columns):
+            is_text = index < text_columns
+            made.add_column(
+                column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
+            )
+        for row in block.rows:
+            made.add_row(*row)
+        found.append(made)
+    return found[0] if len(found) == 1 else found
 
 
 def show(renderable: Any) -> None:
@@ -124,11 +133,12 @@ def show(renderable: Any) -> None:
 
     console = _stdout()
     with console.capture() as captured:
-        if isinstance(renderable, Table) and renderable.title:
-            # A table would wrap its title at its own width.
-            console.print(Text(str(renderable.title), style="bold"))
-            renderable.title = None
-        console.print(renderable)
+        for one in renderable if isinstance(renderable, list) else [renderable]:
+            if isinstance(one, Table) and one.title:
+                # A table would wrap its title at its own width.
+                console.print(Text(str(one.title), style="bold"))
+                one.title = None
+            console.print(one)
     shown = captured.get().removesuffix("\n")
     out(shown if console.is_terminal else "\n".join(line.rstrip() for line in shown.split("\n")))
 

@@ -29,6 +29,26 @@ def embedding_parameters(checkpoint: Checkpoint, decision: Decision) -> tuple[in
     return before, after
 
 
+def growth(checkpoint: Checkpoint, decision: Decision) -> str | None:
+    """A warning where the embeddings take more room afterwards; None where they do not, or only --cache is asked."""
+    before, after = embedding_parameters(checkpoint, decision)
+    both = decision.shape is not None and decision.output_dim is not None
+    if after <= before or (decision.shape is None and decision.output_dim is None):
+        return None
+    if decision.is_tied and not both:
+        asked, other = ("input", "output") if decision.output_dim is None else ("output", "input")
+        why = f"input and output share a table, and --side {asked} stores the {other}'s apart"
+        remedy = "--side both keeps one table for both."
+    elif decision.change.input is not None and decision.change.input.cached:
+        why = "--cache writes the rows down beside all that is left"
+        remedy = "Leave out --cache for a small file; it can be given later, for the result."
+    else:
+        why = "the unit is larger than what it saves"
+        remedy = "Choose a smaller --expand-dim or --map-dim, or --kind projective."
+    grown = f"{before:,} -> {after:,} parameters ({after / before:.1%})"
+    return f"Warning: the embeddings grow, {grown}: {why}.\n{remedy}"
+
+
 def payload(written: Written, decision: Decision, factors: Factors | None, seed: int) -> dict[str, Any]:
     """The result as JSON."""
     before, after = embedding_parameters(written.source, decision)

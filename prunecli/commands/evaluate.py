@@ -95,7 +95,11 @@ def evaluate(
     seed: SeedOption = 12345,
     hypotheses: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option("--hypotheses", help="Keep the outputs: DIR/CHECKPOINT/SPLIT.PAIR.hyp.", metavar="DIR"),
+        typer.Option(
+            "--hypotheses",
+            help="Keep the outputs, SPLIT.PAIR.hyp in a folder for each checkpoint.",
+            metavar="DIR",
+        ),
     ] = None,
     all_pairs: Annotated[
         bool,

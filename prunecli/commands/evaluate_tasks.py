@@ -11,8 +11,6 @@ from prunecli.commands import console
 from prunecli.evaluation.significance import too_few
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prunecli.data.labelled import LabelledText
     from prunecli.data.plain import PlainText
     from prunecli.evaluation.tasks import OtherTask
@@ -98,7 +96,7 @@ def show_task(payload: Mapping[str, Any]) -> None:
         console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}).")
 
 
-def _table(payload: Mapping[str, Any]) -> Table:
+def _table(payload: Mapping[str, Any]) -> console.Shown:
     columns, test = COLUMNS[payload["task"]], payload["significance"]
     rows = []
     for result in payload["results"]:

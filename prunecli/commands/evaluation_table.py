@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prunecli.commands import console
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 TITLES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
 WIDE = 4
@@ -17,7 +14,7 @@ WIDE = 4
 LABEL_WIDTH = 12
 
 
-def mean_table(payload: Mapping[str, Any]) -> Table:
+def mean_table(payload: Mapping[str, Any]) -> console.Shown:
     """One row per checkpoint: the mean over the pairs, or the scores of the only pair."""
     pairs = payload["pairs"]
     metrics = [name for name in TITLES if name in payload["signatures"]]
@@ -43,7 +40,7 @@ def mean_table(payload: Mapping[str, Any]) -> Table:
     return console.table(title, columns, rows)
 
 
-def pair_table(payload: Mapping[str, Any]) -> Table:
+def pair_table(payload: Mapping[str, Any]) -> console.Shown:
     """One row per pair, one block of columns per checkpoint, the mean last."""
     second = "spbleu" if "spbleu" in payload["signatures"] else "bleu"
     results = payload["results"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Optional, cast
 
 import typer
 
+from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
@@ -84,7 +85,8 @@ def factorize_embeddings(
         Optional[SideName],  # noqa: UP045
         typer.Option(
             "--side",
-            help="Which tables. Default: both where input and output share one, else the input's.",
+            help="Which tables. Default: both where input and output share one (one side alone then saves nothing), "
+            "else the input's.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +174,7 @@ def factorize_embeddings(
 
 def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path | None, how: How) -> None:
     from prunecli.commands.embedding_plot import draw, require_unit
-    from prunecli.commands.embedding_table import payload, show
+    from prunecli.commands.embedding_table import growth, payload, show
     from prunecli.methods.embeddings.decide import decide
     from prunecli.methods.embeddings.factorize import factorize
     from prunecli.methods.embeddings.rewrite import rewrite
@@ -181,6 +183,8 @@ def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path
     if plot is not None:
         require_unit(decision)
     how.note(*decision.reasons)
+    if (warning := growth(checkpoint, decision)) is not None:
+        console.warn(warning)
     factors = None if how.output is None else factorize(checkpoint, decision, options, text, how.progress)
     parts = rewrite(checkpoint, decision, factors, options.dtype)
     written = write(checkpoint, parts, decision.step, how)

@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prunecli.checkpoint.ffn import FfnLayer
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.commands.rewriting import Written
@@ -65,7 +63,7 @@ def _parameters(written: Written, plan: FfnPlan) -> dict[str, int]:
     }
 
 
-def ffn_table(checkpoint: Checkpoint, plan: FfnPlan, parameters: Mapping[str, int]) -> Table:
+def ffn_table(checkpoint: Checkpoint, plan: FfnPlan, parameters: Mapping[str, int]) -> console.Shown:
     """Layers, what their FFN is made of, its hidden units, its parameters.
 
     Args:

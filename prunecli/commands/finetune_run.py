@@ -63,6 +63,15 @@ class Subject:
                 "config": hashlib.sha256(config).hexdigest(),
             }
 
+    def files(self, origin: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+        """Key of `origin` -> the file or directory that it is of -> its value, for messages."""
+        start = str(self.path or self.config)
+        places = dict.fromkeys(("source", "bytes"), start) | {
+            "config": str(Path(start) / "config.json") if Path(start).is_dir() else start,
+            "vocabulary": str(self.tokenizer or start),
+        }
+        return {key: {places[key]: str(value)} for key, value in origin.items() if value is not None}
+
     def open(self, state: Path) -> Checkpoint:
         """The checkpoint that training begins with."""
         from prunecli.checkpoint.reader import open_checkpoint
@@ -151,6 +160,7 @@ def run(
         options,
         state,
         origin=origin,
+        origin_files=subject.files(origin),
         resume=how.resume,
         progress=console.progress(how.quiet or how.json),
         report=(lambda _line: None) if how.quiet else console.note,

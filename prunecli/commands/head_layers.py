@@ -9,12 +9,18 @@ from prunecli.commands.memory_options import report_work
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.heads.measure import Material
-    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.methods.heads.statistics import HeadScores, Per
     from prunecli.modules.layerwise.session import Means
 
 
 def score_by_layer(
-    checkpoint: Checkpoint, tokenizer: Any, reported: Material, batch_tokens: int, means: Means, progress: Any
+    checkpoint: Checkpoint,
+    tokenizer: Any,
+    reported: Material,
+    batch_tokens: int,
+    means: Means,
+    progress: Any,
+    per: Per,
 ) -> HeadScores:
     """The gradient method, holding a layer at a time.
 
@@ -28,6 +34,7 @@ def score_by_layer(
     work = Work()
     session = Session(checkpoint, means, work)
     subject = Subject(checkpoint, session.skeleton.model, tokenizer)
-    scores = score_by_gradient(subject, reported, batch_tokens, progress, importance=GradientByLayer(session))
+    by_layer = GradientByLayer(session)
+    scores = score_by_gradient(subject, reported, batch_tokens, progress, per=per, importance=by_layer)
     report_work(work, back=True)
     return scores

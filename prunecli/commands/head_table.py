@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
+from prunecli.commands.table_layout import GAP
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prunecli.checkpoint.attention import AttentionLayer
 
 MOST = 16
@@ -21,7 +20,7 @@ def head_table(
     layers: Sequence[AttentionLayer],
     title: str = "Heads",
     digits: int = 3,
-) -> Table:
+) -> console.Shown:
     """One row for each attention, one column for each head of the original model; pruned heads have no value.
 
     Args:
@@ -48,9 +47,9 @@ def _cells(layer: AttentionLayer, values: Sequence[float], digits: int) -> list[
 def _in_a_line(heads: int, texts: Sequence[str]) -> int:
     """Heads that fit the width; of more, lines of one length, unless that would be half of what fits."""
     width = max((len(text) for text in texts), default=0)
-    labels = len(" attention ") + len("layer") + console.GAP
-    first = max(width, len("head 0")) + console.GAP
-    fit = min(MOST, 1 + max(0, console.width() - labels - first) // (width + console.GAP))
+    labels = len(" attention ") + len("layer") + GAP
+    first = max(width, len("head 0")) + GAP
+    fit = min(MOST, 1 + max(0, console.width() - labels - first) // (width + GAP))
     if heads <= fit:
         return heads
     return next((count for count in range(fit, fit // 2, -1) if heads % count == 0), fit)

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from prunecli.analysis.clustering import Node
 
 
-def relations(title: str, found: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> Table:
+def relations(title: str, found: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> console.Shown:
     """One row for each side and each thing that two pairs can have in common."""
     rows = [
         [side, relation, str(spread["comparisons"]), f"{spread['mean']:.0%}", _range(spread)]
@@ -30,7 +28,7 @@ def _range(spread: Mapping[str, Any]) -> str:
 
 def triangles(
     pairs: Sequence[str], encoder: Sequence[Sequence[float]], decoder: Sequence[Sequence[float]]
-) -> Table:
+) -> console.Shown:
     """Table 4: the encoder below the diagonal, the decoder above, where a source or target is shared."""
     columns = ["pair", *(str(number) for number in range(1, len(pairs) + 1))]
     rows = []
@@ -61,7 +59,7 @@ def tree(clusters: Mapping[str, Any]) -> list[str]:
     return text_tree(node(clusters))
 
 
-def experts(removed: str, found: Mapping[str, Any]) -> Table:
+def experts(removed: str, found: Mapping[str, Any]) -> console.Shown:
     """Experts per layer, and in each side as a whole."""
     rows = [
         [layer, f"{mean:.1f}", f"{lowest} to {highest}"]

@@ -79,7 +79,7 @@ LabelledOption = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Option(
         "--labelled",
-        help="Labelled text: label<TAB>text[<TAB>second text], or JSON lines (label, text, text_b).",
+        help="Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines (label, text, text_b).",
         metavar="FILE",
         show_default=False,
     ),

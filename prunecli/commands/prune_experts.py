@@ -107,7 +107,7 @@ def prune_experts(
         Optional[str],  # noqa: UP045
         typer.Option(
             "--experts-per-layer",
-            metavar="ENC,DEC",
+            metavar="E,D",
             help="Experts to keep in each encoder and decoder layer: 36,12.",
             show_default=False,
         ),
@@ -117,8 +117,8 @@ def prune_experts(
         typer.Option(
             "--metric",
             metavar="NAME",
-            help="What makes an expert important: importance, importance-vanilla, top1, top2, load-balance; random "
-            "is a baseline.",
+            help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla or, as a "
+            "baseline, random.",
         ),
     ] = MetricName.importance,
     strategy: Annotated[

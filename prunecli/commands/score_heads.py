@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -36,7 +35,7 @@ from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.heads.measure import AblationOptions, Material, Subject
-    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.methods.heads.statistics import HeadScores, Per
 
 
 class MethodName(str, enum.Enum):
@@ -45,6 +44,13 @@ class MethodName(str, enum.Enum):
     gradient = "gradient"
     ablation = "ablation"
     all_but_one = "all-but-one"
+
+
+class ImportanceName(str, enum.Enum):
+    """Values of --importance."""
+
+    example = "example"
+    token = "token"
 
 
 class MetricChoice(str, enum.Enum):
@@ -75,6 +81,15 @@ def score_heads(
             "with each head alone in its layer.",
         ),
     ] = MethodName.gradient,
+    importance: Annotated[
+        Optional[ImportanceName],  # noqa: UP045
+        typer.Option(
+            "--importance",
+            help="What gradient takes the absolute value of: the sum over each example's tokens, as eq. 2 says, or "
+            "each token, as the authors' code does; default: example.",
+            show_default=False,
+        ),
+    ] = None,
     metric: Annotated[
         Optional[MetricChoice],  # noqa: UP045
         typer.Option(
@@ -127,10 +142,11 @@ def score_heads(
     from prunecli.commands.found import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, material, selection
+    from prunecli.commands.head_text import draw, show
 
     check_outputs(output, plot, force=force)
     budget = memory_bytes(memory, spill_dir)
-    _check_options(method, metric, select_data, select_split, budget)
+    _check_options(method, importance, metric, select_data, select_split, budget)
     with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
         layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
         choice = Choice(
@@ -152,7 +168,13 @@ def score_heads(
 
         from prunecli.data.tokens import load_tokenizer
         from prunecli.evaluation.decoding import DecodingOptions
-        from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, gradient_dtype
+        from prunecli.methods.heads.measure import (
+            AblationOptions,
+            Subject,
+            check_metric,
+            gradient_dtype,
+            score_by_gradient,
+        )
         from prunecli.methods.heads.statistics import FORMAT, scores_payload
         from prunecli.modules.layerwise.session import Means
         from prunecli.modules.loading import choose_device, choose_dtype, load_model
@@ -165,15 +187,19 @@ def score_heads(
         )
         if method is MethodName.gradient:
             dtype = gradient_dtype(opened, dtype)
+        per: Per = "example" if importance is None else importance.value
         tokenizer = load_tokenizer(opened.path)
         progress, more = console.progress(quiet), dict[str, Any]()
         if budget is not None:
             where = choose_device(device)
             means = Means(where, choose_dtype(dtype, opened, where), budget, spill_dir)
-            scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress)
+            scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress, per)
         else:
             subject = Subject(opened, load_model(opened.path, device=device, dtype=dtype), tokenizer)
-            scores, more = _score(subject, reported, selected, method, options, progress)
+            if method is MethodName.gradient:
+                scores = score_by_gradient(subject, reported, batch_tokens, progress, per=per)
+            else:
+                scores, more = _ablate(subject, reported, selected, method, options, progress)
         sampled = method is not MethodName.gradient
         payload = {
             **header(FORMAT, [opened], seed if sampled else None),
@@ -182,16 +208,17 @@ def score_heads(
         }
     write_json(output, payload, force=force)
     if plot is not None:
-        _draw(scores, layers, plot)
+        draw(scores, layers, plot)
     if json:
         console.print_json(payload)
     elif not quiet:
-        _show(scores, layers, more)
+        show(scores, layers, more)
         console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
 
 
 def _check_options(
     method: MethodName,
+    importance: ImportanceName | None,
     metric: MetricChoice | None,
     select_data: Path | None,
     select_split: str | None,
@@ -201,6 +228,11 @@ def _check_options(
         raise UsageError(
             f"--memory goes with --method gradient: {method.value} runs parts of the model again and again",
             "Leave out --memory on a machine that holds the model, or choose --method gradient.",
+        )
+    if method is not MethodName.gradient and importance is not None:
+        raise UsageError(
+            f"--importance goes with --method gradient: {method.value} takes no gradients",
+            "Leave out --importance, or choose --method gradient.",
         )
     if method is MethodName.gradient and metric is not None:
         raise UsageError(
@@ -213,7 +245,7 @@ def _check_options(
         )
 
 
-def _score(
+def _ablate(
     subject: Subject,
     reported: Material,
     selected: Material | None,
@@ -221,12 +253,10 @@ def _score(
     options: AblationOptions,
     progress: Any,
 ) -> tuple[HeadScores, dict[str, Any]]:
-    """The scores, and what the file holds beside them."""
-    from prunecli.methods.heads.measure import report_best, score_by_ablation, score_by_gradient
+    """The scores of ablation or all-but-one, and what the file holds beside them."""
+    from prunecli.methods.heads.measure import report_best, score_by_ablation
     from prunecli.methods.heads.statistics import VALUES
 
-    if method is MethodName.gradient:
-        return score_by_gradient(subject, reported, options.decoding.batch_tokens, progress), {}
     found = score_by_ablation(subject, selected or reported, method.value, options, progress)
     scores, *others = found.values()
     more: dict[str, Any] = {
@@ -244,83 +274,3 @@ def _score(
     if selected is not None:
         more["reported"] = report_best(subject, reported, scores.best(), options, progress)
     return scores, more
-
-
-def _values(scores: HeadScores) -> dict[str, Any]:
-    """What is shown of every head: I_h, or the score's difference from that of the whole model."""
-    if scores.method == "gradient":
-        return {name: array / scores.examples for name, array in scores.values.items()}
-    return {name: array - (scores.base or 0.0) for name, array in scores.values.items()}
-
-
-_TITLES = {
-    "gradient": "Importance (I_h of eq. 2, not normalised)",
-    "ablation": "Change of {metric} without the head",
-    "all-but-one": "Change of {metric} with the head alone in its layer",
-}
-
-
-def _title(scores: HeadScores) -> str:
-    return _TITLES[scores.method].format(metric=_metric(scores))
-
-
-def _metric(scores: HeadScores) -> str:
-    from prunecli.commands.evaluation_table import TITLES
-
-    return TITLES.get(str(scores.metric), str(scores.metric))
-
-
-def _draw(scores: HeadScores, layers: Any, path: Path) -> None:
-    from prunecli.analysis.head_plots import head_map
-
-    head_map({name: array.tolist() for name, array in _values(scores).items()}, layers, path, _title(scores))
-
-
-def _show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
-    from prunecli.commands.head_table import head_table
-    from prunecli.evaluation.significance import too_few
-    from prunecli.methods.heads.effects import LEVEL
-
-    console.show(head_table(_values(scores), layers, _title(scores)))
-    if scores.method == "gradient":
-        console.out(f"Mean over {scores.examples:,} examples of {scores.task}.")
-        return
-    console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
-    few = too_few(more.get("reported", {}).get("examples", scores.examples), "examples")
-    if scores.method != "ablation":
-        _show_best(scores, more, None if few else LEVEL)
-    elif few is None:
-        _show_significant(scores, LEVEL)
-    if few:
-        console.warn(few)
-
-
-def _show_significant(scores: HeadScores, level: float) -> None:
-    import numpy as np
-
-    gained = np.concatenate(
-        [scores.sign * (array - (scores.base or 0.0)) for array in scores.values.values()]
-    )
-    sure = np.concatenate(list(scores.p_values.values())) < level
-    console.out(
-        f"Without one head: {int((sure & (gained < 0)).sum())} of {len(sure)} make it significantly worse, "
-        f"{int((sure & (gained > 0)).sum())} better (p < {level})."
-    )
-
-
-def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float | None) -> None:
-    best, base = scores.best(), scores.base or 0.0
-    reported = more.get("reported")
-    rows = []
-    for name, head in best.items():
-        place = scores.heads[name].index(head)
-        value, p_value = float(scores.values[name][place]), float(scores.p_values[name][place])
-        if reported is not None:
-            value, p_value, base = reported["only"][name], reported["p_value"][name], reported["base"]
-        mark = "*" if level is not None and p_value < level else ""
-        rows.append([name, str(head), f"{value:.4g}", f"{value - base:+.4g}{mark}"])
-    where = "chosen on other text" if reported is not None else "chosen on the same text"
-    columns = ("attention", "head", _metric(scores), "change")
-    console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
-    if level is not None:
-        console.out(f"* differs from the whole model with p < {level}.")

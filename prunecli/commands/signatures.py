@@ -40,6 +40,25 @@ def signature(function: Callable[..., Any]) -> dict[str, Parameter]:
     return {parameter.name: parameter for parameter in found}
 
 
+VALUE_NAMES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
+"""Type -> what help calls a value of it; typer's own names, `<int range>` or all choices, do not fit the column."""
+
+
+def value_names(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
+    """Option that names no value of its own -> a short name for it, and the choices where its help lacks one."""
+    found = {}
+    for name, hint in get_type_hints(function, include_extras=True).items():
+        annotated, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
+        value_type, _ = _value_type(annotated)
+        info = next((item for item in metadata if isinstance(item, OptionInfo)), None)
+        if info is None or info.metavar is not None or value_type is bool:
+            continue
+        choices = _choices(value_type)
+        lacks = any(choice not in (info.help or "") for choice in choices)
+        found[name] = "NAME" if choices else VALUE_NAMES[value_type], ", ".join(choices) if lacks else ""
+    return found
+
+
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     from prunecli.recipe import Parameter
 

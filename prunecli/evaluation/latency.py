@@ -1,7 +1,7 @@
 """Decoding speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
 
 Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so
-that a model that stops early does not look fast (2309.01826, section 3: mean of 5 runs, batch 1, beam 5).
+that a model that stops early does not look fast. The mean of 5 runs, batch 1 and beam 5 are from 2309.01826, section 3.
 """
 
 from __future__ import annotations

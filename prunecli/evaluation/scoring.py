@@ -99,10 +99,10 @@ class _Pieces:
 
 
 def is_over_generated(translation: Translation, reference: str) -> bool:
-    """Whether an output runs on (2212.09811, section 6.4: right at first, then repetition or hallucination).
+    """Whether an output runs on: right at first, then repetition or hallucination (2212.09811, section 6.4).
 
-    It does where decoding was ended by the length limit, or where the output has more than twice as many
-    characters as the reference, plus 20: `len(output) > 2 * len(reference) + 20`.
+    The paper gives no rule; this one is ours. It does where decoding was ended by the length limit, or where the
+    output has more than twice as many characters as the reference, plus 20: `len(output) > 2 * len(reference) + 20`.
     """
     return not translation.finished or len(translation.text) > OVER_FACTOR * len(reference) + OVER_MARGIN
 

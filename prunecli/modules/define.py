@@ -4,8 +4,9 @@ Map: token -> e in R^n. Expand: N group transformations to R^k, the number of gr
 layers l > 1 read both the previous output and e, each split in g_l parts; part i of e and part i of the output lie
 together as the input of group i (3.3, Figure 3). Reduce: a linear layer to R^m.
 
-Where the paper is silent:
+Where the paper is silent, or says two things:
 
+- Each group has a block of weights of its own, as Figure 2 counts them (n_l k_l / g_l); A.1 writes one for all groups.
 - After every expansion layer comes the exact GELU, after the reduction nothing. F_G itself is linear (A.1); without a
   nonlinearity the whole unit would be a linear map of e, so no better than the projective embedding of the same n.
   As gelu(x) - gelu(-x) = x, two of its units can carry a value unchanged, which the initial weights make use of.

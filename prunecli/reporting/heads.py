@@ -60,7 +60,8 @@ def _scores(name: str, scores: HeadScores) -> Html:
         columns = [str(head) for head in range(max(map(len, grid)))]
         title = KIND_NAMES.get(kind, kind)
         drawn.append(heat_map(title, grid, rows, columns, scale, told=("layer ", "head ")))
-    said = f"{METHODS[scores.method]}; {scores.task}, {counted(scores.examples, 'example')}"
+    per = " per token" if scores.per == "token" else ""
+    said = f"{METHODS[scores.method]}{per}; {scores.task}, {counted(scores.examples, 'example')}"
     if scores.metric is not None and scores.base is not None:
         said += f"; {scores.metric}, {scores.base:.4g} with all heads"
     return join(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from prunecli.checkpoint.dtypes import is_float
@@ -63,6 +64,7 @@ def finetune(
     state: Path,
     *,
     origin: Mapping[str, Any],
+    origin_files: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     resume: bool = True,
     progress: Progress = silent,
     report: Report = lambda _line: None,
@@ -75,6 +77,7 @@ def finetune(
         source: opens the checkpoint, once `state` is there.
         state: see `prunecli.training.state`.
         origin: what `source` opens, as JSON.
+        origin_files: for its keys that stand for files, their names -> hashes, for messages.
         resume: go on from what `state` holds; else begin anew.
         report: called with a line at each validation.
 
@@ -88,7 +91,10 @@ def finetune(
         report, progress = _silent, silent
     if place.is_first:
         identity = {**origin, **material.describe(), **_identity(options), "processes": place.processes}
-        prepare_state(state, identity, resume=resume)
+        inputs = {**origin_files, **material.inputs()}
+        if options.teacher is not None:
+            inputs["teacher"] = {str(options.teacher): identity["teacher"]}
+        prepare_state(state, identity, inputs, resume=resume)
     try:
         if place.is_first:
             source().close()

@@ -46,15 +46,29 @@ class Material:
             "pairs": [pair_name(*pair) for pair in self.pairs],
         }
 
+    def inputs(self) -> dict[str, dict[str, str]]:
+        """Key of `describe` -> names of its files -> hashes of their lines."""
+        named = {"train": self.train} if self.valid is None else {"train": self.train, "valid": self.valid}
+        return {key: _digests(text) for key, text in named.items()}
+
 
 def _digest(text: Text) -> str:
     if isinstance(text, ParallelText):
-        lines = {
-            name: hashlib.sha256("\n".join(text.sentences[name]).encode()).hexdigest()
-            for name in text.languages
-        }
-        return hashlib.sha256(json.dumps(lines, sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(_by_language(text), sort_keys=True).encode()).hexdigest()
     return text.sha256
+
+
+def _by_language(text: ParallelText) -> dict[str, str]:
+    return {
+        name: hashlib.sha256("\n".join(text.sentences[name]).encode()).hexdigest() for name in text.languages
+    }
+
+
+def _digests(text: Text) -> dict[str, str]:
+    if isinstance(text, ParallelText):
+        return {f"{text.split}.{name}": digest for name, digest in _by_language(text).items()}
+    files = (text.path,) if isinstance(text, LabelledText) else text.files
+    return {", ".join(map(str, files)): text.sha256}
 
 
 def encode_examples(

@@ -61,7 +61,7 @@ class TrainingOptions:
     accumulate: int = 1
     learning_rate: float = FINETUNE_RATE
     warmup: int = FINETUNE_WARMUP
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[float, float] = (0.9, 0.98)  # 1706.03762, 5.3; 2309.01826 names none
     clip_norm: float = 1.0
     dtype: str = "float32"
     device: str = "auto"

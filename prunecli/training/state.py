@@ -15,6 +15,7 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -33,11 +34,30 @@ def state_directory(output: Path) -> Path:
     return output.absolute().with_name(f"{output.name}.training")
 
 
-def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
+HASHED = {
+    "source": "the checkpoint",
+    "bytes": "the checkpoint",
+    "config": "config.json",
+    "vocabulary": "the tokenizer",
+    "train": "the training text",
+    "valid": "the validation text",
+    "teacher": "the teacher",
+}
+"""Keys of a run's identity whose values say nothing to a reader -> what they are of."""
+
+
+def prepare_state(
+    state: Path,
+    identity: Mapping[str, Any],
+    inputs: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    *,
+    resume: bool,
+) -> None:
     """Make the directory, or check that what it holds is of this very run.
 
     Args:
         identity: everything that the weights depend on; JSON values.
+        inputs: for keys of it that stand for files: their names -> hashes, for messages.
         resume: go on from what is there; else it is removed.
 
     Raises:
@@ -48,20 +68,36 @@ def prepare_state(state: Path, identity: Mapping[str, Any], *, resume: bool) -> 
     if not resume and run.is_file():
         shutil.rmtree(state)
     if run.is_file():
-        found = read_json(run, FORMAT).get("run")
+        payload = read_json(run, FORMAT)
+        found = payload.get("run")
         if not isinstance(found, dict):
             raise UsageError(f"{run}: damaged", "Start over with --resume never.")
         for key, value in json.loads(json.dumps(identity)).items():
             if found.get(key) != value:
+                if key in HASHED:
+                    what = _changed(HASHED[key], payload.get("inputs"), key, inputs.get(key, {}))
+                else:
+                    what = f"{key} was {found.get(key)}, now it is {value}"
                 raise UsageError(
-                    f"{state}: the state of another run: {key} was {found.get(key)}, now it is {value}",
+                    f"{state}: the state of another run: {what}",
                     "Repeat the first command to go on; or start over with --resume never; or choose another --output.",
                 )
         return
     if state.exists() and (not state.is_dir() or any(state.iterdir())):
         raise OutputError(f"{state}: exists, but holds no run of prunecli", "Choose another --output.")
     state.mkdir(exist_ok=True)
-    write_json(run, {"format": FORMAT, "run": dict(identity)})
+    written = {key: dict(files) for key, files in inputs.items()}
+    write_json(run, {"format": FORMAT, "run": dict(identity), "inputs": written})
+
+
+def _changed(what: str, kept: Any, key: str, now: Mapping[str, str]) -> str:
+    """`the training text changed (train.eng_Latn)`, or that it is another one."""
+    before = kept.get(key) if isinstance(kept, dict) else None
+    if not isinstance(before, dict) or not before:  # a state of prunecli 0.1.0 does not say
+        return f"{what} changed"
+    if changed := [name for name, digest in now.items() if before.get(name, digest) != digest]:
+        return f"{what} changed ({', '.join(changed)})"
+    return f"{what} was {', '.join(map(str, before))}, now it is {', '.join(now) or 'none'}"
 
 
 def last_checkpoint(state: Path) -> Path | None:

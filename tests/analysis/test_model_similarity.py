@@ -97,7 +97,7 @@ def test_other_widths_and_depths(models: Path) -> None:
 
 def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
     found = compared(models, "one", "less")["less"]
-    gone = ("model.decoder.layers.0", "model.decoder.layers.1")
+    gone = ("model.decoder.layers.0.ffn", "model.decoder.layers.1.ffn")
     assert found.removed == ((), gone)
     assert not {pair.second.name for pair in corresponding(found)} & set(gone)
     assert similarity_json(found)["left_out"]["second"] == {"removed": list(gone), "constant": []}
@@ -150,7 +150,7 @@ def test_constant_components_have_no_value(models: Path) -> None:
     tensors["model.encoder.layers.1.fc2.weight"] *= 0  # the bias alone, for every token
     write_copy(models / "one", models / "bias", tensors)
     found = compared(models, "one", "bias")["bias"]
-    assert constant_components(found) == ((), ("model.encoder.layers.1",))
+    assert constant_components(found) == ((), ("model.encoder.layers.1.ffn",))
     without = [pair.second.label for pair in corresponding(found) if pair.values["lns"] is None]
     assert without == ["1.ffn"]
     encoder = [pair.values["cka"] for pair in corresponding(found) if pair.first.side == "encoder"]

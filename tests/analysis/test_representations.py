@@ -14,6 +14,7 @@ import torch
 from prunecli.analysis.components import components
 from prunecli.analysis.representations import Representations, represent, text_batches
 from prunecli.architectures import FAMILIES
+from prunecli.checkpoint.ffn import ffn_layers
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.parallel import ParallelText
 from prunecli.data.tokens import encode, load_tokenizer
@@ -141,7 +142,7 @@ def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "llama", "bert"])
 def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
-    names = [part.name for part in components(open_checkpoint(source)) if part.kind == "ffn"]
+    names = [ffn.name for ffn in ffn_layers(open_checkpoint(source))]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
     subject = Subject(write_changed(source, tmp_path / "shared", case, changes), case)
     found = subject.represent(tmp_path / "files")
@@ -154,8 +155,8 @@ def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "gpt2", "roberta"])
 def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
-    gone = [part.name for part in components(open_checkpoint(source)) if part.kind == "ffn"][1:]
-    changes = {name: {"removed": True} for name in gone}
+    ffns = ffn_layers(open_checkpoint(source))[1:]
+    gone, changes = [ffn.own_name for ffn in ffns], {ffn.name: {"removed": True} for ffn in ffns}
     subject = Subject(write_changed(source, tmp_path / "less", case, changes), case)
     assert [part.name for part in subject.components if part.removed] == gone
     found = subject.represent(tmp_path / "files")
@@ -170,6 +171,13 @@ def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_pat
         *(f"{layer}.{kind}" for layer in range(2) for kind in ("sa", "ca", "ffn")),
     ]
     assert [part.side for part in found] == ["encoder"] * 6 + ["decoder"] * 6
+
+
+@pytest.mark.parametrize("case", NORMS)
+def test_no_component_has_the_name_of_a_layer(case: str, tmp_path: Path) -> None:
+    found = components(open_checkpoint(tiny(tmp_path / "model", case)))
+    assert len({part.name for part in found}) == len(found)
+    assert all(part.name.startswith(f"{part.block}.") for part in found)
 
 
 def test_nan_is_named_with_its_component_and_sentence(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
+import re
+import shlex
 import subprocess
 import sys
+from importlib import import_module
 
 import pytest
 
 from prunecli import __version__
 from prunecli.commands import app, console
+from prunecli.commands.signatures import value_names
 from prunecli.errors import CheckpointError, UsageError
 
 
@@ -84,6 +89,101 @@ def test_debug_shows_the_traceback_of_a_failure() -> None:
     assert "Traceback" not in plain.stderr
     assert "no-such-directory" in plain.stderr
     assert "Traceback" in debug.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("inspect",), ("inspect", "--json"), ("--help",), ("run", "--help"), ("no-such-command",)]
+)
+def test_a_reader_that_goes_away_ends_it_quietly(arguments: tuple[str, ...]) -> None:
+    """`prunecli … | head -1`, and `2>&1`: 141 as of any program, or 0 where all of it had been written before."""
+    started = subprocess.Popen(
+        [sys.executable, "-m", "prunecli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert started.stdout is not None
+    assert started.stderr is not None
+    started.stdout.close()
+    if arguments == ("no-such-command",):  # which writes nothing but this
+        started.stderr.close()
+    else:
+        assert b"Traceback" not in (said := started.stderr.read())
+        assert b"BrokenPipe" not in said
+        started.stderr.close()
+    assert started.wait() == 141
+
+
+def test_an_output_that_is_closed_is_no_fault() -> None:
+    closed = f"{shlex.quote(sys.executable)} -m prunecli --version >&-"
+    assert subprocess.run(["/bin/sh", "-c", closed], capture_output=True).returncode in (0, 1, 141)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "remedy", "status"),
+    [
+        (("inspect", "nowhere", "--json"), "nowhere: no such directory", "Give a checkpoint directory", 1),
+        (("inspect", "--json", "--fit-beam", "2"), "--fit-beam goes with --fit", "Give --fit SIZE", 2),
+        (("inspect", "--json", "--no-such"), "No such option: --no-such", None, 2),
+        (("inspect", "a", "b", "--json"), "Got unexpected extra argument", None, 2),
+        (("no-such-command", "--json"), "No such command 'no-such-command'", None, 2),
+    ],
+)
+def test_failures_are_json_for_those_who_ask_for_it(
+    arguments: tuple[str, ...], message: str, remedy: str | None, status: int
+) -> None:
+    result = run(*arguments)
+    payload = json.loads(result.stdout)
+    assert (payload["format"], payload["prunecli"]) == ("prunecli.error/1", __version__)
+    error = payload["error"]
+    assert error["message"].startswith(message)
+    assert error["remedy"] is None if remedy is None else error["remedy"].startswith(remedy)
+    assert error["status"] == result.returncode == status
+    assert message.split(":")[0] in result.stderr, "in words too"
+    assert run(*(one for one in arguments if one != "--json")).stdout == ""
+
+
+def test_a_bug_and_an_interrupt_are_json_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for raised, status, said in (
+        (ZeroDivisionError("no"), 70, "a fault in prunecli: ZeroDivisionError: no"),
+        (KeyboardInterrupt(), 130, "Interrupted: no output is half-written."),
+        (SystemExit(143), 143, "Ended by SIGTERM: no output is half-written."),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            app._end(raised, debug=False, as_json=True)
+        assert ended.value.code == status
+        error = json.loads(capsys.readouterr().out)["error"]
+        assert (error["message"], error["status"]) == (said, status)
+
+
+@pytest.mark.parametrize("columns", [80, 60])
+@pytest.mark.parametrize("name", [name for names in app.COMMANDS.values() for name in names])
+def test_no_word_of_a_help_is_cut(
+    name: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of options and values are whole, and stand side by side."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(app.app, "registered_commands", [])
+    app._register([name])
+    with pytest.raises(SystemExit):
+        app.app(args=[name, "--help"], prog_name="prunecli")
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= columns
+    room = 80 if columns == 80 else 15  # a word of more letters than this may be cut on 60 columns
+    assert [word for word in re.findall(r"(\S*\w)…", shown) if len(word) < room] == []
+    named = re.findall(r"│ (--[\w-]+) +(-\w +)?(\S+)?", shown)
+    assert len(named) > 3
+    function = getattr(import_module(f"prunecli.commands.{name.replace('-', '_')}"), name.replace("-", "_"))
+    names = {option: metavar for option, _, metavar in named}
+    for key, (metavar, _) in value_names(function).items():
+        assert names.get(f"--{key.replace('_', '-')}", metavar) == metavar
+
+
+def test_help_names_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    shown = run("share-ffn", "--help").stdout
+    for choice in ("share, keep, drop", "sequence, cycle, cycle-reverse", "norms, activations"):
+        assert choice in shown
+    assert "<" not in shown.split("Options")[1]
 
 
 def test_help_wraps_its_text_at_the_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:

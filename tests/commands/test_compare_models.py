@@ -81,7 +81,7 @@ def test_one_model(folder):
     payload = json.loads((folder / "own.json").read_text())
     assert payload["checkpoints"] == ["full"]
     assert list(payload["matrices"]["lns"]) == ["first"]
-    assert [row["second"] for row in payload["successive"]][:1] == ["model.encoder.layers.0"]
+    assert [row["second"] for row in payload["successive"]][:1] == ["model.encoder.layers.0.ffn"]
 
 
 def test_language_models(folder):
@@ -96,7 +96,9 @@ def test_several_pairs_and_removed_ffns(folder):
     write_changed(folder / "full", folder / "less", "m2m_100", gone)
     result = _run("full", "less", "--data", "data", "--langs", "eng_Latn,fra_Latn")
     assert "30 sentences of each of 2 pairs, averaged." in result.stdout
-    assert "Left out of less, removed: model.decoder.layers.0, model.decoder.layers.1." in result.stdout
+    assert (
+        "Left out of less, removed: model.decoder.layers.0.ffn, model.decoder.layers.1.ffn." in result.stdout
+    )
 
 
 def test_without_arguments_the_demo_alone_or_with_what_is_here(folder, monkeypatch):

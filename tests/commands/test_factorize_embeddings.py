@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from prunecli import demo
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.inspect import inspect
 from tests.commands.calls import call
@@ -135,6 +136,34 @@ def test_a_dry_run_fits_and_writes_nothing(model: Path, folder: Path) -> None:
     written, planned = (json.loads(run(model, *SMALL, *more, "--json").out) for more in ((), ("--dry-run",)))
     assert written["parameters_after"] == planned["parameters_after"]
     assert written["bytes_after"] == planned["bytes_after"]
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--side", "input"), "and --side input stores the output's apart"),
+        (("--side", "output", "--map-dim", "4"), "and --side output stores the input's apart"),
+        (("--cache",), "--cache writes the rows down beside all that is left"),
+        (("--expand-dim", "2400", "--kind", "linear"), "the unit is larger than what it saves"),
+    ],
+)
+def test_embeddings_that_grow_are_a_warning_with_the_numbers(
+    folder: Path, options: tuple[str, ...], why: str
+) -> None:
+    """Of a model that shares its table (the demo: 807 rows of 64), before anything is fitted; with --quiet too."""
+    result = run(demo.CHECKPOINT, "--dry-run", "--json", "--quiet", *options)
+    assert result.status == 0, result.err
+    after = json.loads(result.out)["embedding_parameters_after"]
+    grown = f"51,648 -> {after:,} parameters ({after / 51_648:.1%})"
+    assert f"Warning: the embeddings grow, {grown}: " in result.err
+    assert why in result.err
+    assert len(result.err.splitlines()) == 2
+
+
+def test_embeddings_that_shrink_or_are_only_cached_are_no_warning(model: Path, folder: Path) -> None:
+    result = run(demo.CHECKPOINT, "-o", "unit", "--epochs", "0", "--quiet")
+    assert (result.status, result.err, result.out) == (0, "", "")
+    assert "Warning" not in run("unit", "--cache", "--dry-run").err
 
 
 def test_cache_needs_no_fit(model: Path, folder: Path) -> None:

@@ -220,6 +220,51 @@ def test_the_kept_state_goes_further(folder):
     assert not (folder / "out.training").exists()
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("data/train.fra_Latn", "the training text changed (train.fra_Latn)"),
+        ("data/val.eng_Latn", "the validation text changed (val.eng_Latn)"),
+        ("model/config.json", "config.json changed (model/config.json)"),
+    ],
+)
+def test_an_input_that_changed_is_named_not_its_hash(folder, change, said):
+    _run("model", *PAIR, *SMALL, "-o", "out", "--keep-state")
+    text = (folder / change).read_text()
+    (folder / change).write_text(text.replace("{", '{"odd": 1,', 1) if "{" in text else "x" + text[1:])
+    with pytest.raises(UsageError) as caught:
+        _run("model", *PAIR, *SMALL, "--steps", 6, "-o", "out", "--force")
+    assert caught.value.message == f"{folder / 'out.training'}: the state of another run: {said}"
+    assert "--resume never" in caught.value.remedy
+
+
+def test_another_checkpoint_and_other_files_are_named(folder):
+    tiny_family("other", "m2m_100", dtype="F16", seed=7)
+    _run("model", *PAIR, *SMALL, "-o", "out", "--keep-state")
+    with pytest.raises(UsageError, match="the checkpoint was model, now it is other"):
+        _run("other", *PAIR, *SMALL, "-o", "out", "--force")
+    (folder / "moved").mkdir()
+    for path in (folder / "data").iterdir():
+        path.rename(folder / "moved" / path.name.replace("train", "more"))
+    with pytest.raises(
+        UsageError, match=r"text was train\.eng_Latn, train\.fra_Latn, now it is more\.eng_Latn"
+    ):
+        _run(
+            "model",
+            "--data",
+            "moved",
+            *PAIR[2:],
+            "--split",
+            "more",
+            "--max-sentences",
+            39,
+            *SMALL,
+            "-o",
+            "out",
+            "--force",
+        )
+
+
 def test_no_validation_is_said(folder):
     for path in (folder / "data").glob("val.*"):
         path.unlink()

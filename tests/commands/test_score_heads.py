@@ -85,6 +85,32 @@ def test_files_of_two_texts_add_up(folder: Path) -> None:
     assert kept(folder / "merged") == kept(folder / "once")
 
 
+@pytest.mark.parametrize("memory", [(), ("--memory", "2GiB")], ids=["in memory", "by layer"])
+def test_importance_per_token(folder: Path, memory: tuple[str, ...]) -> None:
+    run("m", "--data", "data", *PAIRS, "-o", "example.json")
+    result = run("m", "--data", "data", *PAIRS, "--importance", "token", *memory)
+    assert "Importance (I_h of eq. 2, per token, not normalised)" in result.stdout
+    assert "Mean over the tokens of 3 examples of translation." in result.stdout
+    found, other = scores(), scores("example.json")
+    assert (found["importance"], other["importance"], found["examples"]) == ("token", "example", 3)
+    assert "tokens" not in other
+    tokens = found["tokens"]
+    assert tokens.keys() == found["sum"].keys()
+    assert {tokens[name] for name in tokens if name.startswith("model.encoder")} == {_source_tokens(folder)}
+    for name, values in other["sum"].items():
+        assert (np.array(found["sum"][name]) >= np.array(values) * (1 - 1e-5)).all()
+    assert prune("m", "--scores", "heads.json", "--ratio", 0.3, "-o", "pruned").status == 0
+    mixed = prune("m", "--scores", "heads.json", "--scores", "example.json", "-o", "no")
+    assert "heads.json and example.json cannot be merged: their importances" in mixed.err
+
+
+def _source_tokens(folder: Path) -> int:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "m", src_lang="eng_Latn")
+    return sum(len(tokenizer(line)["input_ids"]) for line in ("the hen", "a", "no hen on the hat"))
+
+
 def test_ablation_by_beam_search(folder: Path) -> None:
     result = run("m", "--data", "data", *PAIRS, "--method", "ablation", "--beam", 2, "--bootstrap", 10)
     assert "Change of chrF++ without the head" in result.stdout
@@ -179,6 +205,11 @@ def test_scores_of_a_pruned_model_have_original_numbers(folder: Path) -> None:
     [
         (("m", "--metric", "loss"), UsageError, "--metric goes with --method ablation"),
         (("m", "--select-split", "val"), UsageError, "--method all-but-one"),
+        (
+            ("m", "--method", "ablation", "--importance", "token"),
+            UsageError,
+            "--importance goes with --method",
+        ),
         (("m", "--method", "ablation", "--metric", "accuracy"), UsageError, "not one of translation"),
         (("m", "--data", "nothing", *PAIRS), DataError, "no such directory"),
         (("m", "--data", "data", "--pairs", "eng_Latn-xxx_Latn"), PruneError, "xxx_Latn"),

@@ -12,7 +12,10 @@ import prunecli
 from prunecli.modules.shim import shim_source
 
 SPACE: dict[str, Any] = {"__name__": "modeling_prunecli"}
-exec(compile(shim_source(("NllbMoeModel", "NllbMoeForConditionalGeneration")), "modeling_prunecli.py", "exec"), SPACE)
+exec(
+    compile(shim_source(("NllbMoeModel", "NllbMoeForConditionalGeneration")), "modeling_prunecli.py", "exec"),
+    SPACE,
+)
 
 
 @pytest.fixture

@@ -43,6 +43,45 @@ def importance(
     return found
 
 
+def token_importance(
+    losses: list[tuple[Callable[[], float], int]], projection: torch.nn.Module, heads: int, step: float = 1e-2
+) -> list[float]:
+    """Sum over examples and their positions t of |L(xi_ht = 1 + step) - L(xi_ht = 1 - step)| / (2 step) for every head
+    h, where the mask xi_ht weighs the head at the position t alone.
+
+    Args:
+        losses: per example its mean token loss with the model as it is, and the positions of the attention in it.
+        projection: the output projection, to whose inputs `[1, T, heads x width]` the mask goes.
+    """
+    found = []
+    for head in range(heads):
+        total = 0.0
+        for loss, positions in losses:
+            for position in range(positions):
+                ends = [
+                    _with_mask(loss, projection, heads, head, position, 1 + sign * step) for sign in (1, -1)
+                ]
+                total += abs(ends[0] - ends[1]) / (2 * step)
+        found.append(total)
+    return found
+
+
+def _with_mask(
+    loss: Callable[[], float], projection: torch.nn.Module, heads: int, head: int, position: int, xi: float
+) -> float:
+    def hook(_module: Any, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        context = inputs[0].clone()
+        width = context.shape[-1] // heads
+        context[0, position, head * width : (head + 1) * width] *= xi
+        return (context, *inputs[1:])
+
+    handle = projection.register_forward_pre_hook(hook)
+    try:
+        return loss()
+    finally:
+        handle.remove()
+
+
 def translation_loss(model: Any, source: list[int], target: list[int]) -> float:
     """Minus the mean log probability of the target's tokens, by the model's own shift of the labels."""
     logits = model(input_ids=torch.tensor([source]), labels=torch.tensor([target])).logits[0].double()

@@ -21,7 +21,8 @@ Sides = Literal["input", "output", "both"]
 SIDES: tuple[Sides, ...] = get_args(Sides)
 
 NARROWER, WIDER = 8, 2
-"""Where no dimensions are given: n is m / 8, k is 2 m, as in the paper's translation models (4.3: 1024 for 512)."""
+"""Where no dimensions are given: k is 2 m, as in the paper's translation model (4.2: k = 1024, m = 512); n is
+m / 8, half of the n = 128 there."""
 
 
 @dataclass(frozen=True)

@@ -291,8 +291,7 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
     known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
     if statistics.fingerprint is not None and statistics.fingerprint not in known:
         raise StatisticsError(
-            f"The statistics are of another model ({statistics.fingerprint[:19]}…) than {checkpoint.path} "
-            f"({checkpoint.fingerprint[:19]}…).",
+            f"The statistics are of another model than {checkpoint.path}: its weights are others.",
             "Collect the gates of this checkpoint.",
         )
 

@@ -34,7 +34,7 @@ IMPORTANCE = "importance"
 RANDOM = "random"
 METRICS = (IMPORTANCE, RANDOM)
 DEFAULT_NORMALIZE: dict[Method, Normalize] = {"gradient": "per-layer", "ablation": "none"}
-"""The paper normalises I_h (4.1) and compares differences of scores as they are (4.2)."""
+"""The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Metric = Literal["chrf++", "bleu", "loss", "accuracy"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 TEXT_METRICS: tuple[Metric, ...] = ("chrf++", "bleu")
 LEVEL = 0.01
-"""A difference counts as significant below this p-value (3.2)."""
+"""A difference counts as significant below this p-value (Tables 1 to 3)."""
 
 
 @dataclass(frozen=True)

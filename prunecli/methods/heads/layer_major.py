@@ -15,6 +15,7 @@ from prunecli.checkpoint.attention import AttentionLayer
 from prunecli.evaluation.layer_major import how, need_of
 from prunecli.evaluation.losses import Batch, TaskName, example_losses
 from prunecli.methods.heads.score import HeadSums, check_finite, head_products, taken
+from prunecli.methods.heads.statistics import Per
 from prunecli.modules.layerwise.gradients import Gradients
 from prunecli.modules.layerwise.session import Group, Session
 from prunecli.modules.layerwise.swaps import frozen
@@ -38,6 +39,8 @@ class GradientByLayer:
         batches: Mapping[str, Sequence[Batch]],
         task: TaskName,
         progress: Progress = silent,
+        *,
+        per: Per = "example",
     ) -> HeadSums:
         """As `gradient_importance`; as many batches as find room go through the layers together.
 
@@ -52,7 +55,7 @@ class GradientByLayer:
         groups = self._session.groups([need_of(self._session, batch, backward=True) for _, batch in named])
         steps = 2 * len(named) * len(self._session.skeleton.stages)
         with (
-            head_products(model, layers) as products,
+            head_products(model, layers, per) as products,
             progress(f"scoring heads, {how(groups)}", steps, "batches x layers") as advance,
         ):
             for group in groups:

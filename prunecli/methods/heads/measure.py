@@ -29,7 +29,7 @@ from prunecli.methods.heads.ablate import (
 )
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
 from prunecli.methods.heads.score import HeadSums, gradient_importance
-from prunecli.methods.heads.statistics import VALUES, HeadScores, Method
+from prunecli.methods.heads.statistics import VALUES, HeadScores, Method, Per
 from prunecli.modules.loading import choose_dtype
 from prunecli.progress import Progress, silent
 
@@ -120,11 +120,13 @@ def score_by_gradient(
     batch_tokens: int,
     progress: Progress = silent,
     *,
+    per: Per = "example",
     importance: Callable[..., HeadSums] = gradient_importance,
 ) -> HeadScores:
-    """Importance of every head (4.1), summed over the examples of `material`.
+    """Importance of every head (4.1), summed over the examples of `material`, or over their tokens.
 
     Args:
+        per: what the absolute value is taken of.
         importance: `gradient_importance`, or a `GradientByLayer` whose session's skeleton is the model.
 
     Raises:
@@ -132,9 +134,21 @@ def score_by_gradient(
     """
     layers = attention_layers(subject.checkpoint)
     batches = _batches(subject, material, batch_tokens)
-    sums = importance(subject.model, layers, batches, material.task, progress)
-    count = sum(len(batch.indices) for found in batches.values() for batch in found)
-    return _scores(subject, material.task, "gradient", layers, count, sums)
+    sums = importance(subject.model, layers, batches, material.task, progress, per=per)
+    run = [batch for found in batches.values() for batch in found]
+    count = sum(len(batch.indices) for batch in run)
+    tokens = _tokens(layers, run) if per == "token" else {}
+    return _scores(subject, material.task, "gradient", layers, count, sums, per=per, tokens=tokens)
+
+
+def _tokens(layers: Sequence[AttentionLayer], batches: Sequence[Batch]) -> dict[str, int]:
+    """Attention's name -> real tokens of all batches that it attends from: the source's, or the decoder's."""
+
+    def count(side: str) -> int:
+        return sum(int(batch.inputs.get(side, batch.inputs["attention_mask"]).sum()) for batch in batches)
+
+    source, target = count("attention_mask"), count("decoder_attention_mask")
+    return {layer.name: source if layer.kind == "encoder" else target for layer in layers}
 
 
 def score_by_ablation(

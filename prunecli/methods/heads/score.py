@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from prunecli.checkpoint.attention import AttentionLayer
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch, TaskName, example_losses, require_finite
+from prunecli.methods.heads.statistics import Per
 from prunecli.modules.heads import output_projections
 from prunecli.modules.layerwise.swaps import frozen
 from prunecli.progress import Progress, silent
 
 HeadSums = dict[str, NDArray[np.float64]]
-"""Attention's name -> a sum over the examples for each head that it holds."""
+"""Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""
 
 
 def gradient_importance(
@@ -28,6 +29,8 @@ def gradient_importance(
     batches: Mapping[str, Sequence[Batch]],
     task: TaskName,
     progress: Progress = silent,
+    *,
+    per: Per = "example",
 ) -> HeadSums:
     """Sum over examples x of |Att_h(x)^T dL(x)/dAtt_h(x)| (eq. 2), which is |dL(x)/dxi_h|, for every head h.
 
@@ -35,10 +38,14 @@ def gradient_importance(
     token loss. The examples of a batch do not interact, so the gradient of the sum of their losses holds each
     example's own. Parameters get no gradients.
 
+    Per token the absolute value is taken at each position, as in the code that the paper's authors released, and the
+    sum is over the positions of all examples. Padding adds nothing: no loss depends on it.
+
     Args:
         model: what `load_model` made, in evaluation mode, in float32 or bfloat16 (float16 loses small gradients).
         layers: the attentions of its checkpoint.
         batches: what a message calls their text -> batches.
+        per: what the absolute value is taken of.
 
     Raises:
         DataError: an example's loss is not finite.
@@ -48,7 +55,7 @@ def gradient_importance(
     with (
         torch.enable_grad(),
         frozen(model),
-        head_products(model, layers) as products,
+        head_products(model, layers, per) as products,
         progress("scoring heads", total, "examples") as advance,
     ):
         for text, found in batches.items():
@@ -73,18 +80,22 @@ def check_finite(losses: Tensor, batch: Batch, text: str) -> None:
 
 
 @contextmanager
-def head_products(model: nn.Module, layers: Sequence[AttentionLayer]) -> Iterator[dict[str, Tensor]]:
+def head_products(
+    model: nn.Module, layers: Sequence[AttentionLayer], per: Per = "example"
+) -> Iterator[dict[str, Tensor]]:
     """Attention's name -> `[heads]` float64, grown by each backward pass within the block."""
     sums: dict[str, Tensor] = {}
     heads = {layer.name: layer.num_heads for layer in layers}
     with ExitStack() as hooks:
         for name, projection in output_projections(model, layers).items():
-            handle = projection.register_forward_pre_hook(_watch(name, heads[name], sums))
+            handle = projection.register_forward_pre_hook(_watch(name, heads[name], sums, per))
             hooks.callback(handle.remove)
         yield sums
 
 
-def _watch(name: str, heads: int, sums: dict[str, Tensor]) -> Any:
+def _watch(name: str, heads: int, sums: dict[str, Tensor], per: Per) -> Any:
+    summed = 3 if per == "token" else (1, 3)
+
     def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         context, *rest = inputs
         if not context.requires_grad:  # nothing below has heads: the graph begins here
@@ -93,8 +104,8 @@ def _watch(name: str, heads: int, sums: dict[str, Tensor]) -> Any:
 
         def multiply(gradient: Tensor) -> None:
             product = held.pop().float() * gradient  # popped: freed as the backward pass goes down
-            by_head = product.view(len(product), -1, heads, product.shape[-1] // heads).sum(dim=(1, 3))
-            added = by_head.abs().sum(dim=0, dtype=torch.float64)
+            by_head = product.view(len(product), -1, heads, product.shape[-1] // heads).sum(dim=summed)
+            added = by_head.abs().flatten(0, -2).sum(dim=0, dtype=torch.float64)
             sums[name] = sums[name] + added if name in sums else added
 
         context.register_hook(multiply)  # type: ignore[no-untyped-call]

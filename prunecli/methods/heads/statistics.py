@@ -27,6 +27,10 @@ AGAIN = "Score the heads again: prunecli score-heads."
 Array = NDArray[np.float64]
 Method = Literal["gradient", "ablation", "all-but-one"]
 METHODS: tuple[Method, ...] = get_args(Method)
+Per = Literal["example", "token"]
+PER: tuple[Per, ...] = get_args(Per)
+"""What the absolute value of the gradient method is taken of: the sum over an example's tokens, or each token."""
+
 LOWER_IS_BETTER = ("loss", "perplexity")
 VALUES: dict[Method, str] = {"gradient": "sum", "ablation": "without", "all-but-one": "only"}
 """Method -> the key of heads.json that holds its values."""
@@ -43,8 +47,11 @@ class HeadScores:
         task: whose loss or score it is: translation, classification, mlm, lm.
         examples: how many were run.
         heads: attention's name -> original ids of the heads that it held.
-        values: attention's name -> `[heads]`. gradient: the sum over the examples of |Att_h(x)^T dL(x)/dAtt_h(x)|;
-            ablation: the score without the head; all-but-one: the score with this head alone in its layer.
+        values: attention's name -> `[heads]`. gradient: the sum over the examples of |Att_h(x)^T dL(x)/dAtt_h(x)|,
+            or over all of their tokens; ablation: the score without the head; all-but-one: the score with this head
+            alone in its layer.
+        per: of the gradient method: what the absolute value is taken of.
+        tokens: of the same, per token: attention's name -> how many tokens it attended from.
         metric: of ablation and all-but-one: what the score is (`chrf++`, `bleu`, `accuracy`, `loss`, …).
         base: of the same: the score with all heads.
         p_values: of the same, where significance was tested: attention's name -> `[heads]`.
@@ -57,6 +64,8 @@ class HeadScores:
     examples: int
     heads: Mapping[str, tuple[int, ...]]
     values: Mapping[str, Array]
+    per: Per = "example"
+    tokens: Mapping[str, int] = field(default_factory=dict)
     metric: str | None = None
     base: float | None = None
     p_values: Mapping[str, Array] = field(default_factory=dict)
@@ -66,11 +75,15 @@ class HeadScores:
         """1 where a higher score is better, -1 for a loss."""
         return -1 if self.metric in LOWER_IS_BETTER else 1
 
+    def means(self) -> dict[str, Array]:
+        """gradient: attention's name -> `[heads]`: the sums over how many examples, or tokens, they are of (eq. 2)."""
+        return {name: sums / self.tokens.get(name, self.examples) for name, sums in self.values.items()}
+
     def importance(self) -> dict[str, dict[int, float]]:
         """Attention's name -> original id -> importance of the head, not yet normalised.
 
-        gradient: I_h = sum / examples (eq. 2). ablation: what the score loses without the head, negative where the
-        model is better off.
+        gradient: I_h, the mean over the examples (eq. 2), or over the tokens. ablation: what the score loses
+        without the head, negative where the model is better off.
 
         Raises:
             StatisticsError: all-but-one, which compares the heads of one layer only.
@@ -81,7 +94,7 @@ class HeadScores:
                 "Score the heads with --method gradient or --method ablation.",
             )
         if self.method == "gradient":
-            found = {name: sums / self.examples for name, sums in self.values.items()}
+            found = self.means()
         else:
             found = {name: self.sign * ((self.base or 0.0) - score) for name, score in self.values.items()}
         return {
@@ -114,11 +127,13 @@ def read_scores(path: Path) -> HeadScores:
             fingerprint=str(model["fingerprint"]),
             model_type=str(model["model_type"]),
             task=str(payload["task"]),
-            examples=_examples(payload["examples"], path),
+            examples=_count(payload["examples"], f"{path}: examples"),
             heads=heads,
             values=_arrays(payload[VALUES[method]], heads, f"{path}: {VALUES[method]}"),
         )
-        if method != "gradient":
+        if method == "gradient":
+            scores = _with_tokens(scores, payload, path)
+        else:
             scores = replace(
                 scores,
                 metric=str(payload["metric"]),
@@ -145,9 +160,23 @@ def _sensible(scores: HeadScores, path: Path) -> HeadScores:
     return scores
 
 
-def _examples(value: Any, path: Path) -> int:
+def _with_tokens(scores: HeadScores, payload: Mapping[str, Any], path: Path) -> HeadScores:
+    """The scores, with what the absolute values were taken of; files of prunecli 0.1.0 do not say it."""
+    per = payload.get("importance", "example")
+    if per == "example":
+        return scores
+    if per not in PER:
+        raise StatisticsError(f"{path}: importance is {per!r}, not one of {', '.join(PER)}.", AGAIN)
+    tokens = payload["tokens"]
+    if set(tokens) != set(scores.heads):
+        raise StatisticsError(f"{path}: tokens are not those of the attentions under heads.", AGAIN)
+    counts = {name: _count(tokens[name], f"{path}: tokens of {name}") for name in scores.heads}
+    return replace(scores, per="token", tokens=counts)
+
+
+def _count(value: Any, where: str) -> int:
     if type(value) is not int or value < 1:
-        raise StatisticsError(f"{path}: examples is {value!r}, not a count of at least 1.", AGAIN)
+        raise StatisticsError(f"{where} is {value!r}, not a count of at least 1.", AGAIN)
     return value
 
 
@@ -180,6 +209,10 @@ def scores_payload(scores: HeadScores) -> dict[str, Any]:
         "examples": scores.examples,
         "heads": {name: list(ids) for name, ids in scores.heads.items()},
     }
+    if scores.method == "gradient":
+        payload["importance"] = scores.per
+    if scores.tokens:
+        payload["tokens"] = dict(scores.tokens)
     if scores.method != "gradient":
         payload |= {"metric": scores.metric, "base": scores.base}
     payload[VALUES[scores.method]] = {name: array.tolist() for name, array in scores.values.items()}
@@ -188,6 +221,16 @@ def scores_payload(scores: HeadScores) -> dict[str, Any]:
     if scores.method == "all-but-one":
         payload["best"] = scores.best()
     return payload
+
+
+_ALIKE = {
+    "fingerprint": "the models that they are of",
+    "model_type": "their model types",
+    "task": "their tasks",
+    "heads": "the heads that were scored",
+    "per": "their importances (per example or per token)",
+}
+"""What scores must have in common to be added up, and how a message calls it."""
 
 
 def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> HeadScores:
@@ -208,11 +251,11 @@ def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> He
                 f"{name}: scores of the method {part.method} are no sums, and cannot be merged.",
                 "Give one file, or several of --method gradient.",
             )
-        for attribute in ("fingerprint", "model_type", "task", "heads"):
+        for attribute, what in _ALIKE.items():
             if getattr(first, attribute) != getattr(part, attribute):
                 raise StatisticsError(
-                    f"{names[0]} and {name} cannot be merged: their {attribute} differ.",
-                    "Merge only scores of one model and one task.",
+                    f"{names[0]} and {name} cannot be merged: {what} differ.",
+                    "Merge only scores of one model, one task and one --importance.",
                 )
     if len(parts) == 1:
         return first
@@ -222,6 +265,7 @@ def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> He
         values={
             name: sum((part.values[name] for part in parts[1:]), first.values[name]) for name in first.heads
         },
+        tokens={name: sum(part.tokens[name] for part in parts) for name in first.tokens},
     )
 
 
@@ -242,8 +286,7 @@ def check_matches(scores: HeadScores, checkpoint: Checkpoint, layers: Sequence[A
     known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
     if scores.fingerprint not in known:
         raise StatisticsError(
-            f"The scores are of another model, or of another pruning of it ({scores.fingerprint[:19]}…), than "
-            f"{checkpoint.path} ({checkpoint.fingerprint[:19]}…).",
+            f"The scores are of another model than {checkpoint.path}, or of another pruning of it.",
             "Score the heads of this checkpoint: prunecli score-heads.",
         )
     for layer in layers:

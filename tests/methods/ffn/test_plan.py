@@ -20,6 +20,7 @@ def ffn(name: str, **changes: Any) -> FfnLayer:
     side = "encoder" if name.startswith("e") else "decoder"
     values: dict[str, Any] = {
         "name": name,
+        "own_name": name,
         "side": side,
         "layer": int(name[1:]),
         "width": 8,

@@ -16,6 +16,7 @@ from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
+from prunecli.methods.heads.statistics import Per
 from prunecli.modules.layerwise import budget
 from prunecli.modules.layerwise import session as machinery
 from prunecli.modules.layerwise.session import Means, Session, Work
@@ -35,7 +36,7 @@ def layered(
         session = Session(checkpoint, Means(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = GradientByLayer(session)(
-            session.skeleton.model, subject.layers, named, subject.task, *more.pop("progress", ())
+            session.skeleton.model, subject.layers, named, subject.task, *more.pop("progress", ()), **more
         )
         assert all(parameter.grad is None for parameter in session.skeleton.model.parameters())
     return found, work
@@ -52,9 +53,10 @@ def assert_close(found: HeadSums, wanted: HeadSums) -> None:
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_every_family(model_type: str, tmp_path: Path) -> None:
     subject = Subject(tmp_path / "model", model_type)
-    batches, wanted = subject.batches(40), subject.score(40)
+    per: Per = "token" if model_type in ("nllb-moe", "t5", "bert", "gpt2") else "example"
+    batches, wanted = subject.batches(40), subject.score(40, per)
     assert len(batches) > 1
-    found, work = layered(subject, batches)
+    found, work = layered(subject, batches, per=per)
     assert_close(found, wanted)
     if model_type in (*ENCODERS, *DECODERS):
         assert all((found[name] == values).all() for name, values in wanted.items()), "to the last bit"

@@ -20,6 +20,7 @@ from prunecli.errors import DataError
 from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch, TaskName
 from prunecli.methods.heads.score import HeadSums, gradient_importance
+from prunecli.methods.heads.statistics import Per
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
 from tests.families import DECODERS, ENCODERS, MODEL_TYPES, tiny_family
@@ -72,8 +73,9 @@ class Subject:
         make: Callable[..., list[Batch]] = getattr(objective, f"{self.task}_batches")
         return make(self.tokenizer, self.model, LINES, batch_tokens)
 
-    def score(self, batch_tokens: int = 40) -> HeadSums:
-        return gradient_importance(self.model, self.layers, {"val": self.batches(batch_tokens)}, self.task)
+    def score(self, batch_tokens: int = 40, per: Per = "example") -> HeadSums:
+        batches = {"val": self.batches(batch_tokens)}
+        return gradient_importance(self.model, self.layers, batches, self.task, per=per)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -96,7 +98,7 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
         rows = [tokenizer(line)["input_ids"] for line in LINES]
         rows = [row if row[0] == start else [start, *row] for row in rows]
         return [lambda row=row: reference.lm_loss(model, row) for row in rows]
-    singles = subject.batches(1)
+    singles = sorted(subject.batches(1), key=lambda batch: batch.indices)
     return [
         lambda batch=batch: reference.masked_loss(
             model, batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
@@ -120,8 +122,35 @@ def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
         assert (found[name] > 0).all()
 
 
-def test_batches_change_nothing(subject: Subject) -> None:
-    together, alone = subject.score(1000), subject.score(1)
+@torch.no_grad()
+def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Subject) -> None:
+    model, (batch, *_) = copy.deepcopy(subject.model).double(), subject.batches(1)
+    found = gradient_importance(subject.model, subject.layers, {"val": [batch]}, subject.task, per="token")
+    loss = losses_of(subject, model)[batch.indices[0]]
+    exact = model.config.model_type not in PARTLY_FLOAT32
+    step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
+    projections, seen = output_projections(model, subject.layers), set()
+    for layer in subject.layers:
+        if layer.kind in seen:
+            continue
+        seen.add(layer.kind)
+        side = "attention_mask" if layer.kind == "encoder" else "decoder_attention_mask"
+        positions = batch.inputs.get(side, batch.inputs["attention_mask"]).shape[1]
+        heads = len(found[layer.name])
+        want = reference.token_importance([(loss, positions)], projections[layer.name], heads, step)
+        np.testing.assert_allclose(found[layer.name], want, rtol=10 * tolerance, atol=tolerance)
+        assert found[layer.name].dtype == np.float64
+
+
+def test_signs_of_tokens_cancel_within_an_example_alone(subject: Subject) -> None:
+    by_example, by_token = subject.score(), subject.score(per="token")
+    assert all((by_token[name] >= values * (1 - 1e-5)).all() for name, values in by_example.items())
+    assert any((by_token[name] > values * 1.01).any() for name, values in by_example.items())
+
+
+@pytest.mark.parametrize("per", ["example", "token"])
+def test_batches_change_nothing(subject: Subject, per: Per) -> None:
+    together, alone = subject.score(1000, per), subject.score(1, per)
     for name, values in together.items():
         np.testing.assert_allclose(values, alone[name], rtol=1e-4, atol=1e-6)
 

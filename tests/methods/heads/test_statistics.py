@@ -62,16 +62,35 @@ P_VALUES = {A: np.array([0.5, 0.001]), B: np.array([1.0, 0.0, 0.2]), C: np.zeros
     "made",
     [
         scores(),
+        scores(per="token", tokens={A: 7, B: 7, C: 9}),
         scores("ablation"),
         scores("ablation", p_values=P_VALUES),
         scores("all-but-one", metric="loss", p_values=P_VALUES),
     ],
-    ids=["gradient", "ablation", "tested ablation", "all but one"],
+    ids=["gradient", "per token", "ablation", "tested ablation", "all but one"],
 )
 def test_what_is_written_is_read(made: HeadScores, tmp_path: Path) -> None:
     found = read_scores(written(tmp_path / "heads.json", made))
     assert same(found, made)
     assert (found.method, found.metric, found.base) == (made.method, made.metric, made.base)
+
+
+PER_TOKEN = {A: 8, B: 8, C: 5}
+
+
+def test_scores_per_token_are_means_over_the_tokens() -> None:
+    made = scores(per="token", tokens=PER_TOKEN)
+    assert made.importance() == {A: {0: 0.125, 1: 0.375}, B: {0: 0.0, 2: 0.25, 3: 0.125}, C: {}}
+    whole = merge([made, scores(per="token", tokens=dict.fromkeys(PER_TOKEN, 2), examples=1)])
+    assert (whole.tokens, whole.examples, whole.per) == ({A: 10, B: 10, C: 7}, 5, "token")
+
+
+def test_a_file_that_does_not_say_it_is_per_example(tmp_path: Path) -> None:
+    path = written(tmp_path / "heads.json", scores())
+    payload = json.loads(path.read_text())
+    assert payload.pop("importance") == "example"
+    path.write_text(json.dumps(payload))
+    assert read_scores(path).per == "example"
 
 
 def test_keys_of_the_file() -> None:
@@ -120,9 +139,10 @@ def test_sums_and_examples_add_up_in_any_order() -> None:
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (scores(fingerprint="sha256:01"), "fingerprint differ"),
-        (scores(task="lm"), "task differ"),
-        (scores(heads={A: (0, 2), B: (0, 2, 3), C: ()}), "heads differ"),
+        (scores(fingerprint="sha256:01"), "one.json and other.json .* the models that they are of differ"),
+        (scores(task="lm"), "their tasks differ"),
+        (scores(heads={A: (0, 2), B: (0, 2, 3), C: ()}), "the heads that were scored differ"),
+        (scores(per="token", tokens={A: 7, B: 7, C: 9}), "per example or per token. differ"),
         (scores("ablation"), "no sums"),
     ],
 )
@@ -153,6 +173,9 @@ def setting(*keys: str, to: Any) -> Callable[[dict[str, Any]], None]:
         (setting("method", to="magic"), "magic.* not one of gradient, ablation, all-but-one"),
         (setting("method", to="ablation"), "lacks 'without'"),
         (setting("examples", to=0), "examples is 0"),
+        (setting("importance", to="word"), "importance is 'word', not one of example, token"),
+        (setting("importance", to="token"), "lacks 'tokens'"),
+        (setting("importance", to=[1]), "importance is .1., not one of"),
         (setting("examples", to=2.5), "examples is 2.5"),
         (setting("sum", A, to=[1.0, float("nan")]), "NaN"),
         (setting("sum", A, to=[1.0, -1.0]), "negative"),

@@ -1,0 +1,96 @@
+"""What `score-heads` prints and draws of its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.commands import console
+
+if TYPE_CHECKING:
+    from prunecli.methods.heads.statistics import HeadScores
+
+
+def _values(scores: HeadScores) -> dict[str, Any]:
+    """What is shown of every head: I_h, or the score's difference from that of the whole model."""
+    if scores.method == "gradient":
+        return scores.means()
+    return {name: array - (scores.base or 0.0) for name, array in scores.values.items()}
+
+
+_TITLES = {
+    "gradient": "Importance (I_h of eq. 2{per}, not normalised)",
+    "ablation": "Change of {metric} without the head",
+    "all-but-one": "Change of {metric} with the head alone in its layer",
+}
+
+
+def _title(scores: HeadScores) -> str:
+    per = ", per token" if scores.per == "token" else ""
+    return _TITLES[scores.method].format(metric=_metric(scores), per=per)
+
+
+def _metric(scores: HeadScores) -> str:
+    from prunecli.commands.evaluation_table import TITLES
+
+    return TITLES.get(str(scores.metric), str(scores.metric))
+
+
+def draw(scores: HeadScores, layers: Any, path: Path) -> None:
+    """The heat map of --plot."""
+    from prunecli.analysis.head_plots import head_map
+
+    head_map({name: array.tolist() for name, array in _values(scores).items()}, layers, path, _title(scores))
+
+
+def show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
+    """The table, and what it says in words; `more` is what the file holds beside the scores."""
+    from prunecli.commands.head_table import head_table
+    from prunecli.evaluation.significance import too_few
+    from prunecli.methods.heads.effects import LEVEL
+
+    console.show(head_table(_values(scores), layers, _title(scores)))
+    if scores.method == "gradient":
+        what = "the tokens of " if scores.per == "token" else ""
+        console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")
+        return
+    console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
+    few = too_few(more.get("reported", {}).get("examples", scores.examples), "examples")
+    if scores.method != "ablation":
+        _show_best(scores, more, None if few else LEVEL)
+    elif few is None:
+        _show_significant(scores, LEVEL)
+    if few:
+        console.warn(few)
+
+
+def _show_significant(scores: HeadScores, level: float) -> None:
+    import numpy as np
+
+    gained = np.concatenate(
+        [scores.sign * (array - (scores.base or 0.0)) for array in scores.values.values()]
+    )
+    sure = np.concatenate(list(scores.p_values.values())) < level
+    console.out(
+        f"Without one head: {int((sure & (gained < 0)).sum())} of {len(sure)} make it significantly worse, "
+        f"{int((sure & (gained > 0)).sum())} better (p < {level})."
+    )
+
+
+def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float | None) -> None:
+    best, base = scores.best(), scores.base or 0.0
+    reported = more.get("reported")
+    rows = []
+    for name, head in best.items():
+        place = scores.heads[name].index(head)
+        value, p_value = float(scores.values[name][place]), float(scores.p_values[name][place])
+        if reported is not None:
+            value, p_value, base = reported["only"][name], reported["p_value"][name], reported["base"]
+        mark = "*" if level is not None and p_value < level else ""
+        rows.append([name, str(head), f"{value:.4g}", f"{value - base:+.4g}{mark}"])
+    where = "chosen on other text" if reported is not None else "chosen on the same text"
+    columns = ("attention", "head", _metric(scores), "change")
+    console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
+    if level is not None:
+        console.out(f"* differs from the whole model with p < {level}.")
