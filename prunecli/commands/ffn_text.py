@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli.commands import console
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def measure(
     from prunecli.modules.loading import load_model
 
     tokenizer = load_tokenizer(checkpoint.path)
-    model = load_model(checkpoint.path, device=options.device)
+    model = load_model(checkpoint.path, device=options.device, say=console.note)
     text, size = material.text, options.batch_tokens
     if isinstance(text, PlainText):
         batches = plain_batches(tokenizer, model, text.texts, size)
