@@ -177,16 +177,17 @@ def dtype_of(
         MemoryShortError: the model does not fit, and is to search.
     """
     from prunecli.evaluation.decoding import DecodingOptions
+    from prunecli.evaluation.evaluate import labels_for
     from prunecli.modules.fitting import decoding, fitting_dtype, type_line
     from prunecli.modules.precision import choose_dtype, stored_as
 
     if asked == "auto":
         asked = place.first(earlier) or asked
-    label = checkpoint.path.resolve().name
+    opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
     if options.mode == "beam":
         load = DecodingOptions(options.beam, options.batch_tokens).load
         return fitting_dtype(
-            {label: checkpoint},
+            opened,
             device,
             asked,
             beside=decoding(load),
@@ -196,7 +197,7 @@ def dtype_of(
         )
     dtype, stored = choose_dtype(asked, checkpoint, device), stored_as(checkpoint)
     if asked == "auto" and dtype != stored:
-        console.note(type_line([label], stored, dtype, device) + ".")
+        console.note(type_line(opened, stored, dtype, device) + ".")
     return dtype
 
 

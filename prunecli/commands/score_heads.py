@@ -152,6 +152,7 @@ def score_heads(
 
         from prunecli.data.tokens import load_tokenizer
         from prunecli.evaluation.decoding import DecodingOptions
+        from prunecli.evaluation.evaluate import labels_for
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric
         from prunecli.methods.heads.statistics import FORMAT, scores_payload
         from prunecli.modules.fitting import decoding, fitting_dtype, nothing
@@ -174,7 +175,7 @@ def score_heads(
             scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress)
         else:
             kind = fitting_dtype(
-                {opened.path.resolve().name: opened},
+                dict.fromkeys(labels_for([opened.path]), opened),
                 where,
                 dtype,
                 beside=nothing if gradients else decoding(options.decoding.load),

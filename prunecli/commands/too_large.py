@@ -78,7 +78,7 @@ def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         return
     cast = f" --dtype {config_dtype(dtype)}" if itemsize(stored) > itemsize(dtype) else ""
     size = bytes_text(fit.dense + fit.experts)
-    yield f"prune-experts {checkpoint.path} --ratio {fit.ratio:g}{cast} before ({size})"
+    yield f"prune-experts {checkpoint.path} --ratio {fit.ratio:g}{cast} first ({size})"
 
 
 def option_size(count: int) -> str:

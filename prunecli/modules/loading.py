@@ -15,7 +15,6 @@ from prunecli.modules.building import build_model
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.packed_linear import pack_linears
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.progress import Say, unsaid
 
 
 def load_model(
@@ -49,7 +48,7 @@ def load_model(
     """
     where = choose_device(str(device))
     with open_checkpoint(path) as checkpoint:
-        kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype), say=say)
+        kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype))
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)
         for key in checkpoint.architecture.expert_count:
