@@ -14,11 +14,13 @@ from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
+from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.too_large import option_size
+from prunecli.methods.embeddings import factorize
 from prunecli.modules import building, fitting, precision
 from prunecli.training import room
 from tests.commands.calls import Result, call, refused
@@ -153,6 +155,14 @@ def test_units_are_measured_in_what_fits(folder: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 30 * KIB)
     refused(run("share-ffn"), "30.00 KiB are free", 1)
     assert not (folder / "shared-ffn").exists()
+
+
+def test_a_unit_that_does_not_fit_is_not_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factorize, "new_memory", lambda _device: 30 * KIB)
+    made = call(factorize_embeddings, "llama", "--side", "input", "-o", "factorised")
+    refused(made, "llama: the fit needs ", 1)
+    assert "--map-dim" in made.err
+    assert not (folder / "factorised").exists()
 
 
 @pytest.mark.parametrize(
