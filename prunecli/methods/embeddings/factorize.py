@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.checkpoint.define import UnitShape
-from prunecli.checkpoint.quantities import bytes_text
 from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.decide import Decision, Options
@@ -24,7 +23,7 @@ from prunecli.methods.embeddings.train import FitOptions
 from prunecli.modules.define import DefineEmbedding
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.layerwise.machine import new_memory
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, bytes_text, silent
 
 
 @dataclass(frozen=True)
@@ -108,8 +107,8 @@ def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
     if needed > FREE_SHARE * free:
         raise PruneError(
             f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit)}, Adam's moments "
-            f"{bytes_text(moments_size)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, of which a tenth "
-            "stays so",
+            f"{bytes_text(moments_size)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
+            "of which a tenth stays so",
             "Choose a smaller --map-dim or --expand-dim, or free some memory.",
         )
 
