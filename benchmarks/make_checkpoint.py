@@ -25,8 +25,9 @@ import numpy as np
 from prunecli import demo
 from prunecli.architectures import FAMILIES
 from prunecli.checkpoint.declared import ties
-from prunecli.checkpoint.dtypes import config_dtype, itemsize, parse_dtype, parse_size
+from prunecli.checkpoint.dtypes import config_dtype, itemsize, parse_dtype
 from prunecli.checkpoint.layout import expected_tensors, is_extra
+from prunecli.checkpoint.quantities import parse_size
 from prunecli.checkpoint.structure import Structure
 
 POOL = 1 << 22

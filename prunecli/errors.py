@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+
 
 class PruneError(Exception):
     """A failure with a remedy.
@@ -51,3 +54,34 @@ class DataError(PruneError):
 
 class OutputError(PruneError):
     """A result that cannot be written: it exists, or the disk is full."""
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """What a command knows of a model that does not fit, to say what would.
+
+    Attributes:
+        checkpoint: its directory.
+        device: type of the device: "cpu", "cuda".
+        dtype: name of the type that the weights were to have.
+        free: bytes that the device has for it.
+        room: bytes of it that weights of a smaller model could take, in that type.
+        trains: whether its weights are trained, and so have to be in that type.
+        by_layer: options before a size that would have the run go layer by layer, such as `--memory`; else empty.
+    """
+
+    checkpoint: Path
+    device: str
+    dtype: str
+    free: int
+    room: int
+    trains: bool = False
+    by_layer: str = ""
+
+
+class MemoryShortError(PruneError):
+    """A model that does not fit, refused before any of its weights is read."""
+
+    def __init__(self, message: str, remedy: str, shortage: Shortage) -> None:
+        super().__init__(message, remedy)
+        self.shortage = shortage

@@ -31,3 +31,11 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:.2f} GiB"
+
+
+Say = Callable[[str], None]
+"""Hears one plain line that is worth knowing: what was chosen, and why."""
+
+
+def unsaid(_line: str) -> None:
+    """A `Say` that nobody hears: the library's default."""

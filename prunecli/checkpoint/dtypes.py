@@ -1,8 +1,6 @@
-"""Element types under their safetensors names, and sizes in bytes as people write them."""
+"""Element types under their safetensors names, and as people write them."""
 
 from __future__ import annotations
-
-import re
 
 import ml_dtypes
 import numpy as np
@@ -107,22 +105,26 @@ def parse_dtype(text: str) -> str:
     return found
 
 
-_UNITS = {"": 1, "b": 1} | {
-    prefix + ending: base**power
-    for power, prefix in enumerate("kmgt", start=1)
-    for ending, base in (("ib", 1024), ("i", 1024), ("b", 1000), ("", 1024))
-}
+COMPUTED = ("float32", "bfloat16", "float16")
+"""Types that models run in and that weights are written in, as config.json calls them."""
 
 
-def parse_size(text: str) -> int:
-    """Bytes of "32GiB" (1024-based), "32GB" (1000-based), "32G" (as 32GiB), "1.5 TiB", "1048576".
+def parse_computed(text: str, option: str = "--dtype", also: tuple[str, ...] = ()) -> str:
+    """The one of `COMPUTED` that is written "float16", "torch.float16", "fp16", "half" or "F16".
+
+    Args:
+        option: that a message names.
+        also: other words that are answers.
 
     Raises:
-        UsageError: not a positive finite size.
+        UsageError: none of them.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(match.group(2).lower()) if match else None
-    size = int(float(match.group(1)) * unit) if match and unit else 0
-    if size < 1:
-        raise UsageError(f'"{text}" is not a size', 'Write it as "30GiB", "512MiB" or a number of bytes.')
-    return size
+    if text.strip().lower() in also:
+        return text.strip().lower()
+    try:
+        found = config_dtype(parse_dtype(text))
+    except UsageError:
+        found = None
+    if found not in COMPUTED:
+        raise UsageError(f"{option} {text}: no such type", f"Choose {', '.join((*also, *COMPUTED))}.")
+    return found

@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from prunecli import __version__, processes
 from prunecli.commands import console, endings
 from prunecli.commands.signatures import value_names
-from prunecli.errors import PruneError
+from prunecli.errors import MemoryShortError, PruneError
 
 COMMANDS = {
     "Look": ("inspect",),
@@ -139,6 +139,10 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 def describe(error: BaseException) -> tuple[str, int]:
     """The plain lines for a failure and the exit status; re-raises what is a bug."""
+    if isinstance(error, MemoryShortError):
+        from prunecli.commands.too_large import remedy
+
+        error.remedy = remedy(error)
     if isinstance(error, PruneError):
         return f"Error: {error}", error.exit_status
     if isinstance(error, KeyboardInterrupt):  # before a command began

@@ -86,7 +86,7 @@ def bench_latency(
     # A batch is full at every size, so that its speed is that of the size.
     count = -(-sentences // max(options.batch_sizes)) * max(options.batch_sizes)
     lines = text.first(count).sentences[chosen[0][0]]
-    payload = run(labels, lines, chosen[0], options, console.progress(quiet))
+    payload = run(labels, lines, chosen[0], options, console.progress(quiet), console.note)
     write_json(output, payload, force=force)
     if plot is not None:
         _draw(payload, plot)

@@ -75,8 +75,8 @@ def collect_gates(
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
     from prunecli.checkpoint.documents import header, refuse_unwritable, write_json
-    from prunecli.checkpoint.dtypes import parse_size
     from prunecli.checkpoint.layout import sparse_layers
+    from prunecli.checkpoint.quantities import parse_size
     from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import checkpoint_or_demo, chosen_text
 
@@ -91,22 +91,29 @@ def collect_gates(
             text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
             text = text.first(max_sentences)
 
-            from prunecli.commands.gate_run import GateRun, means_of, own_device
+            from prunecli.commands.gate_run import GateRun, dtype_of, means_of, own_device
+            from prunecli.methods.experts.resume import kept_dtype, partial_path
             from prunecli.methods.experts.score import CollectOptions
             from prunecli.methods.experts.statistics import FORMAT, gates_payload
-            from prunecli.modules.loading import choose_device, choose_dtype
+            from prunecli.modules.loading import choose_device
+            from prunecli.modules.precision import dtype_name
 
             options = CollectOptions(mode.value, beam, batch_tokens)
             where = own_device(choose_device(device))
-            kind = choose_dtype(dtype, opened, where)
             key = _key(opened.fingerprint, text, chosen, options, dtype)
-        place.same({**key, "dtype": str(kind), "device": where.type, "memory": budget is None})
+        kind = dtype_of(opened, options, where, dtype, kept_dtype(partial_path(output), key), place)
+        key["compute"] = str(kind)
+        place.same({**key, "device": where.type, "memory": budget is None})
         means = means_of(opened, options, where, kind, budget, spill_dir, place)
         run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet), place)
         statistics = run.in_memory(where, kind) if means is None else run.by_layer(means)
         with place.in_step():
             if place.is_first:
-                payload = {**header(FORMAT, [opened], None), **gates_payload(statistics)}
+                payload = {
+                    **header(FORMAT, [opened], None),
+                    **gates_payload(statistics),
+                    "dtype": dtype_name(kind),
+                }
                 write_json(output, payload, force=force)
         run.forget()
     if not place.is_first:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.options import ForceOption, JsonOption, LangsOption, QuietOption
+from prunecli.commands.options import ForceOption, JsonOption, LangsOption, QuietOption, removed_share
 from prunecli.commands.outputs import check_outputs
 from prunecli.errors import StatisticsError
 
@@ -26,7 +26,13 @@ def compare_languages(
         ),
     ] = None,
     ratio: Annotated[
-        float, typer.Option("--ratio", help="Fraction of the experts removed, in [0, 1).")
+        float,
+        typer.Option(
+            "--ratio",
+            parser=removed_share,
+            metavar="R",
+            help="Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.",
+        ),
     ] = 0.75,
     metric: Annotated[
         str, typer.Option("--metric", help="importance, importance-vanilla, top1, top2, load-balance.")

@@ -124,7 +124,7 @@ def compare_models(
         batch_tokens=batch_tokens,
         context=context,
         device=device,
-        dtype=dtype,
+        dtype=_dtype(opened, device, dtype),
     )
     if context is not None and not text:
         raise UsageError("--context goes with --text", "Leave it out.")
@@ -146,6 +146,15 @@ def compare_models(
     elif not quiet:
         _show(main, shown, list(references.values()), portions)
         console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+
+
+def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:
+    """The type of all models, of which one is in memory at a time."""
+    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import dtype_name
+
+    return dtype_name(fitting_dtype(opened, choose_device(device), dtype, say=console.note))
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,15 @@ def evaluate(
         settings = TaskOptions(batch_tokens, device, dtype, context, stride, seed, budget, spill_dir)
         named = tasks.text_of(chosen_task, files)
         payload = evaluate_task(
-            labels, chosen_task, named, settings, output, force=force, progress=progress, report=tasks.report
+            labels,
+            chosen_task,
+            named,
+            settings,
+            output,
+            force=force,
+            progress=progress,
+            report=tasks.report,
+            say=console.note,
         )
     if plot is not None:
         evaluation_plot.plot_evaluation(plot, payload, labels)
@@ -222,7 +230,17 @@ def _translated(
         console.note(f"Going on from {earlier.path}, which an interrupted run left behind.")
     try:
         with processes.together() as place:
-            return run(checkpoints, text, pairs, options, output, force=force, progress=progress, place=place)
+            return run(
+                checkpoints,
+                text,
+                pairs,
+                options,
+                output,
+                force=force,
+                progress=progress,
+                place=place,
+                say=console.note,
+            )
     except (KeyboardInterrupt, SystemExit, PruneError):
         if partial_path(output).is_file():
             console.warn("Finished pairs are kept: the same command goes on from them.")

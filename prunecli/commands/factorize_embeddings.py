@@ -161,7 +161,7 @@ def factorize_embeddings(
         kind=cast("UnitKind | None", kind),  # its own check names those that there are
         cache=cache,
         epochs=epochs,
-        dtype=None if dtype is None else dtype.value,
+        dtype=dtype,
         seed=seed,
     )
     how = How(None if dry_run else output, force, quiet, json)

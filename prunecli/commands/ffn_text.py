@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli.commands import console
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -92,12 +93,17 @@ def measure(
     from prunecli.checkpoint.ffn import ffn_layers
     from prunecli.data.plain import PlainText
     from prunecli.data.tokens import load_tokenizer
+    from prunecli.evaluation.evaluate import labels_for
     from prunecli.evaluation.objective import translation_batches
     from prunecli.methods.ffn.activations import plain_batches, unit_activations
-    from prunecli.modules.loading import load_model
+    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.modules.loading import choose_device, load_model
 
     tokenizer = load_tokenizer(checkpoint.path)
-    model = load_model(checkpoint.path, device=options.device)
+    device = choose_device(options.device)
+    labels = labels_for([checkpoint.path])
+    dtype = fitting_dtype(dict.fromkeys(labels, checkpoint), device, say=console.note)
+    model = load_model(checkpoint.path, device=device, dtype=dtype)
     text, size = material.text, options.batch_tokens
     if isinstance(text, PlainText):
         batches = plain_batches(tokenizer, model, text.texts, size)

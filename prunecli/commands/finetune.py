@@ -16,7 +16,6 @@ from prunecli.commands.options import (
     ContextOption,
     DataOption,
     DeviceOption,
-    DtypeName,
     ForceOption,
     JsonOption,
     LabelledOption,
@@ -25,6 +24,7 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     TextFilesOption,
+    computed_dtype,
 )
 from prunecli.commands.task_choice import TrainingTaskOption
 from prunecli.errors import UsageError
@@ -40,12 +40,11 @@ class MetricChoice(str, enum.Enum):
     chrf = "chrf++"
 
 
-class DtypeChoice(str, enum.Enum):
-    """Values of --dtype."""
+def _dtype_out(text: str) -> str:
+    """Type of written weights."""
+    from prunecli.checkpoint.dtypes import parse_computed
 
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
+    return parse_computed(text, "--dtype-out")
 
 
 class ResumeChoice(str, enum.Enum):
@@ -180,13 +179,15 @@ def finetune(
         float, typer.Option("--clip-norm", min=0.0, help="Longest gradient of an update; 0: any.")
     ] = 1.0,
     dtype: Annotated[
-        DtypeChoice,
+        str,
         typer.Option(
             "--dtype",
+            parser=computed_dtype,
+            metavar="TYPE",
             help="Type to compute in; weights are kept in float32. auto: bfloat16 on a GPU that knows it, "
             "float32 elsewhere.",
         ),
-    ] = DtypeChoice.auto,
+    ] = "auto",
     device: DeviceOption = "auto",
     eval_every: Annotated[
         int,
@@ -222,9 +223,10 @@ def finetune(
     ] = None,
     seed: SeedOption = 0,
     dtype_out: Annotated[
-        Optional[DtypeName],  # noqa: UP045
+        Optional[str],  # noqa: UP045
         typer.Option(
             "--dtype-out",
+            parser=_dtype_out,
             metavar="TYPE",
             help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
             show_default=False,
@@ -322,13 +324,15 @@ def finetune(
     quiet = quiet or processes.rank() != 0
     how = How(resume is ResumeChoice.auto, quiet, json)
     subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)
-    writing = Writing(output, None if dtype_out is None else dtype_out.value, force, keep_state)
+    writing = Writing(output, dtype_out, force, keep_state)
     run(subject, given, None if task is None else task.value, options, writing, how)
 
 
-def _dtype(asked: DtypeChoice, device: str) -> str:
-    if asked is not DtypeChoice.auto:
-        return str(asked.value)
+def _dtype(asked: str, device: str) -> str:
+    if asked == "float16":
+        raise UsageError("--dtype float16: small gradients vanish in it", "Choose auto, bfloat16 or float32.")
+    if asked != "auto":
+        return asked
     import torch
 
     on_gpu = device != "cpu" and torch.cuda.is_available()

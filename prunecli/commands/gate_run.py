@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.memory_options import report_work
-from prunecli.errors import PruneError, UsageError
+from prunecli.errors import PruneError
 from prunecli.processes import neighbours, undisturbed
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from prunecli.modules.layerwise.session import Means
     from prunecli.processes import Place
     from prunecli.progress import Progress
-
-SLACK = 1.1
-"""Free memory, as a part of the weights, from which the whole model is held: batches need some too."""
 
 AUTOMATIC_SHARE = 0.8
 """Part of the free memory that a run by layers takes where --memory is left out."""
@@ -86,8 +83,7 @@ class GateRun:
         from prunecli.modules.layerwise.session import Work
 
         work = Work()
-        key = {**self.key, "compute": str(means.dtype)}
-        snapshots = Snapshots(layers_path(self.output, self.place), key, place=self.place)
+        snapshots = Snapshots(layers_path(self.output, self.place), self.key, place=self.place)
         with self._kept() as (state, save):
             self._say_begun(snapshots, state)
             statistics = collect_gates_by_layer(
@@ -163,6 +159,48 @@ def own_device(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def dtype_of(
+    checkpoint: Checkpoint,
+    options: CollectOptions,
+    device: torch.device,
+    asked: str,
+    earlier: str | None,
+    place: Place,
+) -> torch.dtype:
+    """The type that gates are computed in: any size fits layer by layer, but a search needs the whole model.
+
+    Args:
+        asked: a type, or "auto".
+        earlier: the type of the run that this one goes on from.
+
+    Raises:
+        MemoryShortError: the model does not fit, and is to search.
+    """
+    from prunecli.evaluation.decoding import DecodingOptions
+    from prunecli.evaluation.evaluate import labels_for
+    from prunecli.modules.fitting import decoding, fitting_dtype, type_line
+    from prunecli.modules.precision import choose_dtype, stored_as
+
+    if asked == "auto":
+        asked = place.first(earlier) or asked
+    opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
+    if options.mode == "beam":
+        load = DecodingOptions(options.beam, options.batch_tokens).load
+        return fitting_dtype(
+            opened,
+            device,
+            asked,
+            beside=decoding(load),
+            by_layer="--mode forced --memory",
+            place=place,
+            say=console.note,
+        )
+    dtype, stored = choose_dtype(asked, checkpoint, device), stored_as(checkpoint)
+    if asked == "auto" and dtype != stored:
+        console.note(type_line(opened, stored, dtype, device) + ".")
+    return dtype
+
+
 def means_of(
     checkpoint: Checkpoint,
     options: CollectOptions,
@@ -172,26 +210,18 @@ def means_of(
     spill_directory: Path | None,
     place: Place,
 ) -> Means | None:
-    """What a run by layers may use; None where the whole model is to be held, by all processes.
-
-    Raises:
-        UsageError: beam search on a model that does not fit.
-    """
+    """What a run by layers may use; None where the whole model is to be held, by all processes."""
     from prunecli.methods.experts.layer_major import whole_model_bytes
+    from prunecli.modules.fitting import FREE_SHARE, free_for_each
     from prunecli.modules.layerwise.machine import free_memory
     from prunecli.modules.layerwise.session import Means
 
     if memory is None:
         whole = whole_model_bytes(checkpoint, dtype)
-        free = min(place.gathered(free_memory(device) // neighbours(device.type)))
-        if SLACK * whole <= free:
+        if options.mode == "beam" or whole <= FREE_SHARE * free_for_each(device, place):
             return None
+        free = min(place.gathered(free_memory(device) // neighbours(device.type)))
         said = f"takes {console.bytes_text(whole)}, {console.bytes_text(free)} are free"
-        if options.mode == "beam":
-            raise UsageError(
-                f"{checkpoint.path}: {said}, and --mode beam needs the whole model in memory",
-                "Use --mode forced, a smaller --dtype, another --device, or a pruned model.",
-            )
         memory = int(AUTOMATIC_SHARE * free)
         console.note(
             f"The model {said}: it is run layer by layer, in {console.bytes_text(memory)} (see --memory)."

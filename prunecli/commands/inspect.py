@@ -60,8 +60,9 @@ def inspect(
     matrix products are measured too, for two seconds or so.
     """
     from prunecli.checkpoint.documents import header
-    from prunecli.checkpoint.dtypes import parse_dtype, parse_size
+    from prunecli.checkpoint.dtypes import parse_dtype
     from prunecli.checkpoint.inventory import inventory_payload, take_inventory
+    from prunecli.checkpoint.quantities import parse_size
 
     budget = None if fit is None else parse_size(fit)
     stored_as = None if dtype is None else parse_dtype(dtype)

@@ -217,15 +217,17 @@ def _memory_for(total: int) -> int:
 def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
     import torch
 
-    from prunecli.modules.loading import choose_device, choose_dtype
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import choose_dtype
 
     device = choose_device("auto")
     first = choose_dtype("auto", checkpoint, device)
     for dtype in dict.fromkeys((first, torch.bfloat16 if device.type == "cpu" else first)):
-        yield _layers_in(checkpoint, budget, device, dtype)
+        yield layers_in(checkpoint, budget, device, dtype)
 
 
-def _layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
+def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
+    """The model run layer by layer in `budget` bytes, batches of the usual size."""
     from prunecli.modules.layerwise.budget import (
         MIN_BUFFERS,
         Demand,
@@ -290,7 +292,7 @@ def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
     import torch
 
     from prunecli.evaluation.hardware import device_name
-    from prunecli.modules.loading import choose_dtype
+    from prunecli.modules.precision import choose_dtype
     from prunecli.modules.speed import model_speed
 
     family = checkpoint.require_architecture()

@@ -41,7 +41,7 @@ def memory_bytes(memory: str | None, spill_directory: Path | None) -> int | None
     Raises:
         UsageError: not a size; or a directory without one.
     """
-    from prunecli.checkpoint.dtypes import parse_size
+    from prunecli.checkpoint.quantities import parse_size
 
     if memory is None:
         if spill_directory is not None:

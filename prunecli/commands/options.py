@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -13,12 +12,25 @@ from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.errors import UsageError
 
 
-class DtypeName(str, Enum):
-    """Types that weights are written in."""
+def written_dtype(text: str) -> str:
+    """Type of written weights."""
+    from prunecli.checkpoint.dtypes import parse_computed
 
-    float16 = "float16"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
+    return parse_computed(text)
+
+
+def computed_dtype(text: str) -> str:
+    """Type to compute in."""
+    from prunecli.checkpoint.dtypes import parse_computed
+
+    return parse_computed(text, also=("auto",))
+
+
+def removed_share(text: str) -> float:
+    """Value of --ratio."""
+    from prunecli.checkpoint.quantities import parse_share
+
+    return parse_share(text)
 
 
 CheckpointArgument = Annotated[
@@ -106,12 +118,18 @@ DeviceOption = Annotated[
 ]
 ComputeDtypeOption = Annotated[
     str,
-    typer.Option("--dtype", help="Type to compute in: auto, float32, bfloat16, float16.", metavar="TYPE"),
-]
-DtypeOption = Annotated[
-    Optional[DtypeName],  # noqa: UP045
     typer.Option(
         "--dtype",
+        parser=computed_dtype,
+        help="Type to compute in: auto, float32, bfloat16, float16.",
+        metavar="TYPE",
+    ),
+]
+DtypeOption = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--dtype",
+        parser=written_dtype,
         help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
         metavar="TYPE",
         show_default=False,

@@ -26,6 +26,7 @@ from prunecli.commands.options import (
     SeedOption,
     fit_load,
     listed,
+    removed_share,
 )
 from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
@@ -88,6 +89,8 @@ def prune_experts(
         Optional[float],  # noqa: UP045
         typer.Option(
             "--ratio",
+            parser=removed_share,
+            metavar="R",
             help="Fraction of the experts to remove, counted from those that the checkpoint holds; never "
             "less is removed. Default: 0.8.",
             show_default=False,
@@ -178,7 +181,7 @@ def prune_experts(
 
     A checkpoint that was pruned before can be pruned further: --ratio counts from what it holds.
     """
-    from prunecli.checkpoint.dtypes import parse_size
+    from prunecli.checkpoint.quantities import parse_size
     from prunecli.methods.experts.budget import parse_balance
     from prunecli.methods.experts.decide import Amount, Options
 
@@ -196,7 +199,7 @@ def prune_experts(
         granularity=None if granularity is None else granularity.value,
         sources=listed("--source", source),
         targets=listed("--target", target),
-        dtype=None if dtype is None else dtype.value,
+        dtype=dtype,
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )

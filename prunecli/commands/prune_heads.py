@@ -18,6 +18,7 @@ from prunecli.commands.options import (
     JsonOption,
     QuietOption,
     SeedOption,
+    removed_share,
 )
 from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
@@ -67,6 +68,8 @@ def prune_heads(
         Optional[float],  # noqa: UP045
         typer.Option(
             "--ratio",
+            parser=removed_share,
+            metavar="R",
             help="Fraction of the heads to remove, counted from those that the checkpoint holds; never less is "
             "removed. Default: 0.2.",
             show_default=False,
@@ -140,7 +143,7 @@ def prune_heads(
         uniform=uniform,
         normalize=None if normalize is None else normalize.value,
         metric=metric.value,
-        dtype=None if dtype is None else dtype.value,
+        dtype=dtype,
         seed=seed,
     )
     how = How(None if dry_run else output, force, quiet, json)

@@ -146,7 +146,7 @@ def score_heads(
 
     check_outputs(output, plot, force=force)
     budget = memory_bytes(memory, spill_dir)
-    _check_options(method, importance, metric, select_data, select_split, budget)
+    _check_options(method, importance, metric, select_data, select_split, budget, dtype)
     with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
         layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
         choice = Choice(
@@ -168,16 +168,13 @@ def score_heads(
 
         from prunecli.data.tokens import load_tokenizer
         from prunecli.evaluation.decoding import DecodingOptions
-        from prunecli.methods.heads.measure import (
-            AblationOptions,
-            Subject,
-            check_metric,
-            gradient_dtype,
-            score_by_gradient,
-        )
+        from prunecli.evaluation.evaluate import labels_for
+        from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
         from prunecli.methods.heads.statistics import FORMAT, scores_payload
+        from prunecli.modules.fitting import decoding, fitting_dtype, nothing
         from prunecli.modules.layerwise.session import Means
-        from prunecli.modules.loading import choose_device, choose_dtype, load_model
+        from prunecli.modules.loading import choose_device, load_model
+        from prunecli.modules.precision import candidates, dtype_name
 
         options = AblationOptions(
             check_metric(chosen_task, None if metric is None else metric.value),
@@ -185,18 +182,26 @@ def score_heads(
             bootstrap,
             seed,
         )
-        if method is MethodName.gradient:
-            dtype = gradient_dtype(opened, dtype)
         per: Per = "example" if importance is None else importance.value
+        where, gradients = choose_device(device), method is MethodName.gradient
         tokenizer = load_tokenizer(opened.path)
         progress, more = console.progress(quiet), dict[str, Any]()
         if budget is not None:
-            where = choose_device(device)
-            means = Means(where, choose_dtype(dtype, opened, where), budget, spill_dir)
+            kind = candidates(dtype, [opened], where, gradients=gradients)[0]
+            means = Means(where, kind, budget, spill_dir)
             scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress, per)
         else:
-            subject = Subject(opened, load_model(opened.path, device=device, dtype=dtype), tokenizer)
-            if method is MethodName.gradient:
+            kind = fitting_dtype(
+                dict.fromkeys(labels_for([opened.path]), opened),
+                where,
+                dtype,
+                beside=nothing if gradients else decoding(options.decoding.load),
+                gradients=gradients,
+                by_layer="--memory" if gradients else "",
+                say=console.note,
+            )
+            subject = Subject(opened, load_model(opened.path, device=where, dtype=kind), tokenizer)
+            if gradients:
                 scores = score_by_gradient(subject, reported, batch_tokens, progress, per=per)
             else:
                 scores, more = _ablate(subject, reported, selected, method, options, progress)
@@ -204,6 +209,7 @@ def score_heads(
         payload = {
             **header(FORMAT, [opened], seed if sampled else None),
             **scores_payload(scores),
+            "dtype": dtype_name(kind),
             **more,
         }
     write_json(output, payload, force=force)
@@ -223,7 +229,13 @@ def _check_options(
     select_data: Path | None,
     select_split: str | None,
     memory: int | None,
+    dtype: str,
 ) -> None:
+    if method is MethodName.gradient and dtype == "float16":
+        raise UsageError(
+            "--dtype float16: small gradients vanish in it",
+            "Choose bfloat16 or float32 for --method gradient.",
+        )
     if method is not MethodName.gradient and memory is not None:
         raise UsageError(
             f"--memory goes with --method gradient: {method.value} runs parts of the model again and again",

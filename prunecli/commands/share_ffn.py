@@ -181,7 +181,7 @@ def share_ffn(
         order=None if order is None else order.value,
         keep_units=None if keep_units is None else keep_units.value,
         dense_only=dense_only or checkpoint is None,
-        dtype=None if dtype is None else dtype.value,
+        dtype=dtype,
         seed=seed,
     )
     choice = TextOptions(data, split, langs, pairs, tuple(text or ()), max_sentences, batch_tokens, device)

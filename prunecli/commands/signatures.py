@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 from typer.models import ArgumentInfo, OptionInfo
 
 from prunecli.checkpoint.hub.names import checkpoint_path
+from prunecli.errors import PruneError
 
 if TYPE_CHECKING:
     from prunecli.recipe import Parameter
@@ -83,7 +84,7 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
         multiple=multiple,
         required=default is inspect.Parameter.empty or default is ...,
         negative=negative or None,
-        fault=lambda text: _fault(text, value_type, getattr(info, "min", None), getattr(info, "max", None)),
+        fault=lambda text: _fault(text, value_type, info),
     )
 
 
@@ -96,8 +97,12 @@ def _value_type(annotated: Any) -> tuple[Any, bool]:
     return annotated, False
 
 
-def _fault(text: str, value_type: Any, lowest: float | None, highest: float | None) -> str | None:
-    """What is wrong with one value, or None."""
+def _fault(text: str, value_type: Any, info: Any) -> str | None:
+    """What is wrong with one value, or None; `info` is typer's of the parameter, where it has one."""
+    parser = getattr(info, "parser", None)
+    if parser is not None:
+        return _refusal(parser, text)
+    lowest, highest = getattr(info, "min", None), getattr(info, "max", None)
     choices = _choices(value_type)
     if choices:
         return None if text in choices else f"{text!r} is none of {', '.join(choices)}"
@@ -111,6 +116,14 @@ def _fault(text: str, value_type: Any, lowest: float | None, highest: float | No
         return f"{text} is less than {lowest}"
     if highest is not None and number > highest:
         return f"{text} is more than {highest}"
+    return None
+
+
+def _refusal(parser: Callable[[str], Any], text: str) -> str | None:
+    try:
+        parser(text)
+    except PruneError as error:
+        return error.message
     return None
 
 

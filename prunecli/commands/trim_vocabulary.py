@@ -109,7 +109,7 @@ def trim_vocabulary(
             min_count=min_count,
             keep=_kept(keep),
             multiple_of=multiple_of,
-            dtype=None if dtype is None else dtype.value,
+            dtype=dtype,
         )
         splits = () if data is None else chosen_splits(data, split)
         chosen = read_text(data, splits, listed("--langs", langs) or None, text or ())

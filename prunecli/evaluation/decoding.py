@@ -7,10 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from prunecli.checkpoint.memory import Load
 from prunecli.data.batching import length_bucketed, pad
 from prunecli.data.lengths import length_limit
 from prunecli.data.tokens import Tokenizer, encode, language_id, languages
 from prunecli.processes import ALONE, Place
+
+USUAL_LENGTH = 64
+"""Tokens of a sentence, by which the memory of a search is reckoned before its text is known."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,11 @@ class DecodingOptions:
     beam: int = 4
     batch_tokens: int = 2048
     max_new_tokens: int | None = None
+
+    @property
+    def load(self) -> Load:
+        """What is decoded at a time, with sentences of a usual length and outputs as long."""
+        return Load(max(1, self.batch_tokens // USUAL_LENGTH), self.beam, USUAL_LENGTH)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from prunecli.evaluation.partial import PartialTranslations, key_of, partial_pat
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
 from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
 from prunecli.processes import ALONE, Place
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
@@ -59,14 +59,18 @@ def evaluate(
     force: bool = False,
     progress: Progress = silent,
     place: Place = ALONE,
+    say: Say = unsaid,
 ) -> dict[str, Any]:
     """Translate `pairs` of `text` with each checkpoint, score, compare with the first, write `output`.
 
     Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written. Of several
     processes each translates some of the batches; the first scores and writes.
 
+    All models are computed in one type. An interrupted run keeps to the type that it began in, whatever memory is free.
+
     Args:
         checkpoints: label -> directory, the baseline first.
+        say: hears of that type, where it is not what is stored.
 
     Returns:
         What was written: the payload of evaluation.json (`prunecli.evaluation/1`); nothing on other processes than
@@ -86,8 +90,10 @@ def evaluate(
     metrics = make_metrics(options.spm)
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(partial_path(output))
+    run = _run_key(opened.values(), options)
+    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), place, say))
     made = {
-        label: _translate_checkpoint(label, checkpoint, text, pairs, options, partial, progress, place)
+        label: _translate_checkpoint(label, checkpoint, text, pairs, options, partial, run, progress, place)
         for label, checkpoint in opened.items()
     }
     if not place.is_first:
@@ -107,6 +113,33 @@ def evaluate(
     return payload
 
 
+def _dtype(
+    opened: Mapping[str, Checkpoint],
+    options: EvaluationOptions,
+    earlier: str | None,
+    place: Place,
+    say: Say,
+) -> str:
+    """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
+    from prunecli.modules.fitting import decoding, fitting_dtype
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import dtype_name
+
+    earlier = place.first(earlier)
+    if earlier is not None and options.dtype == "auto":
+        say(f"Computed in {earlier}, as before the interruption.")
+        return earlier
+    device = choose_device(options.device)
+    beside = decoding(options.decoding.load)
+    return dtype_name(fitting_dtype(opened, device, options.dtype, beside=beside, place=place, say=say))
+
+
+def _run_key(checkpoints: Iterable[Checkpoint], options: EvaluationOptions) -> str:
+    """One name for what a run's type is chosen by."""
+    models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in checkpoints)
+    return key_of({"models": models, "device": options.device})
+
+
 Made = Mapping[str, Mapping[str, Sequence[Translation]]]
 """Label -> pair -> translations in file order."""
 
@@ -118,6 +151,7 @@ def _translate_checkpoint(
     pairs: Sequence[tuple[str, str]],
     options: EvaluationOptions,
     partial: PartialTranslations,
+    run: str,
     progress: Progress,
     place: Place,
 ) -> dict[str, Sequence[Translation]]:
@@ -138,7 +172,7 @@ def _translate_checkpoint(
                 sentences = text.sentences[pair[0]]
                 done = translate(model, tokenizer, sentences, pair, options.decoding, advance, place)
                 if place.is_first:
-                    partial.add(keys[pair], done)
+                    partial.add(keys[pair], done, run, options.dtype)
                 made[pair_name(*pair)] = done
         del model
         gc.collect()  # before the next checkpoint is loaded
@@ -198,12 +232,15 @@ def _results(
     return {
         "signatures": signatures,
         "significance": {**test, "baseline": labels[0]} if compare else None,
-        "results": [_result(label, scores[label], tests[label], scores[labels[0]]) for label in labels],
+        "results": [
+            {"checkpoint": label, "dtype": options.dtype}
+            | _result(scores[label], tests[label], scores[labels[0]])
+            for label in labels
+        ],
     }
 
 
 def _result(
-    label: str,
     scores: Mapping[str, Scores],
     tests: Mapping[str, Mapping[str, Significance]],
     baseline: Mapping[str, Scores],
@@ -218,7 +255,7 @@ def _result(
             name: _counts(name, tested, scores, tests, baseline)
             for name in next(iter(scores.values())).values
         }
-    return {"checkpoint": label, "mean": mean, "pairs": rows}
+    return {"mean": mean, "pairs": rows}
 
 
 def _counts(

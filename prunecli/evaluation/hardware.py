@@ -8,33 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from prunecli.checkpoint.reader import Checkpoint
 
 MEMORY_SHARE = 0.8
 """Models are held at once if they fit in this share of the free memory."""
 
 
-def fit_together(checkpoints: Sequence[Checkpoint], device: str, dtype: str) -> bool:
-    """Whether all models, in the type they compute in, fit in `MEMORY_SHARE` of the memory that is free.
+def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
+    from prunecli.checkpoint.dtypes import parse_dtype
+    from prunecli.checkpoint.memory import weight_bytes
+    from prunecli.modules.layerwise.machine import new_memory
 
-    Args:
-        device, dtype: as in `load_model`.
-    """
-    import psutil
-    import torch
-
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    if on_gpu:
-        free = torch.cuda.mem_get_info(device if ":" in device else None)[0]
-    else:
-        free = psutil.virtual_memory().available
-    needed = 0
-    for checkpoint in checkpoints:
-        for info in checkpoint.tensors.values():
-            # On a CPU, float16 is computed in float32.
-            wide = not on_gpu and info.dtype != "BF16" and dtype in ("auto", "float32")
-            needed += info.numel * 4 if wide else info.nbytes
-    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * free
+    needed = sum(weight_bytes(checkpoint, parse_dtype(str(dtype))) for checkpoint in checkpoints)
+    return len(checkpoints) == 1 or needed <= MEMORY_SHARE * new_memory(device)
 
 
 def model_sizes(model: Any) -> dict[str, int]:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate, max_positions
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
@@ -76,8 +76,12 @@ def bench_latency(
     pair: tuple[str, str],
     options: LatencyOptions,
     progress: Progress = silent,
+    say: Say = unsaid,
 ) -> dict[str, Any]:
     """Measure the speed of each checkpoint (label -> directory, the baseline first) on `sentences`.
+
+    Args:
+        say: hears of the type that all are computed in, where it is not what is stored.
 
     Returns:
         The payload of latency.json (`prunecli.latency/1`); nothing is written.
@@ -92,10 +96,25 @@ def bench_latency(
             _subject(label, open_checkpoint(path), sentences, pair, options.new_tokens)
             for label, path in checkpoints.items()
         ]
+        options = replace(options, dtype=_dtype(subjects, options, say))
         costs = _costs(subjects, options, progress) if options.memory else {}
         runner = _Runner(subjects, options)
         seconds = _measure(runner, subjects, options, progress)
         return _payload(runner, subjects, pair, costs, seconds, options)
+
+
+def _dtype(subjects: Sequence[Subject], options: LatencyOptions, say: Say) -> str:
+    """The type of all models: speeds of two types say nothing of the models."""
+    from prunecli.checkpoint.memory import Load
+    from prunecli.modules.fitting import decoding, fitting_dtype
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import dtype_name
+
+    longest = max(len(ids) for subject in subjects for ids in subject.sources)
+    load = Load(max(options.batch_sizes), max(options.beams), max(longest, options.new_tokens))
+    opened = {subject.label: subject.checkpoint for subject in subjects}
+    device = choose_device(options.device)
+    return dtype_name(fitting_dtype(opened, device, options.dtype, beside=decoding(load), say=say))
 
 
 @contextmanager
@@ -151,6 +170,7 @@ def _payload(
     results = [
         {
             "checkpoint": subject.label,
+            "dtype": options.dtype,
             **runner.sizes[subject.label],
             "checkpoint_bytes": subject.checkpoint.total_bytes,
             **(asdict(costs[subject.label]) if subject.label in costs else {}),
@@ -238,12 +258,17 @@ class _Runner:
     """Holds all models where memory allows, else the one at hand."""
 
     def __init__(self, subjects: Sequence[Subject], options: LatencyOptions) -> None:
+        from prunecli.modules.loading import choose_device
+        from prunecli.modules.precision import COMPUTE
+
         self._options = options
         self._models: dict[str, Any] = {}
         self.sizes: dict[str, dict[str, int]] = {}
         self.device_name = ""
         self.together = fit_together(
-            [subject.checkpoint for subject in subjects], options.device, options.dtype
+            [subject.checkpoint for subject in subjects],
+            choose_device(options.device),
+            COMPUTE[options.dtype],
         )
 
     def seconds(self, subject: Subject, batch_size: int, beam: int) -> float:

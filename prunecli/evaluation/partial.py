@@ -26,13 +26,17 @@ def key_of(fields: Mapping[str, Any]) -> str:
 class PartialTranslations:
     """The translations that an earlier run finished, and the file that this one adds to.
 
-    Each line of the file is one finished (checkpoint, pair): {"key", "translations": [[text, finished]]}.
-    A line that was cut short by the interrupt is left out.
+    Each line of the file is one finished (checkpoint, pair): {"key", "run", "dtype", "translations"}, of which the last
+    is [[text, finished]]. A line that was cut short by the interrupt is left out.
+
+    Attributes:
+        dtypes: `run` -> the type that it computed in, which another free memory might choose otherwise.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._found: dict[str, list[Translation]] = {}
+        self.dtypes: dict[str, str] = {}
         if path.is_file():
             for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 self._take(line)
@@ -42,6 +46,7 @@ class PartialTranslations:
             entry = json.loads(line)
             made = [Translation(str(text), bool(finished)) for text, finished in entry["translations"]]
             self._found[str(entry["key"])] = made
+            self.dtypes[str(entry["run"])] = str(entry["dtype"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return
 
@@ -53,10 +58,11 @@ class PartialTranslations:
         found = self._found.get(key)
         return found if found is not None and len(found) == count else None
 
-    def add(self, key: str, translations: Sequence[Translation]) -> None:
-        """Keep finished translations, on the disk before this returns."""
+    def add(self, key: str, translations: Sequence[Translation], run: str, dtype: str) -> None:
+        """Keep finished translations of `run`, computed in `dtype`, on the disk before this returns."""
         self._found[key] = list(translations)
-        entry = {"key": key, "translations": [[made.text, made.finished] for made in translations]}
+        made = [[translation.text, translation.finished] for translation in translations]
+        entry = {"key": key, "run": run, "dtype": dtype, "translations": made}
         with self.path.open("a", encoding="utf-8") as file:
             # A line that an interrupt cut short has no end: start on a new one.
             file.write("\n" + json.dumps(entry, ensure_ascii=False))

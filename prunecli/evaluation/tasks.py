@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,7 +15,7 @@ from prunecli.data.labelled import LabelledText, label_ids
 from prunecli.data.plain import PlainText
 from prunecli.evaluation.evaluate import FORMAT, LEVEL
 from prunecli.modules.layerwise.session import Work
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 
 if TYPE_CHECKING:
     from prunecli.checkpoint.reader import Checkpoint
@@ -87,6 +87,7 @@ def evaluate_task(
     force: bool = False,
     progress: Progress = silent,
     report: Callable[[str, Work], None] = lambda _label, _work: None,
+    say: Say = unsaid,
 ) -> dict[str, Any]:
     """Measure each checkpoint at `task` on `text`, compare with the first, write `output`.
 
@@ -97,6 +98,7 @@ def evaluate_task(
         checkpoints: label -> directory, the baseline first.
         text: labelled for classification.
         report: called for each checkpoint that was run layer by layer with what that took.
+        say: hears of the type that all are computed in, where it is not what is stored.
 
     Returns:
         What was written: the payload of evaluation.json (`prunecli.evaluation/1`).
@@ -111,6 +113,7 @@ def evaluate_task(
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())
+    options = replace(options, dtype=_dtype(opened, task, options, say))
     measured = {
         label: _measure(label, checkpoint, task, text, options, progress, report)
         for label, checkpoint in opened.items()
@@ -126,6 +129,19 @@ def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None
         names = checkpoint.config.get("id2label")
         if isinstance(names, Mapping):
             label_ids(text, {int(number): str(name) for number, name in names.items()})
+
+
+def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: TaskOptions, say: Say) -> str:
+    """The type of all models; layer by layer any size fits."""
+    from prunecli.modules.fitting import fitting_dtype
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import candidates, dtype_name
+
+    device = choose_device(options.device)
+    if options.memory is not None:
+        return dtype_name(candidates(options.dtype, opened.values(), device)[0])
+    by_layer = "--memory" if task in LAYER_MAJOR else ""
+    return dtype_name(fitting_dtype(opened, device, options.dtype, by_layer=by_layer, say=say))
 
 
 def _measure(
@@ -170,7 +186,8 @@ def _by_layer(
 ) -> _Measured:
     from prunecli.evaluation.layer_major import by_layer
     from prunecli.modules.layerwise.session import Means, Session
-    from prunecli.modules.loading import choose_device, choose_dtype
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import choose_dtype
 
     assert options.memory is not None
     device = choose_device(options.device)
@@ -265,7 +282,7 @@ def _payload(
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in found.scores.items()
         }
-        row: dict[str, Any] = {"checkpoint": label, **found.windows, "scores": scores}
+        row: dict[str, Any] = {"checkpoint": label, "dtype": options.dtype, **found.windows, "scores": scores}
         if label != baseline:
             row["p_value"] = _p_value(task, measured[baseline].values, found.values)
         results.append(row)

@@ -41,7 +41,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return _linear_float16(rows, weight, bias)
     if weight.dtype == torch.float32:
         return _linear_float32(rows, weight, bias)
-    if weight.dtype == torch.bfloat16 and rows.shape[0] > 1 and _native_bfloat16():
+    if weight.dtype == torch.bfloat16 and rows.shape[0] > 1 and onednn_bfloat16():
         return onednn_linear(_padded(rows), weight, bias)
     return functional.linear(rows, weight, bias)
 
@@ -95,7 +95,7 @@ def dot_products(dtype: torch.dtype, row_counts: Sequence[int]) -> Iterator[None
     torch prefers oneDNN even then, and only a switch of the whole process tells it otherwise: other Python threads
     that multiply bfloat16 or float32 meanwhile do so without oneDNN.
     """
-    if dtype != torch.bfloat16 or 1 not in row_counts or not _native_bfloat16():
+    if dtype != torch.bfloat16 or 1 not in row_counts or not onednn_bfloat16():
         yield
         return
     _switch.off()
@@ -137,7 +137,7 @@ def _native_float16() -> bool:
 
 
 @cache
-def _native_bfloat16() -> bool:
+def onednn_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU."""
     return has_onednn_linear() and _supports("_is_mkldnn_bf16_supported")
 
@@ -158,4 +158,4 @@ def has_onednn_linear() -> bool:
 def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch packs weights of that type for oneDNN, and this CPU multiplies them so."""
     has_op = has_onednn_linear() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    return has_op and (dtype == torch.float32 or (dtype == torch.bfloat16 and _native_bfloat16()))
+    return has_op and (dtype == torch.float32 or (dtype == torch.bfloat16 and onednn_bfloat16()))

@@ -12,11 +12,9 @@ from prunecli.checkpoint.declared import count
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.modules.building import build_model
-from prunecli.modules.filling import DTYPES
+from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.packed_linear import pack_linears
 from prunecli.modules.sparse_ffn import SparseFFN
-
-COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load_model(
@@ -32,8 +30,8 @@ def load_model(
         path: a checkpoint directory, or a model of the hub as `org/name` or `org/name@revision`, which is fetched into
             the hub's cache where it is not there yet. A directory causes no request.
         device: "auto" (a GPU where there is one), or any name that torch knows.
-        dtype: "float32", "bfloat16", "float16", or "auto": on a GPU the stored type, float16 for float32; on a CPU
-            bfloat16 where it is stored, float32 otherwise.
+        dtype: "float32", "bfloat16" ("bf16"), "float16" ("fp16"), or "auto": by what is stored, what the device
+            multiplies well and what it has free; see `prunecli.modules.precision`.
         model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
             one that config.json names, and of NLLB-MoE the one that translates.
 
@@ -46,10 +44,11 @@ def load_model(
         HubError: a model of the hub that cannot be had.
         UnsupportedModelError: neither prunecli nor transformers knows the family.
         UsageError: no such device or type.
+        MemoryShortError: it does not fit in the memory that is free there; nothing has been read.
     """
     where = choose_device(str(device))
     with open_checkpoint(path) as checkpoint:
-        kind = choose_dtype(str(dtype).removeprefix("torch."), checkpoint, where)
+        kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype))
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)
         for key in checkpoint.architecture.expert_count:
@@ -92,25 +91,6 @@ def choose_device(name: str) -> torch.device:
             f"--device {name}: torch cannot use it here", "Try auto, cpu, cuda or cuda:1."
         ) from None
     return device
-
-
-def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
-    """The type to compute in; see `load_model`.
-
-    Raises:
-        UsageError: not one of float32, bfloat16, float16, auto.
-    """
-    if name != "auto":
-        if name not in COMPUTE:
-            raise UsageError(f"--dtype {name}: no such type", f"Choose auto, {', '.join(COMPUTE)}.")
-        return COMPUTE[name]
-    sizes: dict[str, int] = {}
-    for info in checkpoint.tensors.values():
-        sizes[info.dtype] = sizes.get(info.dtype, 0) + info.nbytes
-    stored = DTYPES.get(max(sizes, key=sizes.__getitem__), torch.float32) if sizes else torch.float32
-    if device.type == "cpu":
-        return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
-    return stored if stored in (torch.float16, torch.bfloat16) else torch.float16
 
 
 def sparse_ffns(model: Any) -> dict[str, SparseFFN]:

@@ -25,6 +25,7 @@ from prunecli.training.loss import Objective
 from prunecli.training.material import Material, encode_examples, make_validation
 from prunecli.training.options import TrainingOptions
 from prunecli.training.result import stage
+from prunecli.training.room import require_room, teacher_dtype
 from prunecli.training.state import (
     finished,
     last_checkpoint,
@@ -136,12 +137,14 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in material.pairs for name in pair} if languages(tokenizer) else ():
             language_id(tokenizer, language)
-        model = load_model(checkpoint.path, device="cpu", dtype="float32")
-        choose_attention(model, run.arguments.device, options.dtype)
-        _require_tokens(tokenizer, model, checkpoint)
         done = finished(state)
         if done is not None and done["target"] != _target(options):
             done = None
+        if done is None:
+            require_room(checkpoint, options, run.arguments.device, run.place)
+        model = load_model(checkpoint.path, device="cpu", dtype="float32")
+        choose_attention(model, run.arguments.device, options.dtype)
+        _require_tokens(tokenizer, model, checkpoint)
         if done is None:
             done = _train(run, model, tokenizer)
         else:
@@ -180,7 +183,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     validation = make_validation(tokenizer, model, material, options)
     teacher = None
     if options.teacher is not None:
-        dtype = "bfloat16" if options.dtype == "bfloat16" else "float32"
+        dtype = teacher_dtype(options)
         teacher = load_teacher(
             options.teacher, model, tokenizer, material.task, options.loss, arguments.device, dtype
         )

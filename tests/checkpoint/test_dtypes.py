@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from prunecli.checkpoint.dtypes import config_dtype, is_float, itemsize, numpy_dtype, parse_dtype, parse_size
+from prunecli.checkpoint.dtypes import (
+    config_dtype,
+    is_float,
+    itemsize,
+    numpy_dtype,
+    parse_computed,
+    parse_dtype,
+)
+from prunecli.checkpoint.quantities import parse_share, parse_size
 from prunecli.errors import CheckpointError, UsageError
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "U8": 1, "BOOL": 1}
@@ -75,3 +85,43 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("0.8", 0.8),
+        ("80%", 0.8),
+        ("80 %", 0.8),
+        ("7%", 0.07),
+        ("12.5%", 0.125),
+        ("0", 0.0),
+        (".5", 0.5),
+        ("1", 1.0),
+    ],
+)
+def test_shares(text: str, share: float) -> None:
+    assert parse_share(text) == share
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("80", r"more than everything\nWrite 0.8 or 80%"),
+        ("1.5", "Write 0.015 or 1.5%"),
+        ("much", "not a number"),
+        ("nan", "not a number"),
+        ("%", "not a number"),
+        ("", "not a number"),
+    ],
+)
+def test_what_is_no_share(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        parse_share(text)
+    assert re.search(f"--ratio {text}.*{said}", str(refused.value), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", ["fp8", "float64", "auto"])
+def test_types_that_nothing_is_computed_in(text: str) -> None:
+    with pytest.raises(UsageError, match=f"--dtype-out {text}: no such type"):
+        parse_computed(text, "--dtype-out")

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from prunecli import processes
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands import gate_run
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.errors import UsageError
+from prunecli.methods.experts import resume
 from prunecli.methods.experts.layer_major import whole_model_bytes
 from prunecli.methods.experts.score import CollectOptions
+from prunecli.modules import fitting
 from prunecli.modules.layerwise import machine
-from prunecli.processes import ALONE
+from prunecli.processes import Place
 from tests.commands.calls import Result, call, refused
 from tests.tiny import tiny_nllb_moe
 
@@ -126,10 +128,12 @@ def test_a_shard_that_is_cut_short(folder: Path) -> None:
     refused(run("model", "--data", "text", "--memory", "4GiB"), shard.name, 1)
 
 
-def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch, mode: Any = "forced") -> Any:
+def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(machine, "free_memory", lambda _device: free)
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
+    place = Place(0, processes.count())
     with open_checkpoint(folder / "model") as checkpoint:
-        return gate_run.means_of(checkpoint, CollectOptions(mode), CPU, torch.float32, None, None, ALONE)
+        return gate_run.means_of(checkpoint, CollectOptions(), CPU, torch.float32, None, None, place)
 
 
 def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +150,7 @@ def test_one_that_does_not_is_run_by_layers(
 def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setattr(Place, "gathered", lambda _place, value: [value])
     assert chosen(folder, 10_000, monkeypatch).memory == 4_000
     free = whole_model_bytes(open_checkpoint(folder / "model"), torch.float32) * 3 // 2
     assert chosen(folder, free, monkeypatch) is not None
@@ -153,5 +158,34 @@ def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: py
 
 
 def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="needs the whole model in memory"):
-        chosen(folder, 10_000, monkeypatch, "beam")
+    monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
+    made = run("model", "--data", "text", "--mode", "beam")
+    refused(made, "needs ", 1)
+    assert "on the CPU in bfloat16 (weights " in made.err
+
+
+def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of two types would be added, where more memory is free the second time."""
+    arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
+    assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
+    monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
+    monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
+    monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
+    save = resume.Saver.__call__
+
+    def stop(saver: resume.Saver, state: Any) -> None:
+        save(saver, state)
+        if state.batches == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resume.Saver, "__call__", stop)
+        assert run(*arguments).status != 0
+    assert (folder / ".gates.json.partial").exists()
+    monkeypatch.setattr(
+        fitting, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
+    )
+    assert "2 batches are done" in run(*arguments).err
+    found, whole = content(folder / "gates.json"), content(folder / "whole.json")
+    assert found["dtype"] == "bfloat16"
+    assert found == whole

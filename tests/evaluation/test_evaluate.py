@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from prunecli.data.parallel import ParallelText
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
@@ -11,6 +12,7 @@ from prunecli.evaluation import evaluate as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
 from prunecli.evaluation.evaluate import EvaluationOptions, evaluate, hypothesis_path, labels_for
 from prunecli.evaluation.partial import partial_path
+from prunecli.modules import fitting
 from tests.tiny import tiny_nllb_moe
 
 TEXT = ParallelText(
@@ -110,6 +112,34 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert not partial_path(output).exists()
     assert payload == evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "whole.json")
+
+
+def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
+    """Less memory was free the first time: the second would choose another type, and translate everything anew."""
+    scripted, said = module.translate, []
+
+    def interrupted(model, *rest):
+        if (model, rest[2]) == ("pruned", PAIRS[1]):
+            raise KeyboardInterrupt
+        return scripted(model, *rest)
+
+    def computed_in(dtype):
+        return lambda asked, *_, **__: (getattr(torch, dtype if asked == "auto" else asked),)
+
+    output = tmp_path / "e.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(fitting, "candidates", computed_in("bfloat16"))
+        patch.setattr(module, "translate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    good_and_bad.clear()
+    monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, say=said.append)
+    assert good_and_bad == [("pruned", PAIRS[1])]
+    assert said == ["Computed in bfloat16, as before the interruption."]
+    assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
+    again = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True)
+    assert [row["dtype"] for row in again["results"]] == ["float32", "float32"]
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
 SENTENCES = ("the hat", "a hen in the inn", "no")
+CPU = torch.device("cpu")
 PAIR = ("eng_Latn", "fra_Latn")
 OPTIONS = LatencyOptions(beams=(1, 2), batch_sizes=(1, 2), runs=2, new_tokens=4, device="cpu", memory=False)
 
@@ -79,7 +80,7 @@ def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
 
 def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypatch):
     monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
-    assert not fit_together([open_checkpoint(path) for path in checkpoints.values()], "cpu", "auto")
+    assert not fit_together([open_checkpoint(path) for path in checkpoints.values()], CPU, torch.float32)
     payload = bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu"))
     assert not payload["interleaved"]
     assert [label for label, _, _ in turns] == ["full"] * 9 + ["pruned"] * 9

@@ -6,6 +6,7 @@ from prunecli.evaluation.decoding import Translation
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 
 MADE = [Translation("un\nchat “noir”", True), Translation("", False)]
+RUN = ("what is run", "bfloat16")
 
 
 @pytest.fixture
@@ -15,16 +16,17 @@ def path(tmp_path):
 
 def test_what_was_kept_is_found_again(path):
     kept = PartialTranslations(path)
-    kept.add("a", MADE)
-    kept.add("b", MADE[:1])
+    kept.add("a", MADE, *RUN)
+    kept.add("b", MADE[:1], *RUN)
     again = PartialTranslations(path)
     assert len(again) == 2
     assert again.get("a", 2) == MADE
     assert again.get("b", 1) == MADE[:1]
+    assert again.dtypes == {"what is run": "bfloat16"}
 
 
 def test_other_keys_and_other_counts_are_not_found(path):
-    PartialTranslations(path).add("a", MADE)
+    PartialTranslations(path).add("a", MADE, *RUN)
     again = PartialTranslations(path)
     assert again.get("b", 2) is None
     assert again.get("a", 3) is None
@@ -32,12 +34,12 @@ def test_other_keys_and_other_counts_are_not_found(path):
 
 @pytest.mark.parametrize("cut", range(1, 30, 4))
 def test_a_line_that_was_cut_short_is_left_out_and_the_next_is_whole(path, cut):
-    PartialTranslations(path).add("a", MADE)
-    PartialTranslations(path).add("b", MADE)
+    PartialTranslations(path).add("a", MADE, *RUN)
+    PartialTranslations(path).add("b", MADE, *RUN)
     path.write_bytes(path.read_bytes()[:-cut])
     again = PartialTranslations(path)
     assert (again.get("a", 2), again.get("b", 2)) == (MADE, None)
-    again.add("c", MADE)
+    again.add("c", MADE, *RUN)
     assert PartialTranslations(path).get("c", 2) == MADE
 
 
@@ -52,7 +54,7 @@ def test_a_damaged_file_holds_nothing(path, text):
 def test_remove_also_where_there_is_none(path):
     kept = PartialTranslations(path)
     kept.remove()
-    kept.add("a", MADE)
+    kept.add("a", MADE, *RUN)
     kept.remove()
     assert not path.exists()
 

@@ -53,7 +53,7 @@ def test_padding_leaves_few_shapes() -> None:
 def test_onednn_is_off_for_single_rows_only(
     dtype: torch.dtype, counts: list[int], switched: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_linear, "_native_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu_linear, "onednn_bfloat16", lambda: True)
     before = torch.backends.mkldnn.enabled
     with dot_products(dtype, counts):
         assert torch.backends.mkldnn.enabled == (before and not switched)
@@ -64,7 +64,7 @@ def test_onednn_is_off_for_single_rows_only(
 
 
 def test_a_failure_switches_onednn_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_linear, "_native_bfloat16", lambda: True)
+    monkeypatch.setattr(cpu_linear, "onednn_bfloat16", lambda: True)
     before = torch.backends.mkldnn.enabled
     with pytest.raises(RuntimeError, match="failed"), dot_products(torch.bfloat16, [1]):
         raise RuntimeError("failed")

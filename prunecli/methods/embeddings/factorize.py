@@ -10,7 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prunecli.checkpoint.define import UnitShape
 from prunecli.checkpoint.reader import Checkpoint
+from prunecli.errors import PruneError
 from prunecli.methods.embeddings.decide import Decision, Options
 from prunecli.methods.embeddings.fit import DefineFit, fit_define
 from prunecli.methods.embeddings.projective import Projective, moments, projective
@@ -19,7 +21,9 @@ from prunecli.methods.embeddings.source import Text, checkpoint_table, count_tok
 from prunecli.methods.embeddings.table import Array, Table, row_weights
 from prunecli.methods.embeddings.train import FitOptions
 from prunecli.modules.define import DefineEmbedding
-from prunecli.progress import Progress, silent
+from prunecli.modules.fitting import FREE_SHARE
+from prunecli.modules.layerwise.machine import new_memory
+from prunecli.progress import Progress, bytes_text, silent
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,11 @@ def factorize(
 
     Raises:
         CheckpointError: a value of a table is not finite, or no tokenizer counts the text.
+        PruneError: the fit does not fit in memory.
     """
     tables = decision.tables
+    if decision.shape is not None:
+        _require_room(checkpoint, decision.shape)
     counts = None
     if text is not None and (decision.shape is not None or decision.output_dim is not None):
         counts = count_tokens(checkpoint, text.lines, tables.vocabulary, progress)
@@ -90,6 +97,20 @@ def factorize(
         source = checkpoint_table(checkpoint, decision.output_table)
         output = _output_map(source, decision.output_dim, counts, decision.padding_id, progress)
     return Factors(unit, fit, output)
+
+
+def _require_room(checkpoint: Checkpoint, shape: UnitShape) -> None:
+    """Refuse a fit that does not fit: the unit, Adam's moments, and matrices of m x m and k x k (see `fit_define`)."""
+    unit, moments_size = 4 * shape.parameters, 8 * shape.parameters
+    matrices = 8 * (shape.model_dim**2 + shape.features**2)
+    needed, free = unit + moments_size + matrices, new_memory(torch.device("cpu"))
+    if needed > FREE_SHARE * free:
+        raise PruneError(
+            f"{checkpoint.path}: the fit needs {bytes_text(needed)} (unit {bytes_text(unit)}, Adam's moments "
+            f"{bytes_text(moments_size)}, matrices {bytes_text(matrices)}); {bytes_text(free)} are free, "
+            "of which a tenth stays so",
+            "Choose a smaller --map-dim or --expand-dim, or free some memory.",
+        )
 
 
 def _output_map(

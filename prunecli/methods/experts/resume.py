@@ -52,6 +52,16 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
         return State()
 
 
+def kept_dtype(path: Path, key: Mapping[str, Any]) -> str | None:
+    """The type that the run which left `path` computed in, if its key was `key` (without that: "compute")."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["key"]
+        compute = str(found.pop("compute"))
+        return compute if found == json.loads(json.dumps(key)) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
     """Replace the file at once; floats are written so that they read back to the last bit."""
     sums = [

@@ -30,7 +30,6 @@ from prunecli.methods.heads.ablate import (
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import VALUES, HeadScores, Method, Per
-from prunecli.modules.loading import choose_dtype
 from prunecli.progress import Progress, silent
 
 METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
@@ -95,23 +94,6 @@ def check_metric(task: TaskName, metric: str | None) -> Metric:
         if metric in (None, name):
             return name
     raise UsageError(f"--metric {metric}: not one of {task}", f"Choose from {', '.join(known)}.")
-
-
-def gradient_dtype(checkpoint: Checkpoint, dtype: str) -> str:
-    """The type to compute gradients in: "auto" is bfloat16 where that is stored, float32 otherwise.
-
-    Raises:
-        UsageError: float16, in which small gradients vanish; or no such type.
-    """
-    import torch
-
-    found = choose_dtype(dtype, checkpoint, torch.device("cpu"))
-    if found == torch.float16:
-        raise UsageError(
-            "--dtype float16: small gradients vanish in it",
-            "Choose bfloat16 or float32 for --method gradient.",
-        )
-    return str(found).removeprefix("torch.")
 
 
 def score_by_gradient(

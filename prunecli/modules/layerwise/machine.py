@@ -12,6 +12,13 @@ import torch
 from prunecli.errors import OutputError
 
 CGROUP = Path("/sys/fs/cgroup")
+GROUP_FILES = (
+    ("memory.max", "memory.current", "inactive_file "),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+)
+"""Of a control group, version 2 and 1: its limit, what it uses, and the part of memory.stat that is page cache."""
+NO_LIMIT = 1 << 60
+"""Version 1 writes that there is none as the largest multiple of a page in 63 bits."""
 M_MMAP_THRESHOLD = -3  # of malloc.h
 MAPPED_BYTES = 1 << 20
 """From this size on, a block of memory is one of its own and goes back when it is freed."""
@@ -28,12 +35,43 @@ def resident_now() -> int:
 
 
 def available_memory() -> int:
-    """Bytes of the host that a new load can have, in a container that is limited too."""
+    """Bytes of the host that a new load can have, in a container or a process that is limited too."""
     import psutil
 
+    bounds = [process_room(), *map(container_room, control_groups())]
     available = int(psutil.virtual_memory().available)
-    limited = container_room(CGROUP)
-    return available if limited is None else min(available, limited)
+    return min([available, *(bound for bound in bounds if bound is not None)])
+
+
+def control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = CGROUP) -> list[Path]:
+    """Folders of this process's control groups and of those around them, each of which may have a limit."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = []
+    for line in lines or ["0::/"]:
+        _number, controllers, name = (*line.split(":", 2), "", "")[:3]
+        if not controllers or "memory" in controllers.split(","):
+            top = root / "memory" if controllers else root
+            inner = top / name.removeprefix("/")
+            found += [folder for folder in (inner, *inner.parents) if folder == top or top in folder.parents]
+    return found
+
+
+def process_room() -> int | None:
+    """Bytes that `ulimit -v` leaves this process; None where it sets no limit, or there is none to set."""
+    try:
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            return None
+    except (ImportError, AttributeError, OSError):
+        return None
+    import psutil
+
+    return max(0, limit - int(psutil.Process().memory_info().vms))
 
 
 def map_large_blocks() -> None:
@@ -60,15 +98,26 @@ def _tell(function: str, *values: int) -> None:
 
 
 def container_room(group: Path) -> int | None:
-    """Bytes that a control group (version 2) leaves, its page cache counted as free; None where it sets no limit."""
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
-        cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-        return None if limit == "max" else max(0, int(limit) - used + cached)
-    except (OSError, ValueError):
-        return None
+    """Bytes that a control group leaves, its page cache counted as free; None where it sets no limit."""
+    for limited, current, cache in GROUP_FILES:
+        try:
+            limit = (group / limited).read_text(encoding="ascii").strip()
+            used = int((group / current).read_text(encoding="ascii"))
+            lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+            cached = next((int(line.split()[1]) for line in lines if line.startswith(cache)), 0)
+            none = limit == "max" or int(limit) >= NO_LIMIT
+        except (OSError, ValueError):
+            continue
+        return None if none else max(0, int(limit) - used + cached)
+    return None
+
+
+def new_memory(device: torch.device) -> int:
+    """Bytes that a model can have on `device` beside what this process holds there."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    keep_below(0)
+    return available_memory()
 
 
 def free_memory(device: torch.device) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.checkpoint.dtypes import parse_size
+from prunecli.checkpoint.quantities import parse_size
 from prunecli.errors import UsageError
 from prunecli.modules.layerwise.budget import (
     MIN_STATES,

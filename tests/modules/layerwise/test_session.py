@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.checkpoint.dtypes import parse_size
+from prunecli.checkpoint.quantities import parse_size
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import OutputError, UsageError
 from prunecli.modules.layerwise import session as module

@@ -1,0 +1,53 @@
+"""Shares and sizes in bytes, as people write them."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from prunecli.errors import UsageError
+
+
+def parse_share(text: str, option: str = "--ratio") -> float:
+    """The share that is written "0.8" or "80%".
+
+    Args:
+        option: that a message names.
+
+    Raises:
+        UsageError: not a number, or one that is a share only if it counts in hundredths.
+    """
+    written = str(text).strip()
+    number = written.removesuffix("%").rstrip()
+    try:
+        value = Decimal(number)
+    except InvalidOperation:
+        value = Decimal("NaN")
+    if not value.is_finite():
+        raise UsageError(f"{option} {text}: not a number", "Write a fraction or per cent: 0.8 or 80%.")
+    if number != written:
+        return float(value / 100)
+    if 1 < value <= 100:
+        raise UsageError(f"{option} {text} is more than everything", f"Write {value / 100} or {value}%.")
+    return float(value)
+
+
+_UNITS = {"": 1, "b": 1} | {
+    prefix + ending: base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for ending, base in (("ib", 1024), ("i", 1024), ("b", 1000), ("", 1024))
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "32GiB" (1024-based), "32GB" (1000-based), "32G" (as 32GiB), "1.5 TiB", "1048576".
+
+    Raises:
+        UsageError: not a positive finite size.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    size = int(float(match.group(1)) * unit) if match and unit else 0
+    if size < 1:
+        raise UsageError(f'"{text}" is not a size', 'Write it as "30GiB", "512MiB" or a number of bytes.')
+    return size
