@@ -128,7 +128,13 @@ def _select(
 ) -> list[Kept]:
     layers = [Layer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers]
     keep = keep_count(comparison.ratio, len(layers) * statistics.num_experts)
-    request = Request(keep=keep, strategy=strategy, balance=comparison.balance, minimum=comparison.minimum)
+    request = Request(
+        keep=keep,
+        strategy=strategy,
+        balance=comparison.balance,
+        minimum=comparison.minimum,
+        released=statistics.mode == "published",
+    )
     return [
         plan(layers, metric_values(comparison.metric, statistics.entries[pair], statistics), request).kept
         for pair in pairs

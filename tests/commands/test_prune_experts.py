@@ -28,6 +28,7 @@ from prunecli.methods.experts.statistics import (
     gates_payload,
 )
 from tests.commands.calls import Result, call, names, refused, repeats
+from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
@@ -263,6 +264,20 @@ def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: 
     )
     assert run(model, "--experts", "ids.json", *languages, "-o", "b").status == 0
     assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
+
+
+def test_thresholds_on_published_statistics_are_those_of_the_released_code(model: Path, folder: Path) -> None:
+    layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
+    entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
+    (folder / "stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
+    options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min-per-layer", 3)
+    result = run(model, "--gates", "stats.json", *options)
+    assert result.status == 0, result.err
+    counts, theta = released_statistics.threshold_counts(layers, 32, 3)
+    assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == counts
+    assert (
+        f"Threshold theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
+    )
 
 
 def test_the_output_is_replaced_only_by_force(model: Path, folder: Path) -> None:

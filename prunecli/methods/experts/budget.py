@@ -40,6 +40,7 @@ class Request:
         strategy: the algorithm of 4.3.
         balance: encoder experts per decoder expert, layer by layer (3 is the paper's 3:1).
         minimum: at least this many in each layer.
+        released: thresholds as the authors' released code counts them, instead of eq. 5.
     """
 
     keep: int | None = None
@@ -47,6 +48,7 @@ class Request:
     strategy: Strategy = "per-layer"
     balance: Fraction = DEFAULT_BALANCE
     minimum: int = 2
+    released: bool = False
 
 
 def keep_count(ratio: float, held: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.methods.experts.metrics import DEFAULT_METRIC, RANDOM, Values, metric_values, random_values
 from prunecli.methods.experts.plan import DEFAULT_BALANCE, Selection, plan
 from prunecli.methods.experts.published import read_experts
-from prunecli.methods.experts.statistics import GateStatistics, check_matches, merge, read_gates
+from prunecli.methods.experts.statistics import GateStatistics, Mode, check_matches, merge, read_gates
 
 if TYPE_CHECKING:
     from prunecli.architectures.records import Side
@@ -109,9 +109,9 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     if options.experts is not None:
         return _from_ids(checkpoint, options.experts, options, found)
     request, fit = _request(checkpoint, options, layers, top_k)
-    values, granularity = _values(checkpoint, options, found)
-    selection = plan(layers, values, request)
-    reasons = _reasons(options, granularity, selection)
+    values, granularity, mode = _values(checkpoint, options, found)
+    selection = plan(layers, values, replace(request, released=mode == "published"))
+    reasons = _reasons(options, granularity, mode, selection)
     arguments = _arguments(options, request, granularity, fit)
     files = () if options.metric == RANDOM else options.gates
     step = history_step(COMMAND, checkpoint, given(arguments), files)
@@ -161,14 +161,18 @@ def _request(
 
 def _values(
     checkpoint: Checkpoint, options: Options, layers: Sequence[SparseLayer]
-) -> tuple[Mapping[str, Values], str | None]:
-    """The metric of every original expert, and the granularity that it was summed by."""
+) -> tuple[Mapping[str, Values], str | None, Mode | None]:
+    """The metric of every original expert, the granularity that it was summed by, and how the gates were collected."""
     if options.metric == RANDOM:
-        return random_values({layer.name: layer.original_experts for layer in layers}, options.seed), None
+        return (
+            random_values({layer.name: layer.original_experts for layer in layers}, options.seed),
+            None,
+            None,
+        )
     statistics = read_all(checkpoint, options.gates, layers)
     granularity = options.granularity or default_granularity(options.sources, options.targets)
     sums = aggregate(statistics, granularity, options.sources, options.targets)
-    return metric_values(options.metric, sums, statistics), granularity
+    return metric_values(options.metric, sums, statistics), granularity, statistics.mode
 
 
 def read_all(
@@ -217,7 +221,9 @@ def _arguments(
     }
 
 
-def _reasons(options: Options, granularity: str | None, selection: Selection) -> tuple[str, ...]:
+def _reasons(
+    options: Options, granularity: str | None, mode: Mode | None, selection: Selection
+) -> tuple[str, ...]:
     if granularity is None:
         chosen = f"Experts drawn at random (seed {options.seed}); no statistics are read."
     else:
@@ -227,7 +233,8 @@ def _reasons(options: Options, granularity: str | None, selection: Selection) ->
             f"Metric {options.metric}, granularity {granularity}{implied}{_languages(options)}, from {files}."
         )
     thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in selection.thresholds.items())
-    return (chosen, f"Threshold theta: {thetas}.") if thetas else (chosen,)
+    counted = ", counted as in the authors' released code" if mode == "published" else ""
+    return (chosen, f"Threshold theta: {thetas}{counted}.") if thetas else (chosen,)
 
 
 def _languages(options: Options) -> str:
