@@ -13,6 +13,7 @@ from prunecli.analysis.clustering import Dendrogram, LinkageMethod, cluster, fea
 from prunecli.analysis.similarity import Pair, jaccard_matrix, spread_by_relation
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.budget import balance_text
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_named, metric_values
 from prunecli.methods.experts.plan import (
@@ -101,7 +102,7 @@ def compare(statistics: GateStatistics, comparison: Comparison) -> dict[str, Any
         "metric": comparison.metric,
         "ratio": comparison.ratio,
         "strategy": comparison.strategy,
-        "balance": "{}:{}".format(*comparison.balance.as_integer_ratio()),
+        "balance": balance_text(comparison.balance),
         "mode": statistics.mode,
         "pairs": pairs,
         "similarity": _similarity(statistics, comparison, pairs) if len(pairs) <= MOST_PAIRS else None,

@@ -16,7 +16,7 @@ SHOWN = 160
 
 
 _FACTS = {
-    ("prune-experts", "keep"): "{} experts kept",
+    ("prune-experts", "keep"): "at most {} experts",  # of 0.1.0: the quota, not what was kept
     ("prune-experts", "fit_bytes"): "to fit in {} bytes",
     ("prune-heads", "removed"): "{} heads removed",
     ("prune-heads", "method"): "scores by {}",
@@ -26,6 +26,12 @@ _FACTS = {
     ("finetune", "best"): "best at step {}",
 }
 """What histories hold beside options, in words."""
+
+_COUNTED = {
+    "experts": "{after:,} of {before:,} experts kept",
+    "vocabulary": "{after:,} of {before:,} tokens kept",
+}
+"""Fields of a step that say what was kept of how much."""
 
 _OPTIONS = {("finetune", "hidden"): "--hidden-weight"}
 """Arguments that do not have their option's name."""
@@ -123,6 +129,10 @@ def step_text(step: Mapping[str, Any], *more: str) -> str:
             words.append(_option(command, name))
         elif value is not None and value is not False:
             words += [_option(command, name), _value(value)]
+    for name, text in _COUNTED.items():
+        found = _mapping(step.get(name))
+        if all(isinstance(found.get(end), int) for end in ("before", "after")):
+            facts.append(text.format(**found))
     brackets = ", ".join((*facts, *more))
     return " ".join((*words, f"({brackets})") if brackets else words)
 
@@ -132,6 +142,8 @@ def _option(command: str, name: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Mapping) and set(value) == {"encoder", "decoder"}:
+        value = [value["encoder"], value["decoder"]]
     if isinstance(value, Mapping):
         value = value.get("path", json.dumps(value, ensure_ascii=False, default=str))
     text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

@@ -108,7 +108,8 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
     assert "Written: pruned-experts" in result.out
     found = kept(folder / "pruned-experts")
-    assert [len(ids) for ids in found.values()] == [6, 6, 2, 2]
+    assert [len(ids) for ids in found.values()] == [4, 4, 4, 4]
+    assert "Decoder layers" not in result.err
     with open_checkpoint(model) as full, open_checkpoint(folder / "pruned-experts") as pruned:
         for layer, ids in found.items():
             rows = full.read(f"{layer}.router.classifier.weight")[list(ids)]
@@ -123,13 +124,18 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
         assert not opens_as_stock(pruned.config)
     assert step["arguments"]["source"] == ["eng_Latn"]
     assert step["arguments"]["ratio"] == 0.75
+    assert step["experts"] == {"before": 64, "after": 16}
     assert step["statistics"]["file"] == "gates.json"
 
 
 def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: Path) -> None:
-    result = run(model, "--balance", "1:1")
+    result = run(model)
     assert result.status == 0, result.err
-    assert "No --ratio given: removing 80 %" in result.err
+    assert (
+        "Metric importance, balance 1:1 (default), granularity global (default), from gates.json"
+        in result.err
+    )
+    assert "No --ratio given: removing at least 80 %" in result.err
     assert "granularity global (default)" in result.err
     assert "No languages named: all of gates.json count; --source and --target keep" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
@@ -243,6 +249,49 @@ def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
     assert "batch 1, beam 1, 2 tokens" in result.out
     with open_checkpoint(folder / "small") as made:
         assert made.total_bytes <= budget * 0.9
+
+
+def test_history_says_how_many_experts_were_kept(model: Path, folder: Path) -> None:
+    (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
+    made = {
+        "quota": ("--ratio", 0.8),  # 12 of 64 at most: 3 in each layer
+        "balance": ("--ratio", 0.7, "--balance", "3:1"),  # 19 at most: 6 and 2 in each layer
+        "ids": ("--experts", "ids.json"),
+        "each": ("--experts-per-layer", "9,3"),
+        "fit": ("--fit", "1GiB"),
+    }
+    for name, options in made.items():
+        assert run(model, *options, "-o", name).status == 0
+        with open_checkpoint(folder / name) as checkpoint:
+            step = checkpoint.structure.history[-1]
+        left = sum(map(len, kept(folder / name).values()))
+        assert step["experts"] == {"before": 64, "after": left}
+        assert "keep" not in step["arguments"]
+    assert sum(map(len, kept(folder / "balance").values())) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ("--balance", "3:1"),
+            "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with fewer than 128",
+        ),
+        (("--experts-per-layer", "9,3"), "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
+        (("--balance", "3:1", "--strategy", "side-threshold"), "Decoder layers keep 4 of 16 experts"),
+        (("--balance", "1:3"), None),
+        (("--balance", "3:1", "--ratio", 0), None),
+        (("--strategy", "global-threshold"), None),
+    ],
+)
+def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
+    model: Path, folder: Path, options: tuple[Any, ...], says: str | None
+) -> None:
+    amount = () if {"--ratio", "--experts-per-layer"} & set(options) else ("--ratio", 0.5)
+    result = run(model, *amount, *options, "--quiet", "--dry-run")
+    assert result.status == 0, result.err
+    assert result.err.count("Decoder layers") == (says is not None)
+    assert says is None or says in result.err
 
 
 def test_experts_per_layer(model: Path, folder: Path) -> None:

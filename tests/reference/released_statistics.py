@@ -2,7 +2,7 @@
 
 Statistics: a field of several language pairs is the plain mean of the pairs' values, and a metric is computed from
 these means. Thresholds: theta grows by 0.001; a layer keeps its first experts, and of the others those whose running
-sum of shares, in which the first ones do not count, is below theta; layers take theirs in order until the count is full.
+sum of shares, in which the first ones do not count, is below theta; layers take theirs in order up to the count.
 """
 
 from __future__ import annotations

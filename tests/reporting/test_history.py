@@ -14,7 +14,12 @@ DIGEST = "0123456789abcdef" * 4
 @pytest.mark.parametrize(
     ("command", "arguments", "expected"),
     [
-        ("prune-experts", {"ratio": 0.8, "keep": 51}, "prune-experts --ratio 0.8 (51 experts kept)"),
+        ("prune-experts", {"ratio": 0.8, "keep": 51}, "prune-experts --ratio 0.8 (at most 51 experts)"),
+        (
+            "prune-experts",
+            {"experts_per_layer": {"decoder": 12, "encoder": 36}},
+            "prune-experts --experts-per-layer 36,12",
+        ),
         ("prune-experts", {"fit_bytes": 3 << 30}, "prune-experts (to fit in 3,221,225,472 bytes)"),
         (
             "prune-heads",
@@ -49,6 +54,19 @@ def test_a_step_is_shown_as_it_was_typed(
 
 
 def test_what_it_was_made_from_may_follow() -> None:
-    step = {"command": "prune-experts", "arguments": {"keep": 51}}
-    assert step_text(step, "from demo") == "prune-experts (51 experts kept, from demo)"
+    step = {"command": "prune-heads", "arguments": {"removed": 51}}
+    assert step_text(step, "from demo") == "prune-heads (51 heads removed, from demo)"
     assert step_text({}, "from demo") == "? (from demo)"
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "expected"),
+    [
+        ("prune-experts", "experts", "prune-experts --ratio 0.8 (48 of 1,256 experts kept)"),
+        ("trim-vocabulary", "vocabulary", "trim-vocabulary --ratio 0.8 (48 of 1,256 tokens kept)"),
+    ],
+)
+def test_what_was_kept_is_said_not_what_was_asked(command: str, field: str, expected: str) -> None:
+    step = {"command": command, "arguments": {"ratio": 0.8}, field: {"before": 1256, "after": 48}}
+    assert step_text(step) == expected
+    assert step_text({**step, field: {"before": "many"}}) == f"{command} --ratio 0.8"

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import (
-    DEFAULT_BALANCE,
     MIN_PER_LAYER,
     STRATEGIES,
     Layer,
@@ -25,7 +24,6 @@ from prunecli.methods.experts.budget import (
 from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
 
 __all__ = [
-    "DEFAULT_BALANCE",
     "MIN_PER_LAYER",
     "STRATEGIES",
     "Layer",

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import kept_counts
+from prunecli.methods.experts.budget import default_balance, kept_counts, starved
 from prunecli.methods.experts.plan import (
     Layer,
     Request,
@@ -129,6 +129,29 @@ def test_counts_of_uneven_layers_stay_within_them(
         spread = kept_counts(layers, Request(strategy=strategy, balance=balance), keep)
         assert all(1 <= spread[layer.name] <= len(layer.experts) for layer in layers)
         assert sum(spread.values()) <= keep
+
+
+@pytest.mark.parametrize(("width", "balance"), [(8, 1), (32, 1), (64, 1), (127, 1), (128, 3), (256, 3)])
+def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(
+    width: int, balance: int
+) -> None:
+    layers = model(2, 2, width)
+    originals = [width] * 4
+    assert default_balance(originals) == balance
+    uneven = {layer.name: 6 if layer.side == "encoder" else 2 for layer in layers}
+    said = starved(layers, originals, uneven)
+    assert (said is None) == (balance == 3)
+    assert said is None or said.startswith(
+        f"Decoder layers keep 2 of {width} experts, encoder layers 6 of {width}"
+    )
+    assert starved(layers, originals, dict.fromkeys(uneven, 4)) is None
+    assert starved(layers[:2], originals[:2], uneven) is None
+
+
+def test_a_decoder_that_lost_more_before_is_not_warned_of_again() -> None:
+    layers = [Layer("e", "encoder", tuple(range(18))), Layer("d", "decoder", tuple(range(6)))]
+    assert starved(layers, [64, 64], {"e": 10, "d": 6}) is None
+    assert starved(layers, [64, 64], {"e": 18, "d": 4}) is not None
 
 
 def test_a_model_of_one_side_has_no_balance() -> None:
@@ -269,7 +292,7 @@ def test_experts_per_layer() -> None:
     values = random_metric(NLLB)
     fixed = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}))
     assert [len(ids) for ids in fixed.kept.values()] == [36] * 6 + [12] * 6
-    assert fixed.kept == plan(NLLB, values, Request(keep=307)).kept
+    assert fixed.kept == plan(NLLB, values, Request(keep=307, balance=Fraction(3))).kept
     sides = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}, strategy="side-threshold"))
     assert sum(len(sides.kept[layer.name]) for layer in NLLB[:6]) == 216
     assert sum(len(sides.kept[layer.name]) for layer in NLLB[6:]) == 72
