@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.data.parallel import near_names
 from prunecli.errors import CheckpointError, DataError
+
+_FILES = ("*token*.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
+"""What tokenizers are stored in."""
 
 Tokenizer = Any
 """A tokenizer of transformers."""
@@ -19,11 +23,13 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer of a checkpoint directory, from its own files alone; no code of the directory is run.
 
     Raises:
-        CheckpointError: no such directory, or no tokenizer in it that transformers can read.
+        CheckpointError: no such directory, no tokenizer in it that transformers can read, or Git LFS pointers.
     """
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "Name a checkpoint directory.")
+    for file in sorted({found for pattern in _FILES for found in directory.glob(pattern)}):
+        refuse_pointer(file)
     from transformers import AutoTokenizer
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
