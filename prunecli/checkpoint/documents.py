@@ -49,6 +49,11 @@ def header(
     }
 
 
+def sizes(checkpoint: Checkpoint) -> dict[str, int]:
+    """The fields of a result that say how big a checkpoint is."""
+    return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}
+
+
 def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = False) -> None:
     """Write `payload` beside `path`, then rename: the file appears whole or not at all.
 

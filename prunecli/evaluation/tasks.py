@@ -256,7 +256,7 @@ def _payload(
     options: TaskOptions,
     measured: Mapping[str, _Measured],
 ) -> dict[str, Any]:
-    from prunecli.checkpoint.documents import header
+    from prunecli.checkpoint.documents import header, sizes
 
     baseline = next(iter(measured))
     results = []
@@ -265,7 +265,7 @@ def _payload(
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in found.scores.items()
         }
-        row: dict[str, Any] = {"checkpoint": label, **found.windows, "scores": scores}
+        row: dict[str, Any] = {"checkpoint": label, **found.windows, "scores": scores, **sizes(opened[label])}
         if label != baseline:
             row["p_value"] = _p_value(task, measured[baseline].values, found.values)
         results.append(row)

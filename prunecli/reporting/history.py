@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunecli.analysis.settings import AMOUNTS
 from prunecli.reporting.collect import Found, Material
 from prunecli.reporting.markup import Html, element, join
 from prunecli.reporting.trees import Node, lineage
@@ -63,6 +64,7 @@ def family_tree(made: Sequence[Found], stock: Sequence[Found], here: set[str]) -
     path to what it was made from, whether that still exists or not.
     """
     roots: dict[str, Node] = {}
+    steps: dict[int, Mapping[str, Any]] = {}
     places: dict[tuple[str, ...], Node] = {}
     named: dict[int, list[str]] = {}
     for one in made:
@@ -77,10 +79,40 @@ def family_tree(made: Sequence[Found], stock: Sequence[Found], here: set[str]) -
             if taken not in places:
                 places[taken] = Node(_called(one.history, index), step_text(step), here=False)
                 node.children.append(places[taken])
+                steps[id(places[taken])] = step
             node = places[taken]
         named.setdefault(id(node), []).append(one.name)
         node.name, node.here = ", ".join(named[id(node)]), True
+    for parent in (*roots.values(), *places.values()):
+        for child in parent.children:
+            siblings = [steps[id(other)] for other in parent.children if other is not child]
+            child.short = told_apart_step(steps[id(child)], siblings)
     return list(roots.values())
+
+
+def told_apart_step(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
+    """Of a step what differs from its siblings of the same command; of one alone how much it did."""
+    command, arguments = step.get("command", "?"), _mapping(step.get("arguments"))
+    others = [other for other in siblings if other.get("command", "?") == command]
+    amounts = AMOUNTS.get(str(command), frozenset())
+    shown = {
+        name: value
+        for name, value in arguments.items()
+        if (
+            any(_mapping(other.get("arguments")).get(name) != value for other in others)
+            if others
+            else name in amounts
+        )
+    }
+    counted = {
+        name: step[name]
+        for name in _COUNTED
+        if name in step and (not shown or any(other.get(name) != step[name] for other in others))
+    }
+    files = _statistics(step)
+    differ = any(_statistics(other) != files for other in others)
+    text = step_text({"command": command, "arguments": shown, **counted}, *(files if differ else []))
+    return text if text != command or not others else step_text(step)
 
 
 def original(one: Found) -> tuple[str, str, str]:
