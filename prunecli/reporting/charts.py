@@ -107,7 +107,7 @@ def chart(
         name = element("title", f"{point.name}: {x_name} {point.x:,.6g}, {y_name} {point.y:,.6g}")
         parts.append(element("path", name, d=_mark(index, x, y), class_=f"s{index % SERIES}"))
     if named and len(points) <= LABELLED:
-        parts += _names([(point.name, *where) for _, point, where in placed])
+        parts += _names(list(dict.fromkeys((point.name, *where) for _, point, where in placed)))
     drawing = _svg(WIDTH, HEIGHT, parts, fit=True)
     return figure(caption, drawing, *([_key([one.name for one in held])] if len(held) > 1 else []))
 

@@ -10,24 +10,28 @@ _BEGUN = re.compile(r"(\d+\.)?\w*$")
 
 
 def told_apart(names: Iterable[str], letters: int) -> dict[str, str]:
-    """Name -> it, or where one of them is longer than `letters` a shorter form of its own.
+    """Name -> it, or where it is longer than `letters` a shorter form of its own.
 
-    What all begin with goes first, then what all end with, in whole words; then the middle of what is still too long.
-    Names that could not be told apart then stay whole.
+    What all long ones begin with goes first, then what they end with, in whole words; then the middle of what is still
+    too long, as far as no two become alike.
     """
-    found = dict.fromkeys(names, "")
-    if len(found) < 2 or all(len(name) <= letters for name in found):
-        short = {name: _cut(name, letters) for name in found}
-    else:
-        front = len(_BEGUN.sub("", _common(list(found))))
-        back = len(_BEGUN.sub("", _common([name[::-1] for name in found])))
-        short = {name: _cut(_without(name, front, back, letters), letters) for name in found}
-    return short if len(set(short.values())) == len(found) else {name: name for name in found}
+    whole = list(dict.fromkeys(names))
+    long = [name for name in whole if len(name) > letters]
+    shared = long if len(long) > 1 else []
+    front = len(_BEGUN.sub("", _common(shared)))
+    back = len(_BEGUN.sub("", _common([name[::-1] for name in shared])))
+    for room in range(letters, max(map(len, long), default=letters)):
+        short = {
+            name: _cut(_without(name, front, back, room), room) if name in long else name for name in whole
+        }
+        if len(set(short.values())) == len(whole):
+            return short
+    return {name: name for name in whole}
 
 
 def _common(names: Sequence[str]) -> str:
     """What all begin with."""
-    first, last = min(names), max(names)
+    first, last = min(names, default=""), max(names, default="")
     end = next(
         (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
