@@ -57,13 +57,13 @@ def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
     origin = _origin(history) if history else own
     if origin is not None:
         found[ORIGIN] = origin
-    for place, (command, values, files) in enumerate(runs):
+    for place, (command, values, scored) in enumerate(runs):
         found[place, ""] = Value(command, command)
         found |= {(place, name): value for name, value in values.items()}
-        if len({one.identity for one in files}) > 1:
+        if len({one.identity for one in scored}) > 1:
             found[place, "statistics"] = Value("of each step", "of each step")
-        elif files[0].identity:
-            found[place, "statistics"] = files[0]
+        elif scored[0].identity:
+            found[place, "statistics"] = scored[0]
     return found
 
 
@@ -130,10 +130,11 @@ def _arguments(step: Step) -> dict[str, Value]:
         kinds = [kinds] if isinstance(kinds, str) else kinds
         found["attention"] = _value("all" if set(map(str, kinds)) >= set(KINDS) else kinds)
     counts = arguments.get("experts_per_layer")
-    sides = [counts.get(side) for side in ("encoder", "decoder")] if isinstance(counts, Mapping) else []
-    if sides and all(type(count) is int and count > 0 for count in sides):
-        balance = Fraction(*sides)
-        found["balance"] = _value(f"{balance.numerator}:{balance.denominator}")
+    if isinstance(counts, Mapping):
+        encoder, decoder = counts.get("encoder"), counts.get("decoder")
+        if type(encoder) is int and type(decoder) is int and encoder > 0 and decoder > 0:
+            balance = Fraction(encoder, decoder)
+            found["balance"] = _value(f"{balance.numerator}:{balance.denominator}")
     return found
 
 
