@@ -210,7 +210,8 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     A file whose name ends in `.gz` is unpacked.
 
     Raises:
-        DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the line).
+        DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the
+            line).
     """
     path = Path(path)
     refuse_pointer(path, DataError)

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
-from prunecli.checkpoint.git_lfs import refuse_pointer
+from prunecli.checkpoint.git_lfs import refuse_pointers_beside_weights
 from prunecli.data.parallel import near_names
 from prunecli.errors import CheckpointError, DataError
-
-_FILES = ("*token*.json", "vocab*", "merges.txt", "*.model", "*.spm", "*.tiktoken")
-"""What tokenizers are stored in."""
 
 Tokenizer = Any
 """A tokenizer of transformers."""
@@ -28,8 +25,7 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "Name a checkpoint directory.")
-    for file in sorted({found for pattern in _FILES for found in directory.glob(pattern)}):
-        refuse_pointer(file)
+    refuse_pointers_beside_weights(directory)
     from transformers import AutoTokenizer
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.checkpoint.git_lfs import refuse_pointer
+from prunecli.checkpoint.layout import sparse_layers
 from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.data.labelled import read_labelled
 from prunecli.data.parallel import read_parallel
@@ -17,9 +18,11 @@ from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
 from prunecli.methods.experts.published import read_experts
+from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.statistics import read_gates
 from prunecli.methods.heads.selection import read_selection
 from prunecli.methods.heads.statistics import read_scores
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.tiny import tiny_nllb_moe
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:203314cc96001ad3\nsize 66067895\n"
@@ -68,6 +71,19 @@ def test_a_pointer_in_place_of_a_tokenizer_is_named(name: str, tmp_path: Path) -
     (tmp_path / name).write_text(POINTER)
     with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer"):
         load_tokenizer(tmp_path)
+
+
+def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None:
+    made = tiny_nllb_moe(tmp_path / "tiny")
+    (made / "tokenizer.json").write_text(POINTER)
+    with open_checkpoint(made) as source:
+        structure, outputs = rewrite(
+            source, {layer.name: layer.experts for layer in sparse_layers(source)}, None
+        )
+        reduced = Rewrite(structure, outputs, stock_config(source, structure))
+        with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):
+            rewrite_checkpoint(source, reduced, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_pickled_pointer_is_named(tmp_path: Path) -> None:
