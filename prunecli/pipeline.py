@@ -11,6 +11,7 @@ from typing import Any
 from prunecli.checkpoint.card import model_card
 from prunecli.checkpoint.documents import write_json
 from prunecli.checkpoint.dtypes import config_dtype
+from prunecli.checkpoint.git_lfs import refuse_pointers_beside_weights
 from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra
 from prunecli.checkpoint.opening import result_config, shim_classes
 from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
@@ -97,8 +98,9 @@ def rewrite_checkpoint(
 
     Raises:
         OutputError: `output` exists, overlaps the source, or the disk lacks room.
-        CheckpointError: the source is damaged, or the result would not be what its config says.
+        CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
     """
+    refuse_pointers_beside_weights(source.path)
     summary = summarize(source, rewrite)
     copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
     changed = sum(len(content) for content in rewrite.files.values() if content is not None)

@@ -18,22 +18,21 @@ class CurvePoint:
     Attributes:
         removed: fraction of the heads, experts or parameters that it lost, in [0, 1].
         scores: what was measured of it, such as {"chrF++": 51.2}; the same names for all points.
-        line: the curve that it belongs to; None: the unreduced model, which every curve goes through.
+        lines: the curves that it is a point of.
+        is_original: whether they start from it.
     """
 
     removed: float
     scores: Mapping[str, float]
-    line: str | None = None
+    lines: tuple[str, ...] = ("",)
+    is_original: bool = False
 
 
 def curves(points: Sequence[CurvePoint]) -> dict[str, list[CurvePoint]]:
-    """Line -> its points by what was removed; points without a line are in every one.
-
-    Where no point has a line, they make one of their own.
-    """
-    names = list(dict.fromkeys(point.line for point in points if point.line is not None)) or [""]
+    """Line -> its points by what was removed."""
+    names = dict.fromkeys(line for point in points for line in point.lines)
     return {
-        name: sorted((p for p in points if p.line in (name, None)), key=lambda point: point.removed)
+        name: sorted((p for p in points if name in p.lines), key=lambda point: point.removed)
         for name in names
     }
 
@@ -41,7 +40,8 @@ def curves(points: Sequence[CurvePoint]) -> dict[str, list[CurvePoint]]:
 def score_curve(points: Sequence[CurvePoint], path: Path, *, unit: str = "heads") -> None:
     """Draw one panel per score, one line per `curves`, and write the PNG whole or not at all.
 
-    A dashed line goes through the score of the unreduced model, where there is one.
+    A dashed line goes through the score of each original. What was removed counts from 0; an axis of scores that begins
+    above says where.
 
     Args:
         unit: what was removed, for the axis: "heads", "experts", "parameters".
@@ -74,13 +74,15 @@ def _panel(axes: Any, points: Sequence[CurvePoint], score: str, unit: str) -> No
             markersize=4,
             label=name,
         )
-    whole = [point.scores[score] for point in points if point.line is None]
-    if whole:
-        axes.axhline(whole[0], color="gray", linestyle="--", linewidth=0.8)
+    for point in points:
+        if point.is_original:
+            axes.axhline(point.scores[score], color="gray", linestyle="--", linewidth=0.8)
+    axes.set_xlim(left=min(-2.0, *(102 * point.removed for point in points)))
     axes.set_xlabel(f"{unit} removed, %")
-    axes.set_ylabel(score)
+    low, _ = axes.get_ylim()
+    axes.set_ylabel(f"{score} (axis from {low:.3g})" if low > 0 else score)
     axes.grid(alpha=0.3)
     if len(lines) > 1:
-        axes.legend()
+        axes.legend(fontsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -1,4 +1,4 @@
-"""How much of a model each of several checkpoints has lost, and in which way: the abscissa of a curve."""
+"""How much of a model each of several checkpoints has lost, and in which way: abscissa and lines of a chart."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from prunecli.analysis.settings import Value, names, setting
 from prunecli.checkpoint.attention import KINDS, AttentionLayer, attention_layers
 from prunecli.checkpoint.layout import sparse_layers
 from prunecli.checkpoint.reader import Checkpoint
-
-ALL = "all"
 
 
 @dataclass(frozen=True)
@@ -19,57 +18,104 @@ class Removed:
 
     Attributes:
         fraction: in [0, 1]: 1 - kept / original.
-        line: checkpoints that were reduced in the same way have the same: the attention ("encoder", "decoder",
-            "cross", or "all"), or how experts were chosen; None for a checkpoint that lost nothing, which every line
-            starts from.
+        lines: those that it is a point of: of a reduced checkpoint the one of all that were reduced in the same way,
+            from the same model; of an original those of what was made from it. A line is named by what differs between
+            the lines, "" where there is one.
+        is_original: whether curves start from it.
     """
 
     fraction: float
-    line: str | None
+    lines: tuple[str, ...]
+    is_original: bool = False
 
 
 Unit = Literal["heads", "experts", "parameters"]
 
 
-def removed(checkpoints: Sequence[Checkpoint]) -> tuple[Unit, list[Removed]]:
+def removed(checkpoints: Sequence[Checkpoint], whole: int | None = None) -> tuple[Unit, list[Removed]]:
     """What was removed from the checkpoints, and how much of it from each.
 
-    Heads where any has lost heads, else experts where any has lost experts, else parameters, which are counted
-    against the first checkpoint's. Where the last pruning of heads was of some attentions only (1905.10650, section
-    5), the fraction is of the heads of these.
+    Heads where all reduced ones have lost heads, else experts where all have lost experts, else parameters, which are
+    counted against `whole`, by default the first checkpoint's. Where the last pruning of heads was of some attentions
+    only (1905.10650, section 5), the fraction is of the heads of these.
     """
-    if any(checkpoint.structure.heads for checkpoint in checkpoints):
-        return "heads", [_heads(checkpoint) for checkpoint in checkpoints]
-    if any(checkpoint.structure.experts for checkpoint in checkpoints):
-        return "experts", [_experts(checkpoint) for checkpoint in checkpoints]
-    sizes = [sum(info.numel for info in checkpoint.tensors.values()) for checkpoint in checkpoints]
-    fractions = [1 - size / sizes[0] for size in sizes]
-    return "parameters", [Removed(fraction, ALL if fraction else None) for fraction in fractions]
+    unit = _unit(checkpoints)
+    if unit == "heads":
+        fractions = [_heads(checkpoint) for checkpoint in checkpoints]
+    elif unit == "experts":
+        fractions = [_experts(checkpoint) for checkpoint in checkpoints]
+    else:
+        sizes = [checkpoint.total_parameters for checkpoint in checkpoints]
+        fractions = [1 - size / (whole or sizes[0]) for size in sizes]
+    return unit, _in_lines(checkpoints, fractions)
 
 
-def _heads(checkpoint: Checkpoint) -> Removed:
+def _unit(checkpoints: Sequence[Checkpoint]) -> Unit:
+    reduced = [one.structure for one in checkpoints if one.structure.heads or one.structure.experts]
+    if reduced and all(structure.heads for structure in reduced):
+        return "heads"
+    return "experts" if reduced and all(structure.experts for structure in reduced) else "parameters"
+
+
+def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> list[Removed]:
+    """Which checkpoints were reduced in the same way."""
+    reduced = [index for index, one in enumerate(checkpoints) if fractions[index] or one.structure.history]
+    starts = {
+        index: [
+            other
+            for other in reduced
+            if other != index and _is_made_from(checkpoints[other], checkpoints[index])
+        ]
+        for index, fraction in enumerate(fractions)
+        if fraction == 0
+    }
+    reduced = [index for index in reduced if not starts.get(index)]
+    members = [index for index in range(len(checkpoints)) if index in reduced or not starts.get(index)]
+    if not reduced:
+        return [Removed(fraction, ("",), is_original=True) for fraction in fractions]
+    named = dict(zip(members, names([_setting(checkpoints[index]) for index in members]), strict=True))
+    found = []
+    for index, fraction in enumerate(fractions):
+        if starts.get(index):
+            lines = tuple(dict.fromkeys(named[other] for other in starts[index] if other in named))
+            found.append(Removed(fraction, lines, is_original=True))
+        else:
+            found.append(Removed(fraction, (named[index],)))
+    return found
+
+
+def _is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
+    """Whether the history of `one` begins with that of `other`, or with `other` itself."""
+    history, earlier = one.structure.history, other.structure.history
+    if earlier:
+        return len(earlier) < len(history) and list(history[: len(earlier)]) == list(earlier)
+    if not history:
+        return False
+    source = history[0].get("source")
+    return not isinstance(source, Mapping) or source.get("fingerprint") == other.fingerprint
+
+
+def _setting(checkpoint: Checkpoint) -> Any:
+    return setting(
+        checkpoint.structure.history, Value(checkpoint.path.resolve().name, checkpoint.fingerprint)
+    )
+
+
+def _heads(checkpoint: Checkpoint) -> float:
     if not checkpoint.structure.heads:
-        return Removed(0.0, None)
+        return 0.0
     kinds = _arguments(checkpoint, "prune-heads").get("attention") or KINDS
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     layers: Sequence[AttentionLayer] = attention_layers(checkpoint)
-    present = {layer.kind for layer in layers}
     chosen = [layer for layer in layers if layer.kind in kinds] or layers
-    kept, original = sum(layer.num_heads for layer in chosen), sum(layer.original_heads for layer in chosen)
-    return Removed(1 - kept / original, ALL if present.issubset(kinds) else ", ".join(map(str, kinds)))
+    return 1 - sum(layer.num_heads for layer in chosen) / sum(layer.original_heads for layer in chosen)
 
 
-def _experts(checkpoint: Checkpoint) -> Removed:
+def _experts(checkpoint: Checkpoint) -> float:
     if not checkpoint.structure.experts:
-        return Removed(0.0, None)
+        return 0.0
     layers = sparse_layers(checkpoint)
-    kept, original = (
-        sum(layer.num_experts for layer in layers),
-        sum(layer.original_experts for layer in layers),
-    )
-    arguments = _arguments(checkpoint, "prune-experts")
-    line = arguments.get("granularity") or arguments.get("metric") or ALL
-    return Removed(1 - kept / original, str(line))
+    return 1 - sum(layer.num_experts for layer in layers) / sum(layer.original_experts for layer in layers)
 
 
 def _arguments(checkpoint: Checkpoint, command: str) -> Mapping[str, Any]:

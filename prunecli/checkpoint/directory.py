@@ -7,6 +7,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.checkpoint.hub.names import no_such_directory
 from prunecli.checkpoint.json_text import LONE, has_lone_surrogates, is_finite
 from prunecli.checkpoint.safetensors_files import read_header, unique_keys
@@ -142,6 +143,7 @@ def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightF
 
 
 def _read_object(path: Path) -> dict[str, Any]:
+    refuse_pointer(path)
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
     except (ValueError, RecursionError) as error:

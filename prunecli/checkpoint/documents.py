@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import __version__
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.checkpoint.json_text import LONE, escaped, has_lone_surrogates
 from prunecli.checkpoint.origin import origin
 from prunecli.checkpoint.whole_file import new_file
@@ -46,6 +47,11 @@ def header(
         ],
         "seed": seed,
     }
+
+
+def sizes(checkpoint: Checkpoint) -> dict[str, int]:
+    """The fields of a result that say how big a checkpoint is."""
+    return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}
 
 
 def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = False) -> None:
@@ -96,9 +102,11 @@ def read_json(
         The value; a dict where `format` is given.
 
     Raises:
-        StatisticsError: (or `error`) the file is missing, empty, cut short, holds NaN, or has another format.
+        StatisticsError: (or `error`) the file is missing, empty, cut short, a Git LFS pointer, holds NaN, or has
+            another format.
     """
     path = Path(path)
+    refuse_pointer(path, error)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from prunecli.checkpoint.dtypes import is_known, parse_dtype
-from prunecli.checkpoint.safetensors_files import LFS_POINTER, lfs_pointer
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.checkpoint.tensors import Stored, TensorInfo, WeightFile
 from prunecli.errors import CheckpointError, UsageError
 
@@ -35,11 +35,10 @@ def read_pickled(path: Path) -> WeightFile:
     Raises:
         CheckpointError: the file is missing, truncated, or holds more than tensors.
     """
+    refuse_pointer(path)
     with path.open("rb") as file:
-        magic = file.read(len(LFS_POINTER))
-    if magic == LFS_POINTER:
-        raise lfs_pointer(path)
-    if not magic.startswith(ZIP_MAGIC):
+        magic = file.read(len(ZIP_MAGIC))
+    if magic != ZIP_MAGIC:
         return _spooled(path, _load(path), {})
     described = _load(path, describe=True)
     in_place = {

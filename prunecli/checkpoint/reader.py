@@ -72,6 +72,11 @@ class Checkpoint:
         return sum(info.nbytes for info in self.tensors.values())
 
     @property
+    def total_parameters(self) -> int:
+        """Values of all tensors."""
+        return sum(info.numel for info in self.tensors.values())
+
+    @property
     def model_type(self) -> str:
         """As in config.json."""
         return str(self.config.get("model_type"))

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.checkpoint.dtypes import is_known
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.checkpoint.tensors import Stored, TensorInfo, WeightFile
 from prunecli.errors import CheckpointError
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library: a longer header is damage."""
-
-LFS_POINTER = b"version https://git-lfs"
-"""How a file begins that `git clone` left as a pointer."""
 
 
 def read_header(path: Path) -> WeightFile:
@@ -25,11 +23,10 @@ def read_header(path: Path) -> WeightFile:
     Raises:
         CheckpointError: the file is missing, truncated, or its header is not a valid one.
     """
+    refuse_pointer(path)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         header = file.read(8)
-        if header.startswith(LFS_POINTER[:8]) and header + file.read(16) >= LFS_POINTER and size < 1024:
-            raise lfs_pointer(path)
         if len(header) < 8:
             raise _truncated(path, f"{size} bytes")
         (length,) = struct.unpack("<Q", header)
@@ -46,13 +43,6 @@ def read_header(path: Path) -> WeightFile:
     found.sort(key=lambda stored: (stored.offset, stored.info.nbytes))
     _check_layout(path, found, 8 + length, size)
     return WeightFile(path, {stored.info.name: stored for stored in found})
-
-
-def lfs_pointer(path: Path) -> CheckpointError:
-    """The error for a Git LFS pointer in place of weights."""
-    return CheckpointError(
-        f"{path}: a Git LFS pointer, not the weights", "Run `git lfs pull` in its directory."
-    )
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

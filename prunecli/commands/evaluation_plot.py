@@ -25,7 +25,12 @@ def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping
     key = "mean" if payload["task"] == "translation" else "scores"
     unit, fractions = removed([open_checkpoint(checkpoints[row["checkpoint"]]) for row in payload["results"]])
     points = [
-        CurvePoint(lost.fraction, {title: float(row[key][name]) for name, title in titles.items()}, lost.line)
+        CurvePoint(
+            lost.fraction,
+            {title: float(row[key][name]) for name, title in titles.items()},
+            lost.lines,
+            lost.is_original,
+        )
         for row, lost in zip(payload["results"], fractions, strict=True)
     ]
     score_curve(points, path, unit=unit)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from prunecli.commands.inspect_fit import Fits
 
 FORMAT = "prunecli.inspect/1"
-BALANCE = "3:1"
 
 
 def inspect(
@@ -47,8 +46,14 @@ def inspect(
         typer.Option("--dtype", help="For --fit: type of the weights; default: as stored.", metavar="TYPE"),
     ] = None,
     balance: Annotated[
-        str, typer.Option("--balance", help="For --fit: experts kept, encoder to decoder.", metavar="E:D")
-    ] = BALANCE,
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--balance",
+            help="For --fit: experts kept, encoder to decoder; default: as prune-experts.",
+            metavar="E:D",
+            show_default=False,
+        ),
+    ] = None,
     fit_batch: FitBatchOption = FIT_BATCH,
     fit_beam: FitBeamOption = FIT_BEAM,
     fit_length: FitLengthOption = FIT_LENGTH,
@@ -63,15 +68,17 @@ def inspect(
     from prunecli.checkpoint.dtypes import parse_dtype
     from prunecli.checkpoint.inventory import inventory_payload, take_inventory
     from prunecli.checkpoint.quantities import parse_size
+    from prunecli.methods.experts.budget import balance_text, default_balance
 
     budget = None if fit is None else parse_size(fit)
     stored_as = None if dtype is None else parse_dtype(dtype)
     load = fit_load(fit, fit_batch, fit_beam, fit_length)
     if fit is None:
-        refuse_without_fit({"--dtype": dtype is not None, "--balance": balance != BALANCE})
+        refuse_without_fit({"--dtype": dtype is not None, "--balance": balance is not None})
     with _opened(checkpoint) as opened:
         inventory = take_inventory(opened)
-        answer = None if budget is None else _fits(opened, budget, stored_as, balance, load)
+        kept = balance or balance_text(default_balance(layer.original_experts for layer in inventory.layers))
+        answer = None if budget is None else _fits(opened, budget, stored_as, kept, load)
         if json:
             payload = {**header(FORMAT, [opened], None), **inventory_payload(opened, inventory)}
             if answer is not None:
@@ -82,12 +89,8 @@ def inspect(
             return
         _show(opened, inventory)
         if answer is not None:
-            _show_fits(
-                answer,
-                inventory,
-                ["prune-experts", str(checkpoint or opened.path), "--balance", balance],
-                stored_as,
-            )
+            words = ["prune-experts", str(checkpoint or opened.path), "--balance", kept]
+            _show_fits(answer, inventory, words, stored_as)
 
 
 def _opened(checkpoint: Path | None) -> Checkpoint:

@@ -13,6 +13,7 @@ from prunecli.analysis.clustering import Dendrogram, LinkageMethod, cluster, fea
 from prunecli.analysis.similarity import Pair, jaccard_matrix, spread_by_relation
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.budget import balance_text
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_named, metric_values
 from prunecli.methods.experts.plan import (
@@ -101,7 +102,7 @@ def compare(statistics: GateStatistics, comparison: Comparison) -> dict[str, Any
         "metric": comparison.metric,
         "ratio": comparison.ratio,
         "strategy": comparison.strategy,
-        "balance": "{}:{}".format(*comparison.balance.as_integer_ratio()),
+        "balance": balance_text(comparison.balance),
         "mode": statistics.mode,
         "pairs": pairs,
         "similarity": _similarity(statistics, comparison, pairs) if len(pairs) <= MOST_PAIRS else None,
@@ -128,7 +129,13 @@ def _select(
 ) -> list[Kept]:
     layers = [Layer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers]
     keep = keep_count(comparison.ratio, len(layers) * statistics.num_experts)
-    request = Request(keep=keep, strategy=strategy, balance=comparison.balance, minimum=comparison.minimum)
+    request = Request(
+        keep=keep,
+        strategy=strategy,
+        balance=comparison.balance,
+        minimum=comparison.minimum,
+        released=statistics.mode == "published",
+    )
     return [
         plan(layers, metric_values(comparison.metric, statistics.entries[pair], statistics), request).kept
         for pair in pairs

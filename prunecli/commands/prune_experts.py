@@ -133,8 +133,15 @@ def prune_experts(
         ),
     ] = StrategyName.per_layer,
     balance: Annotated[
-        str, typer.Option("--balance", metavar="ENC:DEC", help="Encoder experts kept per decoder expert.")
-    ] = "3:1",
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            "--balance",
+            metavar="ENC:DEC",
+            help="Encoder experts kept per decoder expert. Default: the paper's 3:1 for 128 experts a layer or more, "
+            "else 1:1.",
+            show_default=False,
+        ),
+    ] = None,
     min_per_layer: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -194,7 +201,7 @@ def prune_experts(
         amount=Amount(ratio, None if fit is None else parse_size(fit), per_layer),
         metric=metric.value,
         strategy=strategy.value,
-        balance=parse_balance(balance),
+        balance=None if balance is None else parse_balance(balance),
         minimum=min_per_layer,
         granularity=None if granularity is None else granularity.value,
         sources=listed("--source", source),
@@ -206,7 +213,7 @@ def prune_experts(
     how = How(None if dry_run else output, force, quiet, json)
     with how.open(checkpoint) as opened:
         if options.experts is None and options.amount == Amount():
-            how.note("No --ratio given: removing 80 % of the experts.")
+            how.note("No --ratio given: removing at least 80 % of the experts.")
         _run(opened, options, how)
 
 
@@ -217,6 +224,8 @@ def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
 
     decision = decide(checkpoint, options)
     how.note(*decision.reasons)
+    if decision.warning is not None:
+        console.warn(decision.warning)
     if options.experts is None and options.metric != RANDOM and not options.sources + options.targets:
         files = ", ".join(map(str, options.gates))
         how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")

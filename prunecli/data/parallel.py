@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.errors import DataError, UsageError
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
@@ -209,9 +210,11 @@ def read_lines(path: Path | str) -> tuple[str, ...]:
     A file whose name ends in `.gz` is unpacked.
 
     Raises:
-        DataError: no such file, an empty one, a damaged one, or one that is not UTF-8 (with the line).
+        DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the
+            line).
     """
     path = Path(path)
+    refuse_pointer(path, DataError)
     data = _read(path)
     try:
         text = data.decode("utf-8-sig")

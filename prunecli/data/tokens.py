@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
+from prunecli.checkpoint.git_lfs import refuse_pointers_beside_weights
 from prunecli.data.parallel import near_names
 from prunecli.errors import CheckpointError, DataError
 
@@ -19,11 +20,12 @@ def load_tokenizer(path: Path | str) -> Tokenizer:
     """The tokenizer of a checkpoint directory, from its own files alone; no code of the directory is run.
 
     Raises:
-        CheckpointError: no such directory, or no tokenizer in it that transformers can read.
+        CheckpointError: no such directory, no tokenizer in it that transformers can read, or Git LFS pointers.
     """
     directory = Path(path)
     if not directory.is_dir():
         raise CheckpointError(f"{directory}: no such directory", "Name a checkpoint directory.")
+    refuse_pointers_beside_weights(directory)
     from transformers import AutoTokenizer
 
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}

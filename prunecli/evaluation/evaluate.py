@@ -79,7 +79,7 @@ def evaluate(
     Raises:
         PruneError: a checkpoint, language, option or output that cannot be used.
     """
-    from prunecli.checkpoint.documents import header, write_json
+    from prunecli.checkpoint.documents import header, sizes, write_json
     from prunecli.checkpoint.reader import open_checkpoint
 
     with place.in_step():
@@ -106,6 +106,8 @@ def evaluate(
         "decoding": asdict(options.decoding),
         **_results(made, text, pairs, metrics, options, progress),
     }
+    for row in payload["results"]:
+        row |= sizes(opened[row["checkpoint"]])
     if options.hypotheses is not None:
         _write_hypotheses(options.hypotheses, made, text.split)
     write_json(output, payload, force=force)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import Translation
 
@@ -40,11 +41,12 @@ def spm_file(given: Path | None) -> Path | None:
     """FLORES-200's SentencePiece model: `given`, or where sacrebleu keeps it, or None. Nothing is downloaded.
 
     Raises:
-        DataError: `given` does not exist.
+        DataError: `given` does not exist, or is a Git LFS pointer.
     """
     if given is not None:
         if not given.is_file():
             raise DataError(f"{given}: no such file", "Name FLORES-200's SentencePiece model with --spm.")
+        refuse_pointer(given, DataError)
         return given
     folder = os.environ.get("SACREBLEU") or str(Path.home() / ".sacrebleu")
     path = Path(folder) / "models" / SPM_NAME

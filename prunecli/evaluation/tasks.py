@@ -273,7 +273,7 @@ def _payload(
     options: TaskOptions,
     measured: Mapping[str, _Measured],
 ) -> dict[str, Any]:
-    from prunecli.checkpoint.documents import header
+    from prunecli.checkpoint.documents import header, sizes
 
     baseline = next(iter(measured))
     results = []
@@ -282,7 +282,8 @@ def _payload(
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in found.scores.items()
         }
-        row: dict[str, Any] = {"checkpoint": label, "dtype": options.dtype, **found.windows, "scores": scores}
+        own = {"dtype": options.dtype, **found.windows, **sizes(opened[label])}
+        row: dict[str, Any] = {"checkpoint": label, **own, "scores": scores}
         if label != baseline:
             row["p_value"] = _p_value(task, measured[baseline].values, found.values)
         results.append(row)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prunecli.reporting.labels import told_apart
 from prunecli.reporting.markup import Html, element, figure, join, number, scrolling
 from prunecli.reporting.style import SERIES
 
@@ -74,23 +75,29 @@ def tick_text(value: float, step: float) -> str:
     return f"{value:,.{digits}f}"
 
 
-def chart(caption: str, series: Sequence[Series], x_name: str, y_name: str, *, named: bool = True) -> Html:
+def chart(
+    caption: str, series: Sequence[Series], x_name: str, y_name: str, *, named: bool = True, zero: str = ""
+) -> Html:
     """Points against two linear axes, with a key where there are several series.
 
     Series without points are left out; each has a colour and a mark of its own. With `named`, points have their
-    names beside them while they are few.
+    names beside them while they are few. An axis that is named in `zero` ("x", "y", "xy") begins at 0, so that lengths
+    along it compare sizes; another one that begins above says where.
     """
     held = [one for one in series if one.points]
     points = [point for one in held for point in one.points]
-    across = ticks(min(p.x for p in points), max(p.x for p in points))
-    upwards = ticks(min(p.y for p in points), max(p.y for p in points))
+    across = ticks(min([p.x for p in points] + [0.0] * ("x" in zero)), max(p.x for p in points))
+    upwards = ticks(min([p.y for p in points] + [0.0] * ("y" in zero)), max(p.y for p in points))
 
     def place(point: Point) -> tuple[float, float]:
         x = LEFT + (WIDTH - LEFT - RIGHT) * (point.x - across[0]) / (across[-1] - across[0])
         y = HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (point.y - upwards[0]) / (upwards[-1] - upwards[0])
         return x, y
 
-    parts = [element("title", caption), *_axes(across, upwards, x_name, y_name)]
+    parts = [
+        element("title", caption),
+        *_axes(across, upwards, _beginning(x_name, across), _beginning(y_name, upwards)),
+    ]
     placed = [(index, point, place(point)) for index, one in enumerate(held) for point in one.points]
     for index, one in enumerate(held):
         if one.joined and len(one.points) > 1:
@@ -100,9 +107,14 @@ def chart(caption: str, series: Sequence[Series], x_name: str, y_name: str, *, n
         name = element("title", f"{point.name}: {x_name} {point.x:,.6g}, {y_name} {point.y:,.6g}")
         parts.append(element("path", name, d=_mark(index, x, y), class_=f"s{index % SERIES}"))
     if named and len(points) <= LABELLED:
-        parts += _names([(point.name, *where) for _, point, where in placed])
+        parts += _names(list(dict.fromkeys((point.name, *where) for _, point, where in placed)))
     drawing = _svg(WIDTH, HEIGHT, parts, fit=True)
     return figure(caption, drawing, *([_key([one.name for one in held])] if len(held) > 1 else []))
+
+
+def _beginning(name: str, places: Sequence[float]) -> str:
+    """An axis' name, and where it begins if above 0."""
+    return f"{name} (axis from {tick_text(places[0], places[1] - places[0])})" if places[0] > 0 else name
 
 
 def bars(caption: str, rows: Sequence[Bar], value_name: str) -> Html:
@@ -112,6 +124,7 @@ def bars(caption: str, rows: Sequence[Bar], value_name: str) -> Html:
     right = 12 + LETTER * max(len(row.text) for row in rows)
     length, pitch = 300.0, 24.0
     parts = [element("title", f"{caption}. {value_name}.")]
+    short = told_apart([row.name for row in rows], 32)
     for number_, row in enumerate(rows):
         y = 4 + pitch * number_
         end, low, top = (left + length * max(0.0, v) / high for v in (row.value, row.low, row.high))
@@ -119,7 +132,7 @@ def bars(caption: str, rows: Sequence[Bar], value_name: str) -> Html:
             element(
                 "text",
                 element("title", row.name),
-                shortened(row.name, 32),
+                short[row.name],
                 x=left - 8,
                 y=y + 13,
                 text_anchor="end",
@@ -130,11 +143,6 @@ def bars(caption: str, rows: Sequence[Bar], value_name: str) -> Html:
         ]
     width, height = left + length + right, 8 + pitch * len(rows)
     return figure(caption, scrolling(caption, _svg(width, height, parts)))
-
-
-def shortened(text: str, letters: int) -> str:
-    """`text`, or its beginning and an ellipsis."""
-    return text if len(text) <= letters else f"{text[: letters - 1]}…"
 
 
 def _svg(width: float, height: float, parts: Sequence[str], *, fit: bool = False) -> Html:
@@ -199,8 +207,9 @@ def _names(placed: Sequence[tuple[str, float, float]]) -> list[Html]:
     """The names beside their points, those left out that would cover another or leave the chart."""
     taken = [(x - 5, y - 5, x + 5, y + 5) for _, x, y in placed]
     made = []
+    short = told_apart([name for name, _, _ in placed], 24)
     for name, x, y in placed:
-        text = shortened(name, 24)
+        text = short[name]
         width = LETTER * len(text)
         for left, base in ((x + 7, y - 6), (x - 7 - width, y - 6), (x + 7, y + 15), (x - 7 - width, y + 15)):
             box = (left, base - 11, left + width, base + 3)

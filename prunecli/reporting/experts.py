@@ -39,9 +39,7 @@ def _kept(one: Found) -> list[Html]:
 
 def _traffic(name: str, statistics: GateStatistics) -> Html:
     """Layers by experts: the share of the tokens that rank an expert first, over all pairs."""
-    from prunecli.methods.experts.statistics import add_all
-
-    sums = add_all(statistics.entries.values())
+    sums = statistics.combined(statistics.entries)
     grid = [
         [float(count) / float(total) if total else None for count in row]
         for row, total in zip(sums.top1, sums.tokens, strict=True)

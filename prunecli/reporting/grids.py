@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prunecli.reporting.charts import LETTER, drawing, shortened
+from prunecli.reporting.charts import LETTER, drawing
+from prunecli.reporting.labels import told_apart
 from prunecli.reporting.markup import Html, element, figure, join, number, scrolling
 from prunecli.reporting.style import STEPS
 
@@ -173,10 +174,11 @@ def _every(size: float) -> int:
 
 
 def _row_names(names: Sequence[str], at: _Lattice) -> list[Html]:
+    short = told_apart(names, 28)
     return [
         element(
             "text",
-            shortened(name, 28),
+            short[name],
             x=at.left - 6,
             y=at.height * (index + 0.5) + 4,
             text_anchor="end",
@@ -188,12 +190,12 @@ def _row_names(names: Sequence[str], at: _Lattice) -> list[Html]:
 
 
 def _column_names(names: Sequence[str], at: _Lattice, rows: int, slanted: bool) -> list[Html]:
-    made = []
+    made, short = [], told_apart(names, 28)
     for index in range(0, len(names), _every(at.width)):
         x, y = at.left + at.width * (index + 0.5), at.height * rows + (8 if slanted else 14)
         turn = f"rotate(-90 {number(x)} {number(y)}) translate(0 4)" if slanted else None
         anchor = "end" if slanted else "middle"
-        text = shortened(names[index], 28)
+        text = short[names[index]]
         made.append(element("text", text, x=x, y=y, text_anchor=anchor, transform=turn, class_="soft"))
     return made
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from prunecli.analysis.settings import AMOUNTS
 from prunecli.reporting.collect import Found, Material
 from prunecli.reporting.markup import Html, element, join
 from prunecli.reporting.trees import Node, lineage
@@ -16,7 +17,7 @@ SHOWN = 160
 
 
 _FACTS = {
-    ("prune-experts", "keep"): "{} experts kept",
+    ("prune-experts", "keep"): "at most {} experts",  # of 0.1.0: the quota, not what was kept
     ("prune-experts", "fit_bytes"): "to fit in {} bytes",
     ("prune-heads", "removed"): "{} heads removed",
     ("prune-heads", "method"): "scores by {}",
@@ -26,6 +27,12 @@ _FACTS = {
     ("finetune", "best"): "best at step {}",
 }
 """What histories hold beside options, in words."""
+
+_COUNTED = {
+    "experts": "{after:,} of {before:,} experts kept",
+    "vocabulary": "{after:,} of {before:,} tokens kept",
+}
+"""Fields of a step that say what was kept of how much."""
 
 _OPTIONS = {("finetune", "hidden"): "--hidden-weight"}
 """Arguments that do not have their option's name."""
@@ -57,6 +64,7 @@ def family_tree(made: Sequence[Found], stock: Sequence[Found], here: set[str]) -
     path to what it was made from, whether that still exists or not.
     """
     roots: dict[str, Node] = {}
+    steps: dict[int, Mapping[str, Any]] = {}
     places: dict[tuple[str, ...], Node] = {}
     named: dict[int, list[str]] = {}
     for one in made:
@@ -71,10 +79,40 @@ def family_tree(made: Sequence[Found], stock: Sequence[Found], here: set[str]) -
             if taken not in places:
                 places[taken] = Node(_called(one.history, index), step_text(step), here=False)
                 node.children.append(places[taken])
+                steps[id(places[taken])] = step
             node = places[taken]
         named.setdefault(id(node), []).append(one.name)
         node.name, node.here = ", ".join(named[id(node)]), True
+    for parent in (*roots.values(), *places.values()):
+        for child in parent.children:
+            siblings = [steps[id(other)] for other in parent.children if other is not child]
+            child.short = told_apart_step(steps[id(child)], siblings)
     return list(roots.values())
+
+
+def told_apart_step(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
+    """Of a step what differs from its siblings of the same command; of one alone how much it did."""
+    command, arguments = step.get("command", "?"), _mapping(step.get("arguments"))
+    others = [other for other in siblings if other.get("command", "?") == command]
+    amounts = AMOUNTS.get(str(command), frozenset())
+    shown = {
+        name: value
+        for name, value in arguments.items()
+        if (
+            any(_mapping(other.get("arguments")).get(name) != value for other in others)
+            if others
+            else name in amounts
+        )
+    }
+    counted = {
+        name: step[name]
+        for name in _COUNTED
+        if name in step and (not shown or any(other.get(name) != step[name] for other in others))
+    }
+    files = _statistics(step)
+    differ = any(_statistics(other) != files for other in others)
+    text = step_text({"command": command, "arguments": shown, **counted}, *(files if differ else []))
+    return text if text != command or not others else step_text(step)
 
 
 def original(one: Found) -> tuple[str, str, str]:
@@ -123,6 +161,10 @@ def step_text(step: Mapping[str, Any], *more: str) -> str:
             words.append(_option(command, name))
         elif value is not None and value is not False:
             words += [_option(command, name), _value(value)]
+    for name, text in _COUNTED.items():
+        found = _mapping(step.get(name))
+        if all(isinstance(found.get(end), int) for end in ("before", "after")):
+            facts.append(text.format(**found))
     brackets = ", ".join((*facts, *more))
     return " ".join((*words, f"({brackets})") if brackets else words)
 
@@ -132,6 +174,8 @@ def _option(command: str, name: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    if isinstance(value, Mapping) and set(value) == {"encoder", "decoder"}:
+        value = [value["encoder"], value["decoder"]]
     if isinstance(value, Mapping):
         value = value.get("path", json.dumps(value, ensure_ascii=False, default=str))
     text = ",".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

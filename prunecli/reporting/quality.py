@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from prunecli.analysis.removed import Removed, Unit, removed
+from prunecli.checkpoint.reader import Checkpoint
 from prunecli.evaluation.significance import LEAST
 from prunecli.reporting.charts import Point, Series, chart
 from prunecli.reporting.collect import Found, Material
@@ -37,11 +38,13 @@ class Row:
 
     Attributes:
         result: of evaluation.json.
+        fingerprint: of the checkpoint; "" where the file does not say it.
         found: the checkpoint, where it could be opened.
         timed: its speed, where a latency.json has it.
     """
 
     result: Evaluated
+    fingerprint: str
     found: Found | None
     timed: Timed | None
 
@@ -52,9 +55,11 @@ class Row:
 
     @property
     def parameters(self) -> int | None:
-        """From the headers, else as the speed was measured."""
+        """From the headers, else as the quality or the speed was measured."""
         if self.found is not None:
             return self.found.inventory.total.parameters
+        if self.result.parameters is not None:
+            return self.result.parameters
         return None if self.timed is None else self.timed.parameters
 
     @property
@@ -62,6 +67,8 @@ class Row:
         """Of the weights, likewise."""
         if self.found is not None:
             return self.found.inventory.total.bytes
+        if self.result.checkpoint_bytes is not None:
+            return self.result.checkpoint_bytes
         return None if self.timed is None else self.timed.checkpoint_bytes
 
 
@@ -80,7 +87,7 @@ def _rows(evaluation: Evaluation, material: Material, speeds: Sequence[Latency])
         models = evaluation.models
         fingerprint = models[index].fingerprint if len(models) == len(evaluation.results) else ""
         timed = next((one for speed in speeds for one in _timed(speed, result.checkpoint, fingerprint)), None)
-        rows.append(Row(result, material.known(result.checkpoint, fingerprint), timed))
+        rows.append(Row(result, fingerprint, material.known(result.checkpoint, fingerprint), timed))
     return rows
 
 
@@ -131,14 +138,27 @@ def _about(evaluation: Evaluation) -> str:
 
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
-    """What was removed from the checkpoints that could be opened, by their place in the rows."""
+    """What was removed, by place in the rows: of what could be opened, and of originals of these, wherever they lie."""
     held = {index: row.found.checkpoint for index, row in enumerate(rows) if row.found is not None}
     if not held:
         return "parameters", {}
-    unit, found = removed(list(held.values()))
-    if unit == "parameters" and 0 not in held:  # they are counted against the first, which is not there
+    unit, found = removed(list(held.values()), rows[0].parameters)
+    if unit == "parameters" and rows[0].parameters is None:  # they are counted against the first
         return unit, {}
-    return unit, dict(zip(held, found, strict=True))
+    lost = dict(zip(held, found, strict=True))
+    for index, row in enumerate(rows):
+        made = [other for other, one in held.items() if row.fingerprint and _origin(one) == row.fingerprint]
+        if index not in held and made:
+            lines = dict.fromkeys(line for other in made for line in lost[other].lines)
+            lost[index] = Removed(0.0, tuple(lines), is_original=True)
+    return unit, lost
+
+
+def _origin(checkpoint: Checkpoint) -> str | None:
+    """The fingerprint of what its history began with."""
+    history = checkpoint.structure.history
+    source = history[0].get("source") if history else None
+    return str(source.get("fingerprint")) if isinstance(source, Mapping) else None
 
 
 def _charts(score: str, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]) -> list[Html]:
@@ -161,28 +181,30 @@ def _charts(score: str, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed
     for caption, places, x_name, joined in wanted:
         known = {index: x for index, x in places.items() if score in rows[index].scores}
         if len(known) > 1:
-            made.append(chart(caption, _series(rows, known, lost, score, joined), x_name, what))
+            made.append(chart(caption, _series(rows, known, lost, score, joined), x_name, what, zero="x"))
     return made
 
 
 def _series(
     rows: Sequence[Row], places: dict[int, float], lost: dict[int, Removed], score: str, joined: bool
 ) -> list[Series]:
-    """A series for each way in which checkpoints were reduced; joined, the unreduced one starts every line."""
-    lines = list(dict.fromkeys(one.line for one in lost.values() if one.line is not None))
+    """A series for each way in which checkpoints were reduced; joined, an original starts the lines of what was made of
+    it."""
+    lines = list(dict.fromkeys(line for one in lost.values() if not one.is_original for line in one.lines))
     points = {
         index: Point(x, rows[index].scores[score], rows[index].result.checkpoint)
         for index, x in places.items()
     }
-    whole = [index for index in points if index in lost and lost[index].line is None]
-    start = whole[:1] if joined and lines else []
-    found = []
+    whole = [index for index in points if index in lost and lost[index].is_original]
+    found, started = [], set()
     for line in lines:
-        own = [index for index in points if index in lost and lost[index].line == line] + start
+        own = [index for index in points if index in lost and line in lost[index].lines]
+        own = [index for index in own if joined or index not in whole]
         own.sort(key=lambda index: (places[index], index))
-        found.append(Series(line, tuple(points[index] for index in own), joined))
+        started |= set(own)
+        found.append(Series(line or "reduced", tuple(points[index] for index in own), joined))
     others = {
-        "not reduced": [index for index in whole if index not in start],
+        "not reduced": [index for index in whole if index not in started],
         "not in this directory": [index for index in points if index not in lost],
     }
     return found + [

@@ -32,6 +32,8 @@ class Evaluated(_Schema):
     scores: dict[str, Any] = Field(default_factory=dict)
     pairs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     p_value: Optional[Number] = None  # noqa: UP045 (pydantic reads it at run time, on Python 3.10 too)
+    parameters: Optional[Count] = None  # noqa: UP045
+    checkpoint_bytes: Optional[Count] = None  # noqa: UP045
 
 
 class Evaluation(_Schema):

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from prunecli.checkpoint.ffn import describe_ffns
 from prunecli.checkpoint.inventory import PARTS
-from prunecli.reporting.charts import LETTER, drawing, shortened
+from prunecli.reporting.charts import LETTER, drawing
 from prunecli.reporting.collect import Found, Material
+from prunecli.reporting.labels import told_apart
 from prunecli.reporting.markup import (
     NOTHING,
     Html,
@@ -92,9 +93,10 @@ def _drawn(held: Sequence[Found], parts: Sequence[str]) -> Html:
     length, pitch = 420.0, 22.0
     most = max(one.inventory.total.bytes for one in held) or 1
     made: list[Html] = []
+    short = told_apart([one.name for one in held], 32)
     for row, one in enumerate(held):
         x, y = left, 4 + pitch * row
-        made.append(element("text", shortened(one.name, 32), x=left - 8, y=y + 13, text_anchor="end"))
+        made.append(element("text", short[one.name], x=left - 8, y=y + 13, text_anchor="end"))
         for index, part in enumerate(parts):
             if part in one.inventory.parts:
                 count = one.inventory.parts[part].bytes

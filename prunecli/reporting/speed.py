@@ -61,7 +61,12 @@ def _charts(latency: Latency) -> list[Html]:
             ]
             made.append(
                 chart(
-                    f"{caption}, against batch size", series, "batch size", "tokens per second", named=False
+                    f"{caption}, against batch size",
+                    series,
+                    "batch size",
+                    "tokens per second",
+                    named=False,
+                    zero="xy",
                 )
             )
         else:

@@ -61,7 +61,7 @@ figure{margin:1rem 0}
 figcaption{font-size:.9rem;max-width:48rem;margin-bottom:.3rem;color:var(--ink)}
 figure .scroll{margin:0}
 .charts{display:flex;flex-wrap:wrap;gap:.5rem 2rem;align-items:flex-start}
-.charts>*{min-width:0;max-width:100%}
+.charts>*{min-width:0;max-width:min(100%,460px)}
 svg{display:block;max-width:none;font:12px system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 svg.fit{max-width:100%;height:auto}
 svg text{fill:var(--ink)}

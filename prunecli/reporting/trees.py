@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prunecli.reporting.charts import LETTER, drawing, shortened
+from prunecli.reporting.charts import LETTER, drawing
+from prunecli.reporting.labels import told_apart
 from prunecli.reporting.markup import Html, element, figure, number, scrolling
 
 PITCH = 40.0
 BOLD_LETTER = 8.0
 LETTERS = 44
-"""Letters of a line beside a node; the whole text is told on pointing."""
+"""Letters of a name beside a node; the whole of it is told on pointing."""
 
 
 @dataclass
@@ -23,12 +24,14 @@ class Node:
         how: the step that made it; "" for an original.
         here: whether it lies in the directory.
         children: what was made from it.
+        short: of `how` what tells it from its siblings; shown beside the node.
     """
 
     name: str
     how: str
     here: bool
     children: list[Node] = field(default_factory=list)
+    short: str = ""
 
 
 def lineage(caption: str, roots: Sequence[Node]) -> Html:
@@ -36,10 +39,11 @@ def lineage(caption: str, roots: Sequence[Node]) -> Html:
     flat = _walk(roots)
     rows = {id(node): row for node, _, row in flat}
     depth = max(level for _, level, _ in flat)
+    names = told_apart([node.name for node, _, _ in flat], LETTERS)
     widths = [
         28
         + BOLD_LETTER
-        * min(LETTERS, max(max(len(node.name), len(node.how)) for node, level, _ in flat if level == at))
+        * max(max(len(names[node.name]), len(node.short)) for node, level, _ in flat if level == at)
         for at in range(depth + 1)
     ]
     lefts = [12 + sum(widths[:level]) + 26 * level for level in range(depth + 1)]
@@ -51,7 +55,7 @@ def lineage(caption: str, roots: Sequence[Node]) -> Html:
             bend = f"M{number(x)} {number(y)}H{number(right - 18)}V{number(below)}H{number(right)}"
             parts.append(element("path", d=bend, class_="edge"))
     for node, level, row in flat:
-        parts += _node(node, lefts[level], 18 + PITCH * row)
+        parts += _node(node, names[node.name], lefts[level], 18 + PITCH * row)
     height = 18 + PITCH * (max(row for _, _, row in flat) + 0.5)
     made = drawing(lefts[-1] + widths[-1] + 12, height, caption, parts)
     return figure(caption, scrolling(caption, made))
@@ -73,18 +77,14 @@ def _walk(roots: Sequence[Node]) -> list[tuple[Node, int, int]]:
     return found
 
 
-def _node(node: Node, x: float, y: float) -> list[Html]:
+def _node(node: Node, name: str, x: float, y: float) -> list[Html]:
     told = element("title", f"{node.name}{f': {node.how}' if node.how else ''}")
-    behind = BOLD_LETTER * min(LETTERS, max(len(node.name), len(node.how))) + 8
-    how = (
-        [element("text", shortened(node.how, LETTERS), x=x + 11, y=y + 13, class_="soft")] if node.how else []
-    )
+    behind = BOLD_LETTER * max(len(name), len(node.short)) + 8
+    how = [element("text", node.short, x=x + 11, y=y + 13, class_="soft")] if node.short else []
     return [
         element("rect", x=x + 8, y=y - 12, width=behind, height=26.0, fill="var(--page)"),
         element("circle", told, cx=x, cy=y, r=5.0, class_="node here" if node.here else "node"),
-        element(
-            "text", shortened(node.name, LETTERS), x=x + 11, y=y - 1 if node.how else y + 4, class_="bold"
-        ),
+        element("text", name, x=x + 11, y=y - 1 if node.short else y + 4, class_="bold"),
         *how,
     ]
 
@@ -102,8 +102,9 @@ def dendrogram(caption: str, languages: Sequence[str], linkage: Sequence[Sequenc
     pitch, left, length = 20.0, 12 + LETTER * min(32, max(map(len, languages))), 380.0
     far = max(row[2] for row in linkage) or 1.0
     places: list[tuple[float, float]] = [(left, 12 + pitch * rows[leaf]) for leaf in range(len(languages))]
+    short = told_apart(languages, 32)
     parts = [
-        element("text", shortened(name, 32), x=left - 6, y=places[leaf][1] + 4, text_anchor="end")
+        element("text", short[name], x=left - 6, y=places[leaf][1] + 4, text_anchor="end")
         for leaf, name in enumerate(languages)
     ]
     for first, second, distance, _ in linkage:

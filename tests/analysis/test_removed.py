@@ -37,14 +37,16 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
         ]
     )
     assert unit == "heads"
-    assert found == [
-        Removed(0.0, None),
-        Removed(pytest.approx(9 / 12), "encoder"),
-        Removed(pytest.approx(12 / 28), "all"),
-        Removed(pytest.approx(3 / 8), "cross"),
-        Removed(pytest.approx(3 / 16), "decoder, cross"),
-        Removed(pytest.approx(3 / 28), "all"),
-    ]
+    lines = (
+        "prune-heads, attention encoder",
+        "prune-heads, attention all",
+        "prune-heads, finetune, attention cross",
+        "prune-heads, attention decoder, cross",
+        "prune-heads, attention all",
+    )
+    fractions = (9 / 12, 12 / 28, 3 / 8, 3 / 16, 3 / 28)
+    reduced = [Removed(pytest.approx(f), (line,)) for f, line in zip(fractions, lines, strict=True)]
+    assert found == [Removed(0.0, tuple(dict.fromkeys(lines)), is_original=True), *reduced]
 
 
 def test_heads_of_a_model_of_one_stack(tmp_path):
@@ -54,7 +56,7 @@ def test_heads_of_a_model_of_one_stack(tmp_path):
         "original_heads": {"transformer.h.0.attn": 4},
     }
     checkpoint = open_checkpoint(tiny_family(tmp_path / "gpt2", "gpt2", prunecli=mark))
-    assert removed([checkpoint]) == ("heads", [Removed(pytest.approx(3 / 12), "all")])
+    assert removed([checkpoint]) == ("heads", [Removed(pytest.approx(3 / 12), ("",))])
 
 
 def test_experts(tmp_path):
@@ -76,7 +78,11 @@ def test_experts(tmp_path):
         ]
     )
     assert unit == "experts"
-    assert found == [Removed(0.0, None), Removed(0.75, "language"), Removed(0.75, "random")]
+    assert found == [
+        Removed(0.0, ("metric importance", "metric random"), is_original=True),
+        Removed(0.75, ("metric importance",)),
+        Removed(0.75, ("metric random",)),
+    ]
 
 
 def test_parameters_where_nothing_was_pruned(tmp_path):
@@ -86,7 +92,62 @@ def test_parameters_where_nothing_was_pruned(tmp_path):
     unit, found = removed([full, small, full])
     assert unit == "parameters"
     assert found == [
-        Removed(0.0, None),
-        Removed(pytest.approx(1 - counts[1] / counts[0]), "all"),
-        Removed(0.0, None),
+        Removed(0.0, ("of 4",)),
+        Removed(pytest.approx(1 - counts[1] / counts[0]), ("of 2",)),
+        Removed(0.0, ("of 4",)),
     ]
+
+
+LAYERS = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
+
+
+def _experts(folder, name, *history):
+    """An NLLB-MoE whose config.json says that it kept 2 of 8 experts in each of 4 layers."""
+    mark = {
+        "version": 1,
+        "experts": {layer: [0, 7] for layer in LAYERS},
+        "original_experts": dict.fromkeys(LAYERS, 8),
+        "history": list(history),
+    }
+    return open_checkpoint(tiny_nllb_moe(folder / name, experts=2, config={"prunecli": mark}))
+
+
+def test_heads_and_experts_are_counted_as_parameters(tmp_path):
+    full = open_checkpoint(tiny_nllb_moe(tmp_path / "full"))
+    experts = _experts(tmp_path, "experts", _step("prune-experts"))
+    heads = _heads(tmp_path, "heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
+    unit, found = removed([full, experts, heads])
+    assert unit == "parameters"
+    assert [one.lines for one in found] == [
+        ("prune-experts", "prune-heads"),
+        ("prune-experts",),
+        ("prune-heads",),
+    ]
+
+
+def test_an_original_starts_the_lines_of_what_was_made_from_it(tmp_path):
+    full, other = (open_checkpoint(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate("ab"))
+
+    def made(name, source, balance, *more):
+        first = _step("prune-experts", balance=balance)
+        first["source"] = {"path": source.path.name, "fingerprint": source.fingerprint}
+        return _experts(tmp_path, name, first, *more)
+
+    pruned = [made(f"p{n}", full, balance) for n, balance in enumerate(("1:1", "3:1", "1:1"))]
+    tuned = made("tuned", full, "1:1", _step("finetune"))
+    stranger = made("q", other, "1:1")
+    _, found = removed([full, other, *pruned, tuned, stranger])
+    assert [one.is_original for one in found] == [True, True, False, False, False, False, False]
+    assert found[2].lines == found[4].lines
+    assert set(found[0].lines) == {line for one in found[2:6] for line in one.lines}
+    assert found[1].lines == found[6].lines
+    assert len({one.lines for one in found[2:]}) == 4
+
+
+def test_another_model_is_no_start(tmp_path):
+    full, dense = (
+        open_checkpoint(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate(("a", "dense"))
+    )
+    first = _step("prune-experts") | {"source": {"path": "a", "fingerprint": full.fingerprint}}
+    _, found = removed([dense, _experts(tmp_path, "p", first)])
+    assert found == [Removed(0.0, ("of dense",)), Removed(0.75, ("of a",))]

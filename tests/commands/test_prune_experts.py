@@ -28,6 +28,7 @@ from prunecli.methods.experts.statistics import (
     gates_payload,
 )
 from tests.commands.calls import Result, call, names, refused, repeats
+from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
@@ -107,7 +108,8 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
     assert "granularity language (default): eng_Latn to fra_Latn" in result.err
     assert "Written: pruned-experts" in result.out
     found = kept(folder / "pruned-experts")
-    assert [len(ids) for ids in found.values()] == [6, 6, 2, 2]
+    assert [len(ids) for ids in found.values()] == [4, 4, 4, 4]
+    assert "Decoder layers" not in result.err
     with open_checkpoint(model) as full, open_checkpoint(folder / "pruned-experts") as pruned:
         for layer, ids in found.items():
             rows = full.read(f"{layer}.router.classifier.weight")[list(ids)]
@@ -122,13 +124,18 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
         assert not opens_as_stock(pruned.config)
     assert step["arguments"]["source"] == ["eng_Latn"]
     assert step["arguments"]["ratio"] == 0.75
+    assert step["experts"] == {"before": 64, "after": 16}
     assert step["statistics"]["file"] == "gates.json"
 
 
 def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: Path) -> None:
-    result = run(model, "--balance", "1:1")
+    result = run(model)
     assert result.status == 0, result.err
-    assert "No --ratio given: removing 80 %" in result.err
+    assert (
+        "Metric importance, balance 1:1 (default), granularity global (default), from gates.json"
+        in result.err
+    )
+    assert "No --ratio given: removing at least 80 %" in result.err
     assert "granularity global (default)" in result.err
     assert "No languages named: all of gates.json count; --source and --target keep" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
@@ -244,6 +251,49 @@ def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
         assert made.total_bytes <= budget * 0.9
 
 
+def test_history_says_how_many_experts_were_kept(model: Path, folder: Path) -> None:
+    (folder / "ids.json").write_text(json.dumps([0, 1, 16, 17, 32, 33, 48, 49]))
+    made = {
+        "quota": ("--ratio", 0.8),  # 12 of 64 at most: 3 in each layer
+        "balance": ("--ratio", 0.7, "--balance", "3:1"),  # 19 at most: 6 and 2 in each layer
+        "ids": ("--experts", "ids.json"),
+        "each": ("--experts-per-layer", "9,3"),
+        "fit": ("--fit", "1GiB"),
+    }
+    for name, options in made.items():
+        assert run(model, *options, "-o", name).status == 0
+        with open_checkpoint(folder / name) as checkpoint:
+            step = checkpoint.structure.history[-1]
+        left = sum(map(len, kept(folder / name).values()))
+        assert step["experts"] == {"before": 64, "after": left}
+        assert "keep" not in step["arguments"]
+    assert sum(map(len, kept(folder / "balance").values())) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ("--balance", "3:1"),
+            "Decoder layers keep 4 of 16 experts, encoder layers 12 of 16: with fewer than 128",
+        ),
+        (("--experts-per-layer", "9,3"), "Decoder layers keep 3 of 16 experts, encoder layers 9 of 16"),
+        (("--balance", "3:1", "--strategy", "side-threshold"), "Decoder layers keep 4 of 16 experts"),
+        (("--balance", "1:3"), None),
+        (("--balance", "3:1", "--ratio", 0), None),
+        (("--strategy", "global-threshold"), None),
+    ],
+)
+def test_a_decoder_that_loses_more_than_the_encoder_is_warned_of_before_writing(
+    model: Path, folder: Path, options: tuple[Any, ...], says: str | None
+) -> None:
+    amount = () if {"--ratio", "--experts-per-layer"} & set(options) else ("--ratio", 0.5)
+    result = run(model, *amount, *options, "--quiet", "--dry-run")
+    assert result.status == 0, result.err
+    assert result.err.count("Decoder layers") == (says is not None)
+    assert says is None or says in result.err
+
+
 def test_experts_per_layer(model: Path, folder: Path) -> None:
     assert run(model, "--experts-per-layer", "9,3", "-o", "small").status == 0
     assert [len(ids) for ids in kept(folder / "small").values()] == [9, 9, 3, 3]
@@ -263,6 +313,20 @@ def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: 
     )
     assert run(model, "--experts", "ids.json", *languages, "-o", "b").status == 0
     assert [len(ids) for ids in kept(folder / "b").values()] == [16, 16, 8, 8]
+
+
+def test_thresholds_on_published_statistics_are_those_of_the_released_code(model: Path, folder: Path) -> None:
+    layers = [[21, *[1] * 15], [6] * 16, [90, 90, 30, *[1] * 13], [*range(16)]]
+    entry = {name: [x / sum(row) for row in layers for x in row] for name in ("top1", "conf1")}
+    (folder / "stats.json").write_text(json.dumps({"eng_Latn-fra_Latn": entry}))
+    options = ("--metric", "top1", "--strategy", "global-threshold", "--ratio", 0.5, "--min-per-layer", 3)
+    result = run(model, "--gates", "stats.json", *options)
+    assert result.status == 0, result.err
+    counts, theta = released_statistics.threshold_counts(layers, 32, 3)
+    assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == counts
+    assert (
+        f"Threshold theta: {float(theta):.4f} (model), counted as in the authors' released code" in result.err
+    )
 
 
 def test_the_output_is_replaced_only_by_force(model: Path, folder: Path) -> None:

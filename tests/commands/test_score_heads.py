@@ -236,9 +236,9 @@ def test_an_existing_file_is_kept(folder: Path) -> None:
 
 def test_a_family_without_a_declaration(folder: Path) -> None:
     config = json.loads((folder / "m/config.json").read_text())
-    write_json(folder / "m/config.json", {**config, "model_type": "opt"})
-    with pytest.raises(UnsupportedModelError, match="opt"):
-        run("m", "--data", "data", *PAIRS)
+    write_json(folder / "m/config.json", {**config, "model_type": "deberta"})
+    with pytest.raises(UnsupportedModelError, match="deberta"):
+        run("m", "--task", "translation", "--data", "data", *PAIRS)
 
 
 def test_damaged_scores_are_refused(folder: Path) -> None:

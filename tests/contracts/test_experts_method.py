@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ class TestExpertPruning(MethodContract):
         return pruned(source, Options(metric="random", amount=Amount(ratio=0.0), dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        made = pruned(source, Options(metric="random", amount=Amount(ratio=0.6), seed=3, dtype=self.cast))
+        made = pruned(
+            source,
+            Options(metric="random", amount=Amount(ratio=0.6), balance=Fraction(3), seed=3, dtype=self.cast),
+        )
         assert len({len(ids) for ids in made.structure.experts.values()}) > 1
         assert not opens_as_stock(made.config)
         return made

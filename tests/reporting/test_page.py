@@ -99,9 +99,39 @@ def test_checkpoints_that_are_gone_are_not_called_unreduced(tmp_path):
     assert "parameters removed" in found.text
     assert "small" in found.text
     write_json(tmp_path / "evaluation.json", results.evaluation([results.MODELS[0], source_of(base)]))
-    found = page(tmp_path)  # what was removed is counted against the first, which is gone
-    assert "parameters removed" not in found.text
+    found = page(
+        tmp_path
+    )  # what was removed is counted against the first, which is gone: latency.json has its size
+    assert "parameters removed" in found.text
     assert "not reduced" not in found.text
+    (tmp_path / "latency.json").unlink()
+    assert "parameters removed" not in page(tmp_path).text
+
+
+def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
+    original = source_of(tiny_nllb_moe(tmp_path_factory.mktemp("elsewhere") / "full"))
+    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
+    for count, balance in ((2, "1:1"), (4, "1:1"), (6, "3:1")):
+        step = {"command": "prune-experts", "arguments": {"ratio": 1 - count / 8, "balance": balance}}
+        mark = {
+            "version": 1,
+            "experts": {layer: list(range(count)) for layer in layers},
+            "original_experts": dict.fromkeys(layers, 8),
+            "history": [step | {"source": original}],
+        }
+        tiny_nllb_moe(tmp_path / f"kept-{count}", experts=count, config={"prunecli": mark})
+    names = [f"kept-{count}" for count in (2, 4, 6)]
+    payload = results.evaluation([original, *(source_of(tmp_path / name) for name in names)])
+    row = payload["results"][0] | {"parameters": 3_000_000, "checkpoint_bytes": 6_000_000}
+    payload["results"] = [row | {"checkpoint": name} for name in ("full", *names)]
+    write_json(tmp_path / "evaluation.json", payload)
+    found = page(tmp_path)
+    assert {"chrF++ against the experts removed", "chrF++ against parameters"} <= set(found.figures)
+    assert found.text.count("full: % of experts removed 0") == 2, "it starts either line"
+    assert "full: million parameters 3" in found.text
+    assert "balance 1:1" in found.text
+    assert "balance 3:1" in found.text
+    assert "not in this directory" not in found.text
 
 
 def test_several_pairs_are_counted_and_listed(tmp_path):

@@ -16,7 +16,10 @@ from prunecli.errors import UsageError
 
 Strategy = Literal["per-layer", "global-threshold", "side-threshold"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
-DEFAULT_BALANCE = Fraction(3)
+UNBALANCED = Fraction(3)
+UNBALANCED_FROM = 128
+"""The paper's 3:1 is the default from so many experts a layer on: those of the only model that it was found best for.
+With 32 and 64 a layer, 1:1 is as good or better at every ratio (docs/performance.md)."""
 MIN_PER_LAYER = 4
 """What the paper keeps at least in each layer under a threshold."""
 
@@ -38,15 +41,17 @@ class Request:
         keep: at most this many in the whole model; None where `per_layer` says it.
         per_layer: experts per layer of each side, instead of `keep`.
         strategy: the algorithm of 4.3.
-        balance: encoder experts per decoder expert, layer by layer (3 is the paper's 3:1).
+        balance: encoder experts per decoder expert, layer by layer (3 is the paper's 3:1); `default_balance`.
         minimum: at least this many in each layer.
+        released: thresholds as the authors' released code counts them, instead of eq. 5.
     """
 
     keep: int | None = None
     per_layer: Mapping[Side, int] | None = None
     strategy: Strategy = "per-layer"
-    balance: Fraction = DEFAULT_BALANCE
+    balance: Fraction = Fraction(1)
     minimum: int = 2
+    released: bool = False
 
 
 def keep_count(ratio: float, held: int) -> int:
@@ -82,6 +87,47 @@ def parse_balance(text: str) -> Fraction:
             "Give two positive numbers: 3:1 keeps three times as many.",
         ) from error
     return parts[0] / parts[1]
+
+
+def balance_text(balance: Fraction) -> str:
+    """3 -> `3:1`."""
+    return f"{balance.numerator}:{balance.denominator}"
+
+
+def default_balance(originals: Iterable[int]) -> Fraction:
+    """Encoder experts per decoder expert for layers that had so many experts originally."""
+    return UNBALANCED if max(originals, default=0) >= UNBALANCED_FROM else Fraction(1)
+
+
+def starved(layers: Sequence[Layer], originals: Sequence[int], kept: Mapping[str, int]) -> str | None:
+    """What to say before the decoder's layers lose more of their experts than the encoder's, where that costs quality.
+
+    Args:
+        layers: the checkpoint's sparse layers.
+        originals: how many experts each of them had originally.
+        kept: layer's name -> experts that stay.
+
+    Returns:
+        None for layers that lose alike, of one side, or with as many experts as the paper's model.
+    """
+    held: dict[Side, int] = {}
+    left: dict[Side, int] = {}
+    count: dict[Side, int] = {}
+    for layer in layers:
+        held[layer.side] = held.get(layer.side, 0) + len(layer.experts)
+        left[layer.side] = left.get(layer.side, 0) + kept[layer.name]
+        count[layer.side] = count.get(layer.side, 0) + 1
+    if len(held) < 2 or default_balance(originals) == UNBALANCED:
+        return None
+    if left["decoder"] * held["encoder"] >= left["encoder"] * held["decoder"]:
+        return None
+    encoder, decoder = (
+        f"{left[side] / count[side]:.3g} of {held[side] / count[side]:.3g}" for side in ("encoder", "decoder")
+    )
+    return (
+        f"Decoder layers keep {decoder} experts, encoder layers {encoder}: with fewer than {UNBALANCED_FROM} a "
+        "layer this costs quality. --balance 1:1 is safer."
+    )
 
 
 def layer_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:

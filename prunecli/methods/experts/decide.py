@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,22 @@ from typing import TYPE_CHECKING, Any
 from prunecli.checkpoint.history import given, history_step
 from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import MIN_PER_LAYER, Layer, Request, Strategy, keep_count
+from prunecli.methods.experts.budget import (
+    MIN_PER_LAYER,
+    Layer,
+    Request,
+    Strategy,
+    balance_text,
+    default_balance,
+    keep_count,
+    starved,
+)
 from prunecli.methods.experts.fit import Fit, smallest_ratio
 from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.methods.experts.metrics import DEFAULT_METRIC, RANDOM, Values, metric_values, random_values
-from prunecli.methods.experts.plan import DEFAULT_BALANCE, Selection, plan
+from prunecli.methods.experts.plan import Selection, plan
 from prunecli.methods.experts.published import read_experts
-from prunecli.methods.experts.statistics import GateStatistics, check_matches, merge, read_gates
+from prunecli.methods.experts.statistics import GateStatistics, Mode, check_matches, merge, read_gates
 
 if TYPE_CHECKING:
     from prunecli.architectures.records import Side
@@ -53,7 +62,7 @@ class Options:
         amount: how many experts go.
         metric: a name of METRICS, or `random`.
         strategy: the algorithm of 4.3.
-        balance: encoder experts per decoder expert.
+        balance: encoder experts per decoder expert; None: by the experts of a layer (`default_balance`).
         minimum: experts to keep in each layer; None: the router's top-k, or 4 under a threshold.
         granularity: None: by language where a source or target is given, else global.
         sources: languages to translate from.
@@ -68,7 +77,7 @@ class Options:
     amount: Amount = field(default_factory=Amount)
     metric: str = DEFAULT_METRIC
     strategy: Strategy = "per-layer"
-    balance: Fraction = DEFAULT_BALANCE
+    balance: Fraction | None = None
     minimum: int | None = None
     granularity: str | None = None
     sources: tuple[str, ...] = ()
@@ -87,12 +96,14 @@ class Decision:
         step: the entry for `Structure.history`.
         reasons: plain lines that say how the experts were chosen.
         fit: the arithmetic, where a memory was given.
+        warning: what to say before anything is written.
     """
 
     selection: Selection
     step: Mapping[str, Any]
     reasons: tuple[str, ...]
     fit: Fit | None = None
+    warning: str | None = None
 
 
 def decide(checkpoint: Checkpoint, options: Options) -> Decision:
@@ -108,14 +119,22 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     top_k = checkpoint.require_architecture().top_k or 1
     if options.experts is not None:
         return _from_ids(checkpoint, options.experts, options, found)
-    request, fit = _request(checkpoint, options, layers, top_k)
-    values, granularity = _values(checkpoint, options, found)
-    selection = plan(layers, values, request)
-    reasons = _reasons(options, granularity, selection)
-    arguments = _arguments(options, request, granularity, fit)
+    originals = [layer.original_experts for layer in found]
+    request, fit = _request(checkpoint, options, found, top_k)
+    values, granularity, mode = _values(checkpoint, options, found)
+    selection = plan(layers, values, replace(request, released=mode == "published"))
+    is_balanced = request.per_layer is None and request.strategy != "global-threshold"
+    balance = (
+        balance_text(request.balance) if is_balanced and len({layer.side for layer in layers}) > 1 else None
+    )
+    reasons = _reasons(options, granularity, balance, mode, selection)
+    arguments = _arguments(options, request, granularity, balance, fit)
     files = () if options.metric == RANDOM else options.gates
-    step = history_step(COMMAND, checkpoint, given(arguments), files)
-    return Decision(selection, step, reasons, fit)
+    step = _step(checkpoint, arguments, files, layers, selection)
+    warning = None
+    if options.strategy != "global-threshold":  # there the statistics decide how many each layer keeps
+        warning = starved(layers, originals, {name: len(ids) for name, ids in selection.kept.items()})
+    return Decision(selection, step, reasons, fit, warning)
 
 
 def _from_ids(checkpoint: Checkpoint, path: Path, options: Options, found: Sequence[SparseLayer]) -> Decision:
@@ -129,12 +148,24 @@ def _from_ids(checkpoint: Checkpoint, path: Path, options: Options, found: Seque
     kept = read_experts(path, layers, originals, options.sources, options.targets)
     arguments = {"source": list(options.sources), "target": list(options.targets), "dtype": options.dtype}
     reasons = (f"Experts by {path}{_languages(options)}.",)
-    step = history_step(COMMAND, checkpoint, given(arguments), (path,))
-    return Decision(Selection(kept), step, reasons)
+    selection = Selection(kept)
+    step = _step(checkpoint, arguments, (path,), layers, selection)
+    return Decision(selection, step, reasons)
+
+
+def _step(
+    checkpoint: Checkpoint,
+    arguments: Mapping[str, Any],
+    files: Sequence[Path],
+    layers: Sequence[Layer],
+    selection: Selection,
+) -> dict[str, Any]:
+    counts = {"before": sum(len(layer.experts) for layer in layers), "after": selection.count}
+    return history_step(COMMAND, checkpoint, given(arguments), files, experts=counts)
 
 
 def _request(
-    checkpoint: Checkpoint, options: Options, layers: Sequence[Layer], top_k: int
+    checkpoint: Checkpoint, options: Options, layers: Sequence[SparseLayer], top_k: int
 ) -> tuple[Request, Fit | None]:
     amount = options.amount
     if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
@@ -146,7 +177,8 @@ def _request(
         minimum = top_k if options.strategy == "per-layer" else max(top_k, MIN_PER_LAYER)
     if minimum < top_k:
         raise UsageError(f"--min-per-layer {minimum}: the router picks {top_k} experts for each token.")
-    request = Request(None, amount.per_layer, options.strategy, options.balance, minimum)
+    balance = options.balance or default_balance(layer.original_experts for layer in layers)
+    request = Request(None, amount.per_layer, options.strategy, balance, minimum)
     if amount.per_layer is not None:
         return request, None
     held = sum(len(layer.experts) for layer in layers)
@@ -156,19 +188,23 @@ def _request(
     else:
         fit = smallest_ratio(checkpoint, amount.fit, dtype=options.dtype, request=request, **options.load)
         keep = fit.keep
-    return Request(keep, None, options.strategy, options.balance, minimum), fit
+    return replace(request, keep=keep), fit
 
 
 def _values(
     checkpoint: Checkpoint, options: Options, layers: Sequence[SparseLayer]
-) -> tuple[Mapping[str, Values], str | None]:
-    """The metric of every original expert, and the granularity that it was summed by."""
+) -> tuple[Mapping[str, Values], str | None, Mode | None]:
+    """The metric of every original expert, the granularity that it was summed by, and how the gates were collected."""
     if options.metric == RANDOM:
-        return random_values({layer.name: layer.original_experts for layer in layers}, options.seed), None
+        return (
+            random_values({layer.name: layer.original_experts for layer in layers}, options.seed),
+            None,
+            None,
+        )
     statistics = read_all(checkpoint, options.gates, layers)
     granularity = options.granularity or default_granularity(options.sources, options.targets)
     sums = aggregate(statistics, granularity, options.sources, options.targets)
-    return metric_values(options.metric, sums, statistics), granularity
+    return metric_values(options.metric, sums, statistics), granularity, statistics.mode
 
 
 def read_all(
@@ -194,21 +230,19 @@ def read_all(
 
 
 def _arguments(
-    options: Options, request: Request, granularity: str | None, fit: Fit | None
+    options: Options, request: Request, granularity: str | None, balance: str | None, fit: Fit | None
 ) -> dict[str, Any]:
-    balance = options.balance
     ratio = options.amount.ratio if fit is None else fit.ratio
     if ratio is None and request.per_layer is None:
         ratio = DEFAULT_RATIO
     return {
         "ratio": ratio,
-        "keep": request.keep,
         "experts_per_layer": None if request.per_layer is None else dict(request.per_layer),
         "fit_bytes": options.amount.fit,
         "metric": options.metric,
         "seed": options.seed if options.metric == RANDOM else None,
         "strategy": options.strategy,
-        "balance": f"{balance.numerator}:{balance.denominator}",
+        "balance": balance,
         "min_per_layer": request.minimum,
         "granularity": granularity,
         "source": list(options.sources),
@@ -217,17 +251,22 @@ def _arguments(
     }
 
 
-def _reasons(options: Options, granularity: str | None, selection: Selection) -> tuple[str, ...]:
+def _reasons(
+    options: Options, granularity: str | None, balance: str | None, mode: Mode | None, selection: Selection
+) -> tuple[str, ...]:
+    said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     if granularity is None:
-        chosen = f"Experts drawn at random (seed {options.seed}); no statistics are read."
+        chosen = f"Experts drawn at random (seed {options.seed}){said}; no statistics are read."
     else:
         implied = "" if options.granularity else " (default)"
         files = ", ".join(str(path) for path in options.gates)
         chosen = (
-            f"Metric {options.metric}, granularity {granularity}{implied}{_languages(options)}, from {files}."
+            f"Metric {options.metric}{said}, granularity {granularity}{implied}{_languages(options)}, "
+            f"from {files}."
         )
     thetas = ", ".join(f"{theta:.4f} ({side})" for side, theta in selection.thresholds.items())
-    return (chosen, f"Threshold theta: {thetas}.") if thetas else (chosen,)
+    counted = ", counted as in the authors' released code" if mode == "published" else ""
+    return (chosen, f"Threshold theta: {thetas}{counted}.") if thetas else (chosen,)
 
 
 def _languages(options: Options) -> str:

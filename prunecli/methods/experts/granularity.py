@@ -14,7 +14,6 @@ from prunecli.methods.experts.statistics import (
     SUMS,
     GateStatistics,
     GateSums,
-    add_all,
     side_of,
     split_pair,
 )
@@ -42,7 +41,8 @@ def aggregate(
     - language: in the encoder all pairs with a given source, in the decoder all with a given target; a side
       left out is summed over all pairs.
 
-    In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target.
+    In published files the entries `SOURCE-X` and `X-TARGET` stand for all pairs of that source or target, and
+    ratios are averaged where sums are added.
 
     Raises:
         UsageError: no such granularity, or languages that it does not take, or none where it needs them.
@@ -70,9 +70,9 @@ def aggregate(
 
 
 def _by_side(statistics: GateStatistics, encoder: Sequence[str], decoder: Sequence[str]) -> GateSums:
-    """Encoder layers from the entries `encoder`, decoder layers from `decoder`, summed in sorted order."""
+    """Encoder layers from the entries `encoder`, decoder layers from `decoder`, combined in sorted order."""
     sums = {
-        side: add_all(statistics.entries[pair] for pair in sorted(pairs))
+        side: statistics.combined(sorted(pairs))
         for side, pairs in (("encoder", encoder), ("decoder", decoder))
     }
     sides = [side_of(layer) for layer in statistics.layers]

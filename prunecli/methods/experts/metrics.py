@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.statistics import GateStatistics, GateSums
+from prunecli.methods.experts.statistics import GateStatistics, GateSums, ratio
 
 Values = NDArray[np.float64]
 RANDOM = "random"
@@ -33,32 +32,24 @@ class Metric:
         return self.function(sums)
 
 
-def _ratio(numerator: NDArray[Any], denominator: NDArray[Any]) -> Values:
-    """numerator / denominator, 0 where the denominator is 0."""
-    bottom = np.broadcast_to(np.asarray(denominator, np.float64), np.shape(numerator))
-    result = np.zeros(np.shape(numerator), np.float64)
-    np.divide(numerator, bottom, out=result, where=bottom != 0)
-    return result
-
-
 def activity_top1(sums: GateSums) -> Values:
     """top1(e): the share of tokens that rank e first. `[layers, experts]`."""
-    return _ratio(sums.top1, sums.tokens[:, None])
+    return ratio(sums.top1, sums.tokens[:, None])
 
 
 def activity_top2(sums: GateSums) -> Values:
     """top2(e): the share of tokens that rank e first or second. `[layers, experts]`."""
-    return _ratio(sums.top1 + sums.top2, sums.tokens[:, None])
+    return ratio(sums.top1 + sums.top2, sums.tokens[:, None])
 
 
 def mean_gate(sums: GateSums) -> Values:
     """mean(e): the mean gate of e over all tokens. `[layers, experts]`."""
-    return _ratio(sums.gate_sum, sums.tokens[:, None])
+    return ratio(sums.gate_sum, sums.tokens[:, None])
 
 
 def confidence(sums: GateSums) -> Values:
     """conf(e): the mean gate of e over the tokens that rank it first, or 0. `[layers, experts]`."""
-    return _ratio(sums.conf1_sum, sums.top1)
+    return ratio(sums.conf1_sum, sums.top1)
 
 
 def load_balance(sums: GateSums) -> Values:

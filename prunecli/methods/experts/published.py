@@ -1,7 +1,7 @@
 """The files that the authors of 2212.09811 published (github.com/naver/nllb-pruning), and saved selections.
 
 Their lists are flat: 1536 values = 12 sparse layers x 128 experts, encoder layers first. A statistic is a
-ratio, so each entry is read as the sums over one token: when several are summed, each weighs alike.
+ratio, so each entry is read as the sums over one token; several are averaged (`statistics.combine`).
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class GateStatistics:
         num_experts: of an original layer.
         top_k: experts per token.
         entries: `"SOURCE-TARGET"` -> sums. In published files either may be `X`, and the ratios stand for the
-            sums over one token, so that each entry weighs alike.
+            sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
     """
 
@@ -99,6 +99,10 @@ class GateStatistics:
     top_k: int
     entries: Mapping[str, GateSums]
     lacks: frozenset[str] = frozenset()
+
+    def combined(self, pairs: Iterable[str]) -> GateSums:
+        """The entries of at least one pair in one: added, or of published files the means of their ratios."""
+        return combine([self.entries[pair] for pair in pairs], self.mode)
 
 
 def side_of(layer: str) -> Side:
@@ -227,7 +231,7 @@ def gates_payload(statistics: GateStatistics) -> dict[str, Any]:
 
 
 def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:
-    """One statistics from several of one model; the sums of a pair that several hold are added.
+    """One statistics from several of one model; the entries of a pair that several hold are combined.
 
     Args:
         parts: at least one.
@@ -247,10 +251,11 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
                     f"{field} is {_short(ours)} and {_short(theirs)}.",
                     "Merge only statistics of one model, collected in one mode.",
                 )
-    entries: dict[str, GateSums] = {}
+    found: dict[str, list[GateSums]] = {}
     for part in parts:
         for pair, sums in part.entries.items():
-            entries[pair] = entries[pair] + sums if pair in entries else sums
+            found.setdefault(pair, []).append(sums)
+    entries = {pair: combine(held, first.mode) for pair, held in found.items()}
     return replace(first, entries=entries, lacks=frozenset[str]().union(*(part.lacks for part in parts)))
 
 
@@ -259,9 +264,30 @@ def _short(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def add_all(sums: Iterable[GateSums]) -> GateSums:
-    """The sum of at least one; the order is the caller's, so that equal inputs give equal bits."""
-    return reduce(GateSums.__add__, sums)
+def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
+    """At least one in one; the order is the caller's, so that equal inputs give equal bits.
+
+    Sums are added. Published ratios are averaged, each of them alone and every entry weighing alike, as the
+    authors' code does: the mean of conf, not conf over all tokens.
+    """
+    if mode != "published" or len(parts) == 1:
+        return reduce(GateSums.__add__, parts)
+    top1, top2, gate_sum = (
+        np.mean([getattr(part, name) for part in parts], axis=0) for name in ("top1", "top2", "gate_sum")
+    )
+    conf1, conf2 = (
+        np.mean([ratio(getattr(part, f"conf{n}_sum"), getattr(part, f"top{n}")) for part in parts], axis=0)
+        for n in (1, 2)
+    )
+    return GateSums(np.ones(len(top1)), top1, top2, gate_sum, conf1 * top1, conf2 * top2)
+
+
+def ratio(numerator: Array, denominator: Array) -> NDArray[np.float64]:
+    """numerator / denominator, 0 where the denominator is 0."""
+    bottom = np.broadcast_to(np.asarray(denominator, np.float64), np.shape(numerator))
+    result = np.zeros(np.shape(numerator), np.float64)
+    np.divide(numerator, bottom, out=result, where=bottom != 0)
+    return result
 
 
 def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
@@ -308,11 +334,12 @@ __all__ = [
     "GateStatistics",
     "GateSums",
     "Mode",
-    "add_all",
     "check_matches",
     "checked_array",
+    "combine",
     "gates_payload",
     "merge",
+    "ratio",
     "read_gates",
     "side_of",
     "split_pair",

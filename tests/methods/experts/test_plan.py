@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import kept_counts
+from prunecli.methods.experts.budget import default_balance, kept_counts, starved
 from prunecli.methods.experts.plan import (
     Layer,
     Request,
@@ -19,11 +19,10 @@ from prunecli.methods.experts.plan import (
     layer_counts,
     parse_balance,
     plan,
-    ranked,
     side_counts,
-    threshold,
 )
-from tests.reference import expert_selection
+from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
+from tests.reference import expert_selection, released_statistics
 
 
 def model(encoder: int, decoder: int, width: int) -> list[Layer]:
@@ -132,6 +131,29 @@ def test_counts_of_uneven_layers_stay_within_them(
         assert sum(spread.values()) <= keep
 
 
+@pytest.mark.parametrize(("width", "balance"), [(8, 1), (32, 1), (64, 1), (127, 1), (128, 3), (256, 3)])
+def test_the_default_balance_is_the_papers_where_layers_have_as_many_experts(
+    width: int, balance: int
+) -> None:
+    layers = model(2, 2, width)
+    originals = [width] * 4
+    assert default_balance(originals) == balance
+    uneven = {layer.name: 6 if layer.side == "encoder" else 2 for layer in layers}
+    said = starved(layers, originals, uneven)
+    assert (said is None) == (balance == 3)
+    assert said is None or said.startswith(
+        f"Decoder layers keep 2 of {width} experts, encoder layers 6 of {width}"
+    )
+    assert starved(layers, originals, dict.fromkeys(uneven, 4)) is None
+    assert starved(layers[:2], originals[:2], uneven) is None
+
+
+def test_a_decoder_that_lost_more_before_is_not_warned_of_again() -> None:
+    layers = [Layer("e", "encoder", tuple(range(18))), Layer("d", "decoder", tuple(range(6)))]
+    assert starved(layers, [64, 64], {"e": 10, "d": 6}) is None
+    assert starved(layers, [64, 64], {"e": 18, "d": 4}) is not None
+
+
 def test_a_model_of_one_side_has_no_balance() -> None:
     layers = [Layer(f"l{n}", "encoder", tuple(range(8))) for n in range(2)]
     assert list(layer_counts(layers, 11, Fraction(3), 2).values()) == [5, 5]
@@ -178,6 +200,56 @@ def test_threshold_by_hand() -> None:
     assert kept == {"A": (1, 2), "B": (0, 1)}
 
 
+@given(
+    st.lists(st.lists(st.integers(0, 60), min_size=5, max_size=5).filter(any), min_size=1, max_size=4),
+    st.data(),
+)
+def test_the_released_threshold_is_that_of_a_slow_restatement(
+    values: list[list[int]], data: st.DataObject
+) -> None:
+    # Sums of 256 make shares and their sums exact in floating point.
+    values = [[*row, 256 - sum(row)] if sum(row) <= 256 else [*row[:-1], 0, 256] for row in values]
+    layers = [Layer(f"l{n}", "encoder", tuple(range(6))) for n in range(len(values))]
+    minimum = data.draw(st.integers(1, 6))
+    count = data.draw(st.integers(minimum * len(values), 6 * len(values)))
+    values = [row if sum(row) == 256 else [256, 0, 0, 0, 0, 0] for row in values]
+    metric = {layer.name: np.array(row, float) for layer, row in zip(layers, values, strict=True)}
+    kept, theta = released_threshold(layers, metric, count, minimum)
+    counts, wanted = released_statistics.threshold_counts(values, count, minimum)
+    assert [len(kept[layer.name]) for layer in layers] == counts
+    assert (sum(counts), theta) == (count, float(wanted))
+    for layer, row in zip(layers, values, strict=True):
+        assert set(kept[layer.name]) == set(expert_selection.sorted_experts(row)[: len(kept[layer.name])])
+
+
+def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_experts() -> None:
+    # Layer A has 95 % of its mass on 4 of 128 experts; layer B spreads it evenly. 150 stay, at least 4 each.
+    layers = [Layer("A", "encoder", tuple(range(128))), Layer("B", "decoder", tuple(range(128)))]
+    values = {"A": np.array([23.75] * 4 + [5 / 124] * 124), "B": np.ones(128)}
+    by_equation, _ = threshold(layers, values, 150, 4)
+    as_released, theta = released_threshold(layers, values, 150, 4)
+    # Mass before the 27th of A: 0.95 + 22 x 0.05 / 124 = 0.9589, before the 123rd of B: 0.9531; before the next ones
+    # 0.9593 and 0.9609. Released: all of A's others have 0.05 together; (22 - 4) / 128 = 0.1406 < 0.141 of B.
+    assert {name: len(ids) for name, ids in by_equation.items()} == {"A": 27, "B": 123}
+    assert {name: len(ids) for name, ids in as_released.items()} == {"A": 128, "B": 22}
+    assert theta == 0.141
+
+
+@pytest.mark.parametrize("strategy", ["global-threshold", "side-threshold"])
+def test_the_released_threshold_is_asked_for(strategy: str) -> None:
+    layers = [Layer("e", "encoder", tuple(range(8))), Layer("d", "decoder", tuple(range(8)))]
+    values = {"e": np.array([24.0, 24, 10, 2, 1, 1, 1, 1]), "d": np.ones(8)}
+    request = Request(keep=10, strategy=strategy, balance=Fraction(1), minimum=2, released=True)
+    selection = plan(layers, values, request)
+    assert selection.count == 10
+    wanted = (
+        released_threshold(layers, values, 10, 2)[0]
+        if strategy == "global-threshold"
+        else {layer.name: released_threshold([layer], values, 5, 2)[0][layer.name] for layer in layers}
+    )
+    assert selection.kept == wanted
+
+
 def test_ties_are_broken_the_same_way_for_every_count() -> None:
     layers = model(3, 3, 6)
     values = {layer.name: np.ones(6) for layer in layers}
@@ -220,7 +292,7 @@ def test_experts_per_layer() -> None:
     values = random_metric(NLLB)
     fixed = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}))
     assert [len(ids) for ids in fixed.kept.values()] == [36] * 6 + [12] * 6
-    assert fixed.kept == plan(NLLB, values, Request(keep=307)).kept
+    assert fixed.kept == plan(NLLB, values, Request(keep=307, balance=Fraction(3))).kept
     sides = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}, strategy="side-threshold"))
     assert sum(len(sides.kept[layer.name]) for layer in NLLB[:6]) == 216
     assert sum(len(sides.kept[layer.name]) for layer in NLLB[6:]) == 72

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import METRICS, metric_values
 from prunecli.methods.experts.published import NLLB_200_LAYERS, read_experts
 from prunecli.methods.experts.statistics import merge, read_gates
+from tests.reference import released_statistics
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
 LAYERS = [Layer(NAMES[0], "encoder", tuple(range(4))), Layer(NAMES[1], "decoder", tuple(range(4)))]
@@ -67,6 +69,32 @@ def test_entries_of_one_side_stand_for_all_pairs_of_a_language(tmp_path: Path) -
     np.testing.assert_allclose(
         everything[1], np.mean([content[p]["top1"][4:] for p in ("X-a", "X-b")], axis=0)
     )
+
+
+@pytest.mark.parametrize("granularity", ["language", "pair", "global"])
+def test_importance_of_several_entries_is_that_of_the_released_code(granularity: str, tmp_path: Path) -> None:
+    content = {f"{a}-{b}": ratios(seed) for seed, (a, b) in enumerate(permutations("abc", 2))}
+    content["b-a"]["top1"][:2] = [0.0, 0.0]  # experts that a pair never ranks first
+    content["b-a"]["conf1"][:2] = [0.0, 0.0]
+    read = read_gates(save(tmp_path / "stats.json", content), NAMES, 4)
+    chosen = {"language": (["a", "b"], ["c"]), "pair": (["a", "b"], ["c"]), "global": ((), ())}[granularity]
+    values = METRICS["importance"](aggregate(read, granularity, *chosen))
+    pairs = {
+        "language": (["a-b", "a-c", "b-a", "b-c"], ["a-c", "b-c"]),
+        "pair": (["a-c", "b-c"], ["a-c", "b-c"]),
+        "global": (list(content), list(content)),
+    }[granularity]
+    for row, names in enumerate(pairs):
+        wanted = released_statistics.importance([content[pair] for pair in names])
+        np.testing.assert_allclose(values[row], wanted[4 * row : 4 * row + 4], rtol=1e-12)
+
+
+def test_a_pair_of_several_files_weighs_each_alike(tmp_path: Path) -> None:
+    content = [{"a-b": ratios(seed)} for seed in range(3)]
+    parts = [read_gates(save(tmp_path / f"{n}.json", one), NAMES, 4) for n, one in enumerate(content)]
+    values = METRICS["importance"](merge(parts).entries["a-b"])
+    wanted = released_statistics.importance([one["a-b"] for one in content])
+    np.testing.assert_allclose(values.ravel(), wanted, rtol=1e-12)
 
 
 def test_files_of_either_side_merge(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""In which way checkpoints were reduced: what their histories say beside how much, and what tells several apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from prunecli.checkpoint.attention import KINDS
+
+AMOUNTS: Mapping[str, frozenset[str]] = {
+    "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),
+    "prune-heads": frozenset({"ratio", "count", "removed"}),
+    "share-ffn": frozenset({"width"}),
+    "factorize-embeddings": frozenset({"map_dim", "expand_dim"}),
+    "trim-vocabulary": frozenset({"min_count"}),
+    "finetune": frozenset({"best"}),
+}
+"""Command -> arguments of its step in a history that say how much, or what came out."""
+
+Step = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a step says: `identity` decides whether two are equal, `text` is shown."""
+
+    text: str
+    identity: str
+
+
+Setting = Mapping[tuple[int, str], Value]
+"""(place in the history, argument) -> value. Steps of one command one after another, with equal arguments, are one."""
+
+COMMANDS = (-1, "")
+ORIGIN = (-1, "of")
+
+
+def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
+    """What was done, how much of it left out.
+
+    Args:
+        history: of a checkpoint, oldest step first.
+        own: the checkpoint itself, the origin where the history names none.
+    """
+    runs: list[tuple[str, dict[str, Value], list[Value]]] = []
+    for step in history:
+        command, values, files = str(step.get("command", "?")), _arguments(step), _statistics(step)
+        if runs and runs[-1][:2] == (command, values):
+            runs[-1][2].append(files)
+        else:
+            runs.append((command, values, [files]))
+    commands = ", ".join(command for command, _, _ in runs)
+    found = {COMMANDS: Value(commands, commands)} if commands else {}
+    origin = _origin(history) if history else own
+    if origin is not None:
+        found[ORIGIN] = origin
+    for place, (command, values, scored) in enumerate(runs):
+        found[place, ""] = Value(command, command)
+        found |= {(place, name): value for name, value in values.items()}
+        if len({one.identity for one in scored}) > 1:
+            found[place, "statistics"] = Value("of each step", "of each step")
+        elif scored[0].identity:
+            found[place, "statistics"] = scored[0]
+    return found
+
+
+def names(settings: Sequence[Setting]) -> list[str]:
+    """A name for each: what differs between them and nothing else; equal ones have equal names, a single one "".
+
+    What only some say at all is left out where the names differ without it.
+    """
+    distinct: list[Setting] = []
+    for one in settings:
+        if not any(_same(one, other) for other in distinct):
+            distinct.append(one)
+    keys = [key for key in dict.fromkeys(key for one in distinct for key in one) if key == COMMANDS or key[1]]
+    keys = [key for key in keys if _differs(key, distinct)]
+    for key in reversed(keys):
+        fewer = [_name(one, [other for other in keys if other != key], distinct) for one in distinct]
+        if any(key not in one for one in distinct) and all(fewer) and len(set(fewer)) == len(fewer):
+            keys.remove(key)
+    called = [_name(one, keys, distinct) for one in distinct]
+    if len(distinct) > 1:
+        absent = ", ".join(f"no {key[1].replace('_', ' ')}" for key in keys)
+        called = [name or absent for name in called]
+    return [
+        next(name for other, name in zip(distinct, called, strict=True) if _same(one, other))
+        for one in settings
+    ]
+
+
+def _same(one: Setting, other: Setting) -> bool:
+    return one.keys() == other.keys() and all(one[key].identity == other[key].identity for key in one)
+
+
+def _differs(key: tuple[int, str], settings: Sequence[Setting]) -> bool:
+    """Whether those that ran a command at this place say different things; where commands differ, these tell."""
+    held = [one for one in settings if key[0] < 0 or (key[0], "") in one]
+    return len({one[key].identity if key in one else None for one in held}) > 1
+
+
+def _name(one: Setting, keys: Sequence[tuple[int, str]], settings: Sequence[Setting]) -> str:
+    said = []
+    for key in keys:
+        if key in one:
+            alike = {
+                other[key].identity for other in settings if key in other and other[key].text == one[key].text
+            }
+            digest = one[key].identity.rpartition(":")[2][:8]
+            value = one[key].text if len(alike) == 1 else f"{one[key].text} ({digest})"
+            said.append(f"{key[1].replace('_', ' ')} {value}".strip())
+    return ", ".join(said)
+
+
+def _arguments(step: Step) -> dict[str, Value]:
+    arguments = step.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return {}
+    amounts = AMOUNTS.get(str(step.get("command")), frozenset())
+    found = {
+        str(name): _value(value)
+        for name, value in arguments.items()
+        if name not in amounts and value is not None and value is not False and value != []
+    }
+    if step.get("command") == "prune-heads":
+        kinds = arguments.get("attention") or KINDS
+        kinds = [kinds] if isinstance(kinds, str) else kinds
+        found["attention"] = _value("all" if set(map(str, kinds)) >= set(KINDS) else kinds)
+    counts = arguments.get("experts_per_layer")
+    if isinstance(counts, Mapping):
+        encoder, decoder = counts.get("encoder"), counts.get("decoder")
+        if type(encoder) is int and type(decoder) is int and encoder > 0 and decoder > 0:
+            balance = Fraction(encoder, decoder)
+            found["balance"] = _value(f"{balance.numerator}:{balance.denominator}")
+    return found
+
+
+def _value(value: Any) -> Value:
+    """A path with a fingerprint is told by the path and known by the fingerprint."""
+    identity = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    if isinstance(value, Mapping):
+        return Value(str(value.get("path", identity)), str(value.get("fingerprint", identity)))
+    if value is True:
+        return Value("", identity)
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return Value(text if len(text) <= 40 else f"{text[:39]}…", identity)
+
+
+def _statistics(step: Step) -> Value:
+    found = step.get("statistics")
+    files = [file for file in (found if isinstance(found, list) else [found]) if isinstance(file, Mapping)]
+    return Value(
+        ", ".join(str(file.get("file")) for file in files),
+        ", ".join(str(file.get("sha256")) for file in files),
+    )
+
+
+def _origin(history: Sequence[Step]) -> Value | None:
+    source = history[0].get("source") if history else None
+    if not isinstance(source, Mapping):
+        return None
+    path = str(source.get("path", "?"))
+    return Value(path, str(source.get("fingerprint") or path))

@@ -1,0 +1,93 @@
+"""Which checkpoints were reduced in the same way, and what tells the others apart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prunecli.analysis.settings import Value, names, setting
+
+ORIGIN = {"path": "full", "fingerprint": "sha256:aaaaaaaaaa"}
+
+
+def step(command: str = "prune-experts", *, gates: str | None = "1" * 64, **arguments: Any) -> dict[str, Any]:
+    made = {"command": command, "arguments": arguments, "source": ORIGIN}
+    return made if gates is None else {**made, "statistics": {"file": "gates.json", "sha256": gates}}
+
+
+def called(*histories: list[dict[str, Any]]) -> list[str]:
+    return names([setting(history) for history in histories])
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"ratio": 0.5, "keep": 128}, {"ratio": 0.8, "keep": 51}),
+        ({"ratio": 0.5, "experts": {"after": 1}}, {"ratio": 0.5}),
+        ({"fit_bytes": 5, "ratio": 0.1}, {"ratio": 0.3}),
+        ({"experts_per_layer": {"encoder": 36, "decoder": 12}}, {"ratio": 0.8, "balance": "3:1"}),
+        ({"experts_per_layer": {"encoder": 4, "decoder": 4}, "balance": "3:1"}, {"balance": "1:1"}),
+    ],
+)
+def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> None:
+    second = {**second}
+    first.pop("experts", None)
+    assert called([step(**first)], [step(**second)]) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("histories", "wanted"),
+    [
+        (
+            [[step(balance="1:1", metric="top1")], [step(balance="3:1", metric="top1")]],
+            ["balance 1:1", "balance 3:1"],
+        ),
+        (
+            [[step(metric="top1", strategy="a")], [step(metric="importance", strategy="b")]],
+            ["metric top1, strategy a", "metric importance, strategy b"],
+        ),
+        (
+            [
+                [step(metric="importance", granularity="language", source=["a"], target=["b"])],
+                [step(metric="importance", granularity="global")],
+                [step(metric="random", seed=0, gates=None)],
+            ],
+            [
+                "metric importance, granularity language",
+                "metric importance, granularity global",
+                "metric random",
+            ],
+        ),
+        (
+            [[step(gates="1" * 64)], [step(gates="2" * 64)]],
+            ["statistics gates.json (11111111)", "statistics gates.json (22222222)"],
+        ),
+        (
+            [[step("prune-heads", method="gradient")], [step("prune-heads", method="ablation")]],
+            ["method gradient", "method ablation"],
+        ),
+        ([[step(seed=0)], [step(seed=1)]], ["seed 0", "seed 1"]),
+        ([[step(min_per_layer=4)], [step()]], ["min per layer 4", "no min per layer"]),
+        ([[step(), step(ratio=0.5)], [step(ratio=0.9)]], ["", ""]),
+        ([[step(), step(gates="2" * 64)], [step()]], ["statistics of each step", "statistics gates.json"]),
+        ([[step()], [step(), step("finetune", steps=5)]], ["prune-experts", "prune-experts, finetune"]),
+        ([[step()], [step()], [step(dtype="float16")]], ["no dtype", "no dtype", "dtype float16"]),
+    ],
+)
+def test_lines_are_named_by_what_differs(histories: list[list[dict[str, Any]]], wanted: list[str]) -> None:
+    assert called(*histories) == wanted
+
+
+def test_origins_are_told_apart_by_name_and_by_fingerprint() -> None:
+    other = {**step(), "source": {"path": "other", "fingerprint": "sha256:bbbbbbbbbb"}}
+    same = {**step(), "source": {"path": "full", "fingerprint": "sha256:bbbbbbbbbb"}}
+    assert called([step()], [other]) == ["of full", "of other"]
+    assert called([step()], [same]) == ["of full (aaaaaaaa)", "of full (bbbbbbbb)"]
+    stock = setting([], Value("stock", "sha256:c"))
+    assert names([stock, setting([step()])]) == ["of stock", "of full"]
+
+
+def test_histories_of_anything_are_read() -> None:
+    odd = [{"command": 3, "arguments": [1], "source": "x", "statistics": ["y", {"file": 1}]}, {}]
+    assert called(odd, [{"arguments": {"experts_per_layer": {"encoder": 1, "decoder": 0}}}])[0]
