@@ -74,7 +74,7 @@ def run(name: str, *more: str) -> Result:
     return call(command, *arguments, *more)
 
 
-@pytest.mark.parametrize("name", COMMANDS.keys() - {"share-ffn"})
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - {"share-ffn"}))
 def test_refused_before_a_weight_is_read(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: object) -> None:
         raise AssertionError("a weight is read")

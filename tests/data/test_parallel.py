@@ -140,22 +140,24 @@ def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
 
 
 def test_a_packed_pair_of_files(tmp_path):
-    files = [_write(tmp_path / f"{name}.txt.gz", gzip.compress(b"a\nb\n")) for name in ("one", "two")]
+    files = [
+        _write(tmp_path / f"{name}.txt.gz", gzip.compress(b"a\nb\n", mtime=0)) for name in ("one", "two")
+    ]
     assert len(read_pair(*files, "en-fr")) == 2
 
 
 @pytest.mark.parametrize(
     ("data", "reason"),
     [
-        (gzip.compress(b"one\ntwo\n" * 99)[:-9], "not a whole gzip file"),
-        (gzip.compress(b"one\ntwo\n" * 99)[:20], "not a whole gzip file"),
-        (gzip.compress(b"one")[:-6] + b"\0" * 6, "not a whole gzip file"),
-        (gzip.compress(b"one") + b"more", "not a whole gzip file"),
-        (gzip.compress(b"one")[:10] + b"\xff" * 40, "not a whole gzip file"),
+        (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:-9], "not a whole gzip file"),
+        (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:20], "not a whole gzip file"),
+        (gzip.compress(b"one", mtime=0)[:-6] + b"\0" * 6, "not a whole gzip file"),
+        (gzip.compress(b"one", mtime=0) + b"more", "not a whole gzip file"),
+        (gzip.compress(b"one", mtime=0)[:10] + b"\xff" * 40, "not a whole gzip file"),
         (b"plain text\n", "not a whole gzip file"),
         (b"", "the file is empty"),
-        (gzip.compress(b""), "the file is empty"),
-        (gzip.compress(b"a\nb\xff\n"), "line 2: not UTF-8"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
+        (gzip.compress(b"a\nb\xff\n", mtime=0), "line 2: not UTF-8"),
     ],
 )
 def test_damaged_packed_files_are_named(tmp_path, data, reason):
