@@ -117,11 +117,16 @@ def test_groups_and_a_file(
 @pytest.mark.parametrize(
     ("command", "more", "said", "error"),
     [
-        (("evaluate", "model"), SPILL, r"--memory does not go with --task translation", UsageError),
+        (
+            ("evaluate", "model", "--task", "translation"),
+            SPILL,
+            r"--memory goes with --task mlm or lm, not translation",
+            UsageError,
+        ),
         (
             ("evaluate", "model", "--task", "classification", "--labelled", "x"),
             SPILL,
-            r"--memory does not go with --task classification",
+            r"--memory goes with --task mlm or lm, not classification",
             UsageError,
         ),
         (GRADIENT, (*SPILL, "--method", "ablation"), r"--memory goes with --method gradient", UsageError),
@@ -149,9 +154,10 @@ def test_bad_input_is_said_plainly(
 def test_a_family_that_is_not_declared(command: tuple[str, ...], folder: Path) -> None:
     config = json.loads((folder / "model" / "config.json").read_text())
     write_json(
-        folder / "model" / "config.json", {**config, "model_type": "opt", "architectures": ["OPTModel"]}
+        folder / "model" / "config.json",
+        {**config, "model_type": "deberta", "architectures": ["DebertaModel"]},
     )
-    with pytest.raises(UnsupportedModelError, match="opt"):
+    with pytest.raises(UnsupportedModelError, match="deberta"):
         run(*command, *SPILL)
 
 
