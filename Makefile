@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-FAST := tests/checkpoint tests/data tests/analysis tests/methods/*/test_plan.py tests/test_docs.py
+FAST := tests/tensors tests/model tests/text tests/analysis tests/methods/*/test_plan.py tests/test_docs.py
 INSTALLED := $(VENV)/.installed
 
 .PHONY: demo test fast lint types imports docs pytest coverage clean

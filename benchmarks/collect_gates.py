@@ -16,12 +16,12 @@ from unittest.mock import patch
 
 import torch
 
-from prunecli.checkpoint.layout import SparseLayer
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import parse_pairs, read_parallel
-from prunecli.data.tokens import load_tokenizer
 from prunecli.methods.experts import score
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import SparseLayer
 from prunecli.modules.loading import load_model
+from prunecli.text.parallel import parse_pairs, read_parallel
+from prunecli.text.tokens import load_tokenizer
 
 
 @contextmanager

@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 
-from prunecli.data.batching import length_bucketed, pad
-from prunecli.data.parallel import read_parallel
-from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.evaluation.decoding import (
     DecodingOptions,
     generation_settings,
@@ -28,6 +25,9 @@ from prunecli.evaluation.decoding import (
     translate,
 )
 from prunecli.modules.loading import load_model
+from prunecli.text.batching import length_bucketed, pad
+from prunecli.text.parallel import read_parallel
+from prunecli.text.tokens import encode, load_tokenizer
 
 
 def in_file_order(

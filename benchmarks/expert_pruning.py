@@ -19,17 +19,17 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.layout import SparseLayer, sparse_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import ParallelText, read_parallel
-from prunecli.data.tokens import load_tokenizer
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.plan import Layer, Request, keep_count, parse_balance, plan
 from prunecli.methods.experts.statistics import GateStatistics, read_gates
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import SparseLayer, sparse_layers
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.text.parallel import ParallelText, read_parallel
+from prunecli.text.tokens import load_tokenizer
 
 
 def main() -> None:

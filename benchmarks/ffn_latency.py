@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.rewrite import rewrite
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 

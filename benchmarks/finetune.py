@@ -22,9 +22,9 @@ import torch
 from transformers import get_scheduler
 
 from prunecli import demo
-from prunecli.data.parallel import languages_of, parse_pairs, read_parallel
-from prunecli.data.tokens import load_tokenizer
 from prunecli.modules.loading import load_model
+from prunecli.text.parallel import languages_of, parse_pairs, read_parallel
+from prunecli.text.tokens import load_tokenizer
 from prunecli.training.batches import BucketSampler, loader
 from prunecli.training.encoding import translations
 from prunecli.training.examples import Examples

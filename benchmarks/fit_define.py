@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from prunecli.checkpoint.define import UNIT_KINDS, UnitShape
 from prunecli.methods.embeddings.fit import FitOptions, fit_define
 from prunecli.methods.embeddings.table import Table
+from prunecli.model.define import UNIT_KINDS, UnitShape
 
 
 def write_table(path: Path, rows: int, width: int, hidden: int, seed: int = 0) -> np.memmap:

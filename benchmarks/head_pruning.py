@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 

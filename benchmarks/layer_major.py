@@ -27,8 +27,8 @@ from pathlib import Path
 import torch
 
 from prunecli import demo
-from prunecli.checkpoint.operations import token_products
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.operations import token_products
 from prunecli.modules.speed import disk_speed, forget, matrix_speed
 
 

@@ -24,11 +24,11 @@ import numpy as np
 
 from prunecli import demo
 from prunecli.architectures import FAMILIES
-from prunecli.checkpoint.declared import ties
-from prunecli.checkpoint.dtypes import config_dtype, itemsize, parse_dtype
-from prunecli.checkpoint.layout import expected_tensors, is_extra
-from prunecli.checkpoint.quantities import parse_size
-from prunecli.checkpoint.structure import Structure
+from prunecli.model.declared import ties
+from prunecli.model.layout import expected_tensors, is_extra
+from prunecli.model.structure import Structure
+from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
+from prunecli.tensors.quantities import parse_size
 
 POOL = 1 << 22
 """Random values that all tensors are cut from."""

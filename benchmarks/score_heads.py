@@ -21,18 +21,18 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import parse_pairs, read_parallel
-from prunecli.data.plain import read_plain
-from prunecli.data.tokens import load_tokenizer
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.losses import example_losses
 from prunecli.methods.heads import measure
 from prunecli.methods.heads.ablate import outcomes, without_each
 from prunecli.methods.heads.measure import AblationOptions, Material, Subject
 from prunecli.methods.heads.score import gradient_importance
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
+from prunecli.text.parallel import parse_pairs, read_parallel
+from prunecli.text.plain import read_plain
+from prunecli.text.tokens import load_tokenizer
 
 
 def material(options: argparse.Namespace) -> Material:

@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prunecli.checkpoint.card import model_card
-from prunecli.checkpoint.documents import write_json
-from prunecli.checkpoint.dtypes import config_dtype
-from prunecli.checkpoint.git_lfs import refuse_pointers_beside_weights
-from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra
-from prunecli.checkpoint.opening import result_config, shim_classes
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.checkpoint.stream import Output, check_outputs
-from prunecli.checkpoint.structure import Structure
-from prunecli.checkpoint.transaction import new_directory
-from prunecli.checkpoint.writer import SHARD_BYTES, write_tensors
 from prunecli.errors import CheckpointError
+from prunecli.model.card import model_card
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import check_tensors, expected_tensors, is_extra
+from prunecli.model.opening import result_config, shim_classes
+from prunecli.model.structure import Structure
 from prunecli.modules.shim import SHIM_FILE, shim_source
 from prunecli.progress import Progress, silent
+from prunecli.tensors.documents import write_json
+from prunecli.tensors.dtypes import config_dtype
+from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
+from prunecli.tensors.stream import Output, check_outputs
+from prunecli.tensors.transaction import new_directory
+from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
 
 
 def stock_config(source: Checkpoint, structure: Structure) -> dict[str, Any]:
-    """config.json of the result; see `prunecli.checkpoint.opening.result_config`."""
+    """config.json of the result; see `prunecli.model.opening.result_config`."""
     return result_config(source, structure)
 
 

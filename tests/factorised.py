@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.methods.embeddings.decide import Options, decide
 from prunecli.methods.embeddings.factorize import factorize
 from prunecli.methods.embeddings.rewrite import rewrite
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.families import GATED_T5, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.ffn_layouts import weights

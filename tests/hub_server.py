@@ -80,7 +80,7 @@ def serving() -> Iterator[HubServer]:
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
     """A server that huggingface_hub of this process asks, with an empty cache in `tmp_path / "cache"`."""
-    from prunecli.checkpoint.hub.fetch import commit_of
+    from prunecli.tensors.hub.fetch import commit_of
 
     commit_of.cache_clear()
     with serving() as server:

@@ -15,11 +15,11 @@ from typing import Any, NoReturn
 import pytest
 
 from prunecli import pipeline
-from prunecli.checkpoint import copying, writer
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.methods.experts.rewrite import rewrite
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.tensors import copying, writer
 from tests.contracts.method_contract import digests
 from tests.tiny import tiny_nllb_moe
 
@@ -126,7 +126,7 @@ def test_a_failure_with_force_keeps_the_old_result(
 
 SLOW = """
 import sys, time
-from prunecli.checkpoint import writer
+from prunecli.tensors import writer
 
 real = writer.carry_out
 
@@ -186,7 +186,7 @@ def test_what_a_kill_leaves_goes_with_the_next_run(source: Path, tmp_path: Path)
 
 SMALL_DISK = """
 import sys
-from prunecli.checkpoint import transaction, writer
+from prunecli.tensors import transaction, writer
 
 if sys.argv.pop(1) == "unforeseen":  # another process fills the disk after the check
     transaction.SPARE_BYTES = -(1 << 40)

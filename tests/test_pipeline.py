@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from prunecli import pipeline
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.checkpoint.stream import Copy, Output
-from prunecli.checkpoint.structure import Structure
-from prunecli.checkpoint.transaction import new_directory
 from prunecli.errors import CheckpointError, OutputError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import check_tensors
+from prunecli.model.opening import opens_as_stock
+from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, Summary, rewrite_checkpoint, stock_config, summarize
+from prunecli.tensors.stream import Copy, Output
+from prunecli.tensors.transaction import new_directory
 from tests.families import tiny_family
 from tests.tiny import random_tensors, tensor_shapes, tiny_config, tiny_nllb_moe, write_json, write_weights
 
@@ -33,7 +33,7 @@ def tiny(directory: Path, **options: object) -> Path:
 
 def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = "F32") -> Rewrite:
     """The first experts of each layer stay: a method that renumbers nothing, so that no slice is needed here."""
-    from prunecli.checkpoint.stream import Rows
+    from prunecli.tensors.stream import Rows
 
     outputs = []
     for name, info in source.tensors.items():

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from prunecli.architectures.records import Side, Stack
-from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
-from prunecli.checkpoint.reader import Checkpoint
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.ffn import FfnLayer, ffn_layers
 
 Kind = Literal["self", "cross", "ffn"]
 SHORT: dict[Kind, str] = {"self": "sa", "cross": "ca", "ffn": "ffn"}

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.plots import require_matplotlib, save_figure
-from prunecli.checkpoint.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.errors import PruneError
+from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 
 KIND_NAMES: dict[AttentionKind, str] = {
     "encoder": "encoder self-attention",

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.components import Component, components
-from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.plain import PlainText
 from prunecli.errors import DataError, UsageError
 from prunecli.progress import Progress, silent
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
     from prunecli.analysis.representations import Representations
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 Measure = Literal["cka", "lns"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
@@ -223,8 +223,8 @@ def _represented(
 ) -> Iterator[tuple[str, Representations]]:
     """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion."""
     from prunecli.analysis.representations import represent
-    from prunecli.data.tokens import load_tokenizer
     from prunecli.modules.loading import load_model
+    from prunecli.text.tokens import load_tokenizer
 
     held = components(checkpoint)
     tokenizer = load_tokenizer(checkpoint.path)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.checkpoint.whole_file import new_file
 from prunecli.errors import PruneError
+from prunecli.tensors.whole_file import new_file
 
 HEATMAP_LABELS = 30
 """With more pairs than this, the similarities are drawn without names."""

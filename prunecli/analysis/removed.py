@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prunecli.analysis.settings import Value, names, setting
-from prunecli.checkpoint.attention import KINDS, AttentionLayer, attention_layers
-from prunecli.checkpoint.layout import sparse_layers
-from prunecli.checkpoint.reader import Checkpoint
+from prunecli.model.attention import KINDS, AttentionLayer, attention_layers
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import sparse_layers
 
 
 @dataclass(frozen=True)

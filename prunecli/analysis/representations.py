@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from prunecli.analysis.components import Component
 from prunecli.architectures.records import Side
-from prunecli.data.batching import length_bucketed, pad
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.losses import Batch, encoded, padding_id, window_length
 from prunecli.modules.attention import module_name
+from prunecli.text.batching import length_bucketed, pad
 
 Features = NDArray[np.float32]
 """`[sentences, width]`: a row per sentence."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from prunecli.checkpoint.attention import KINDS
+from prunecli.model.attention import KINDS
 
 AMOUNTS: Mapping[str, frozenset[str]] = {
     "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),

@@ -62,11 +62,11 @@ def bench_latency(
 
     The first checkpoint is the baseline of the ratios.
     """
-    from prunecli.checkpoint.documents import write_json
     from prunecli.commands import found
     from prunecli.evaluation.evaluate import labels_for
     from prunecli.evaluation.latency import LatencyOptions
     from prunecli.evaluation.latency import bench_latency as run
+    from prunecli.tensors.documents import write_json
 
     options = LatencyOptions(
         beams=_numbers("--beam", beam),

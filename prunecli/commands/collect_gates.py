@@ -30,8 +30,8 @@ from prunecli.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from prunecli.data.parallel import ParallelText
     from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.text.parallel import ParallelText
 
 ROWS_SHOWN = 12
 
@@ -74,11 +74,12 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli.checkpoint.documents import header, refuse_unwritable, write_json
-    from prunecli.checkpoint.layout import sparse_layers
-    from prunecli.checkpoint.quantities import parse_size
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import checkpoint_or_demo, chosen_text
+    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.layout import sparse_layers
+    from prunecli.results.header import header
+    from prunecli.tensors.documents import refuse_unwritable, write_json
+    from prunecli.tensors.quantities import parse_size
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)

@@ -69,9 +69,10 @@ def compare_languages(
     Shows how alike the experts are that language pairs with a common source or target select, which languages
     have like importance vectors, and how many experts each layer keeps under a global threshold.
     """
-    from prunecli.checkpoint.documents import header, write_json
     from prunecli.commands.language_comparison import compare, comparison_of
     from prunecli.methods.experts.statistics import merge, read_gates
+    from prunecli.results.header import header
+    from prunecli.tensors.documents import write_json
 
     files = gates or [Path("gates.json")]
     if not gates and not files[0].is_file():

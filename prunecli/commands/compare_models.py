@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.commands import console
 from prunecli.commands.found import checkpoint_directory, prunecli_checkpoints
 from prunecli.commands.options import (
@@ -32,10 +31,11 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.outputs import check_outputs
 from prunecli.errors import UsageError
+from prunecli.tensors.hub.names import checkpoint_path
 
 if TYPE_CHECKING:
     from prunecli.analysis.model_similarity import Comparison, Portion, SimilarityOptions
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.similarity/1"
 
@@ -108,9 +108,9 @@ def compare_models(
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
     from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
-    from prunecli.checkpoint.documents import write_json
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.evaluation.evaluate import labels_for
+    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.tensors.documents import write_json
 
     check_outputs(output, plot, force=force)
     compared = _compared(checkpoint, other)
@@ -187,7 +187,7 @@ def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
 
 def _plain(files: Sequence[Path], choice: _Choice) -> tuple[Portion, ...]:
     from prunecli.analysis.model_similarity import plain_portions
-    from prunecli.data.plain import read_plain
+    from prunecli.text.plain import read_plain
 
     parallel = (choice.data, choice.source_file, choice.target_file, choice.langs, choice.pairs)
     if any(value is not None for value in parallel):
@@ -219,7 +219,7 @@ def _payload(
 ) -> dict[str, Any]:
     from prunecli.analysis.model_similarity import neighbours_of
     from prunecli.analysis.similarity_results import similarity_json
-    from prunecli.checkpoint.documents import header
+    from prunecli.results.header import header
 
     return {
         **header(FORMAT, list(opened.values()), None),

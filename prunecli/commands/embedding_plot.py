@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.embeddings.decide import Decision
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.table import Table
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.progress import Progress
 
 
@@ -37,8 +37,8 @@ def draw(
     """Write the PNG: the original table, the best projective embedding of the same n, the unit."""
     from prunecli.analysis.correlation import correlation_map
     from prunecli.analysis.correlation_plots import plot_correlations
-    from prunecli.checkpoint.origin import origin
     from prunecli.methods.embeddings.source import checkpoint_table
+    from prunecli.tensors.origin import origin
 
     assert factors.unit is not None
     unit = factors.unit

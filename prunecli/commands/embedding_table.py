@@ -8,10 +8,10 @@ from prunecli.commands import console
 from prunecli.commands.rewriting import Written, change
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.embeddings.decide import Decision
     from prunecli.methods.embeddings.factorize import Factors
     from prunecli.methods.embeddings.quality import Quality
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.embedding/1"
 

@@ -34,7 +34,7 @@ def read_text(
             lines += _lines(data, name, found)
         described |= {"split": list(splits), "langs": list(found) or None}
     if files:
-        from prunecli.data.plain import read_plain
+        from prunecli.text.plain import read_plain
 
         plain = read_plain(files)
         lines += plain.texts
@@ -43,7 +43,7 @@ def read_text(
 
 
 def _lines(data: Path, split: str, languages: tuple[str, ...]) -> list[str]:
-    from prunecli.data.parallel import languages_of, read_parallel
+    from prunecli.text.parallel import languages_of, read_parallel
 
     text = read_parallel(data, split, languages or languages_of(data, split))
     return [line for lines in text.sentences.values() for line in lines if line.strip()]

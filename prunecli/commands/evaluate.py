@@ -35,9 +35,9 @@ from prunecli.commands.task_choice import TaskOption, check_options, task_of_all
 from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
-    from prunecli.data.parallel import ParallelText
     from prunecli.evaluation.evaluate import EvaluationOptions
     from prunecli.progress import Progress
+    from prunecli.text.parallel import ParallelText
 
 PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
@@ -134,13 +134,13 @@ def evaluate(
 
     Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
-    from prunecli.checkpoint.directory import read_config
     from prunecli.commands import evaluate_tasks as tasks
     from prunecli.commands import evaluation_plot, found
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import EvaluationOptions, labels_for
     from prunecli.evaluation.scoring import spm_file, spm_missing
     from prunecli.evaluation.tasks import TaskOptions, evaluate_task
+    from prunecli.tensors.directory import read_config
 
     budget = memory_bytes(memory, spill_dir)
     files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences, context, stride)

@@ -11,10 +11,10 @@ from prunecli.commands import console
 from prunecli.evaluation.significance import too_few
 
 if TYPE_CHECKING:
-    from prunecli.data.labelled import LabelledText
-    from prunecli.data.plain import PlainText
     from prunecli.evaluation.tasks import OtherTask
-    from prunecli.modules.layerwise.session import Work
+    from prunecli.running.layerwise.session import Work
+    from prunecli.text.labelled import LabelledText
+    from prunecli.text.plain import PlainText
 
 COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
     "lm": {
@@ -66,8 +66,8 @@ def text_of(task: OtherTask, options: TextOptions) -> PlainText | LabelledText:
     Raises:
         DataError: text that cannot be used.
     """
-    from prunecli.data.labelled import read_labelled
-    from prunecli.data.plain import read_plain
+    from prunecli.text.labelled import read_labelled
+    from prunecli.text.plain import read_plain
 
     if task == "classification":
         assert options.labelled is not None

@@ -19,7 +19,7 @@ def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping
     """Draw the payload of evaluation.json; `checkpoints` are those of its labels."""
     from prunecli.analysis.curve_plots import CurvePoint, score_curve
     from prunecli.analysis.removed import removed
-    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.model.checkpoint import open_checkpoint
 
     titles = SCORES[payload["task"]]
     key = "mean" if payload["task"] == "translation" else "scores"

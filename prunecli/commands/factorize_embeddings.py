@@ -24,10 +24,10 @@ from prunecli.commands.outputs import check_plot
 from prunecli.commands.rewriting import How, write
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.define import UnitKind
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.embeddings.decide import Options
     from prunecli.methods.embeddings.source import Text
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.define import UnitKind
 
 
 class SideName(str, Enum):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.ffn import FfnLayer
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.commands.rewriting import Written
     from prunecli.methods.ffn.plan import FfnPlan, Group
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.ffn import FfnLayer
 
 FORMAT = "prunecli.ffn-plan/1"
 
@@ -53,7 +53,7 @@ def show_ffns(written: Written, plan: FfnPlan) -> None:
 
 def _parameters(written: Written, plan: FfnPlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN."""
-    from prunecli.checkpoint.ffn import ffn_layers
+    from prunecli.model.ffn import ffn_layers
 
     tensors = {layer.name: layer.tensors for layer in ffn_layers(written.source)}
     sizes = {output.name: output.info.numel for output in written.made.outputs}
@@ -71,7 +71,7 @@ def ffn_table(checkpoint: Checkpoint, plan: FfnPlan, parameters: Mapping[str, in
         plan: the decision.
         parameters: of each group's FFN, by its owner.
     """
-    from prunecli.checkpoint.ffn import ffn_layers
+    from prunecli.model.ffn import ffn_layers
 
     layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
     rows = [
@@ -115,7 +115,7 @@ def _made(group: Group) -> str:
 
 def _layers(layers: Iterable[FfnLayer]) -> str:
     """`encoder 0-5, decoder 0, 3`."""
-    from prunecli.checkpoint.ffn import ranges
+    from prunecli.model.ffn import ranges
 
     return ", ".join(
         f"{side} {ranges([layer.layer for layer in run])}"

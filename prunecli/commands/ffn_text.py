@@ -13,10 +13,10 @@ from prunecli.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from prunecli.checkpoint.reader import Checkpoint
-    from prunecli.data.parallel import ParallelText
-    from prunecli.data.plain import PlainText
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.progress import Progress
+    from prunecli.text.parallel import ParallelText
+    from prunecli.text.plain import PlainText
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def read_material(checkpoint: Checkpoint, options: TextOptions) -> Material:
     """
     if len(checkpoint.require_architecture().stacks) > 1:
         from prunecli.commands.found import chosen_text
-        from prunecli.data.parallel import pair_name
+        from prunecli.text.parallel import pair_name
 
         if options.text:
             raise UsageError("--text goes with models that have one side.", "Give parallel text: --data DIR.")
@@ -70,7 +70,7 @@ def read_material(checkpoint: Checkpoint, options: TextOptions) -> Material:
         parallel = parallel.first(options.max_sentences)
         names = [pair_name(*pair) for pair in pairs]
         return Material(parallel, pairs, {"split": options.split, "pairs": names, "sentences": len(parallel)})
-    from prunecli.data.plain import read_plain
+    from prunecli.text.plain import read_plain
 
     if options.given not in (None, "--text"):
         raise UsageError(
@@ -90,14 +90,14 @@ def measure(
     Raises:
         PruneError: a model or text that cannot be used.
     """
-    from prunecli.checkpoint.ffn import ffn_layers
-    from prunecli.data.plain import PlainText
-    from prunecli.data.tokens import load_tokenizer
     from prunecli.evaluation.evaluate import labels_for
     from prunecli.evaluation.objective import translation_batches
     from prunecli.methods.ffn.activations import plain_batches, unit_activations
+    from prunecli.model.ffn import ffn_layers
     from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import choose_device, load_model
+    from prunecli.text.plain import PlainText
+    from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
     device = choose_device(options.device)

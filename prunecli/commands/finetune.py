@@ -10,7 +10,6 @@ from typing import Annotated, Optional
 import typer
 
 from prunecli import processes
-from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.commands.options import (
     CheckpointArgument,
     ContextOption,
@@ -28,6 +27,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.task_choice import TrainingTaskOption
 from prunecli.errors import UsageError
+from prunecli.tensors.hub.names import checkpoint_path
 
 DEMO_STEPS = 100
 STEPS = 1000
@@ -42,7 +42,7 @@ class MetricChoice(str, enum.Enum):
 
 def _dtype_out(text: str) -> str:
     """Type of written weights."""
-    from prunecli.checkpoint.dtypes import parse_computed
+    from prunecli.tensors.dtypes import parse_computed
 
     return parse_computed(text, "--dtype-out")
 

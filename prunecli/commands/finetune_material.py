@@ -11,7 +11,7 @@ from prunecli.commands.console import note
 from prunecli.commands.found import demo_text
 
 if TYPE_CHECKING:
-    from prunecli.data.parallel import ParallelText
+    from prunecli.text.parallel import ParallelText
     from prunecli.training.features import TrainingTask
     from prunecli.training.material import Material
 
@@ -58,8 +58,8 @@ def material_of(task: TrainingTask, options: TextOptions, quiet: bool) -> Materi
     Raises:
         PruneError: text that cannot be used.
     """
-    from prunecli.data.labelled import read_labelled
-    from prunecli.data.plain import read_plain
+    from prunecli.text.labelled import read_labelled
+    from prunecli.text.plain import read_plain
     from prunecli.training.material import Material
 
     if task == "translation":
@@ -82,7 +82,7 @@ def _parallel(
     options: TextOptions, quiet: bool
 ) -> tuple[ParallelText, ParallelText | None, tuple[tuple[str, str], ...]]:
     from prunecli import demo
-    from prunecli.data.parallel import has_split, languages_of, parse_pairs, read_parallel
+    from prunecli.text.parallel import has_split, languages_of, parse_pairs, read_parallel
 
     data = options.data or demo.DATA
     if options.split == TRAIN_SPLIT and data.resolve() == demo.DATA.resolve():
@@ -109,7 +109,7 @@ def _parallel(
 
 def _demo_text() -> ParallelText:
     """Training text is drawn as the bundled held-out text was."""
-    from prunecli.data.parallel import ParallelText
     from prunecli.demo.corpus import parallel_text
+    from prunecli.text.parallel import ParallelText
 
     return ParallelText(TRAIN_SPLIT, dict(parallel_text()[TRAIN_SPLIT]))

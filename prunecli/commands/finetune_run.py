@@ -14,8 +14,8 @@ from prunecli.commands import console
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.commands.finetune_material import TextOptions
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.training.features import TrainingTask
     from prunecli.training.finetune import Trained
     from prunecli.training.material import Material
@@ -74,7 +74,7 @@ class Subject:
 
     def open(self, state: Path) -> Checkpoint:
         """The checkpoint that training begins with."""
-        from prunecli.checkpoint.reader import open_checkpoint
+        from prunecli.model.checkpoint import open_checkpoint
 
         if self.config is None:
             assert self.path is not None
@@ -88,8 +88,8 @@ class Subject:
     def task(self) -> TrainingTask:
         """What the model is for."""
         from prunecli.architectures import FAMILIES
-        from prunecli.checkpoint.declared import class_names
         from prunecli.commands.task_choice import task_of_class, training_task_of
+        from prunecli.model.declared import class_names
 
         if self.config is None:
             with self.open(Path()) as checkpoint:
@@ -111,8 +111,8 @@ class Writing:
 
     def check(self, source: Path | None) -> None:
         """Refuse before the work what would be refused after it."""
-        from prunecli.checkpoint.documents import refuse_unwritable
-        from prunecli.checkpoint.transaction import refuse_target
+        from prunecli.tensors.documents import refuse_unwritable
+        from prunecli.tensors.transaction import refuse_target
 
         refuse_target(self.output, force=self.force, source=source)
         refuse_unwritable(self.figures, force=self.force)
@@ -131,10 +131,10 @@ def run(
     Raises:
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
-    from prunecli.checkpoint.hub.names import local_path
     from prunecli.commands.finetune_material import material_of
     from prunecli.commands.found import checkpoint_directory
     from prunecli.commands.task_choice import check_options
+    from prunecli.tensors.hub.names import local_path
 
     writing.check(local_path(subject.path))  # before anything is fetched
     subject.find()
@@ -195,10 +195,11 @@ def _publish(
 ) -> dict[str, Any]:
     import shutil
 
-    from prunecli.checkpoint.documents import header, write_json
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.rewriting import not_carried
+    from prunecli.model.checkpoint import open_checkpoint
     from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+    from prunecli.results.header import header
+    from prunecli.tensors.documents import write_json
     from prunecli.training.result import FORMAT, finetune_step, outputs_of
 
     with subject.open(state) as source, open_checkpoint(trained.staged) as weights:

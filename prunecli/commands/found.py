@@ -13,7 +13,7 @@ from prunecli.commands.options import listed
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.data.parallel import ParallelText
+    from prunecli.text.parallel import ParallelText
 
 KEY = "prunecli"
 """The key of config.json that marks a checkpoint written by prunecli."""
@@ -33,7 +33,7 @@ def checkpoint_directory(given: Path) -> Path:
     Raises:
         HubError, OutputError, CheckpointError: as `local_directory`.
     """
-    from prunecli.checkpoint.hub.fetch import local_directory
+    from prunecli.tensors.hub.fetch import local_directory
 
     quiet = console.is_hushed()
     return local_directory(given, say=console.note, progress=console.lines(quiet), bars=not quiet)
@@ -76,7 +76,7 @@ def pruned_pairs(checkpoints: Sequence[Path], pairs: Sequence[tuple[str, str]]) 
 
 def chosen_splits(data: Path, text: str | None) -> tuple[str, ...]:
     """Those of --split; else those of SPLITS that there are."""
-    from prunecli.data.parallel import has_split
+    from prunecli.text.parallel import has_split
 
     return listed("--split", text) or tuple(name for name in SPLITS if has_split(data, name)) or SPLITS[:1]
 
@@ -95,7 +95,7 @@ def chosen_text(
         UsageError: options that contradict each other.
         DataError: text that cannot be used.
     """
-    from prunecli.data.parallel import languages_of, parse_pairs, read_pair, read_parallel
+    from prunecli.text.parallel import languages_of, parse_pairs, read_pair, read_parallel
 
     if source_file is not None or target_file is not None:
         if source_file is None or target_file is None or pairs is None:

@@ -16,14 +16,14 @@ from prunecli.processes import neighbours, undisturbed
 if TYPE_CHECKING:
     import torch
 
-    from prunecli.checkpoint.reader import Checkpoint
-    from prunecli.data.parallel import ParallelText
     from prunecli.methods.experts.layer_snapshots import Snapshots
     from prunecli.methods.experts.score import CollectOptions, State
     from prunecli.methods.experts.statistics import GateStatistics
-    from prunecli.modules.layerwise.session import Means
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.processes import Place
     from prunecli.progress import Progress
+    from prunecli.running.layerwise.session import Means
+    from prunecli.text.parallel import ParallelText
 
 AUTOMATIC_SHARE = 0.8
 """Part of the free memory that a run by layers takes where --memory is left out."""
@@ -55,9 +55,9 @@ class GateRun:
 
     def in_memory(self, device: torch.device, dtype: torch.dtype) -> GateStatistics:
         """Hold the whole model."""
-        from prunecli.data.tokens import load_tokenizer
         from prunecli.methods.experts.score import collect_gates
         from prunecli.modules.loading import load_model
+        from prunecli.text.tokens import load_tokenizer
 
         with self._kept() as (state, save):
             model = load_model(self.checkpoint.path, device=device, dtype=dtype)
@@ -76,11 +76,11 @@ class GateRun:
 
     def by_layer(self, means: Means) -> GateStatistics:
         """Hold a layer at a time."""
-        from prunecli.data.tokens import load_tokenizer
         from prunecli.methods.experts.layer_major import collect_gates_by_layer
         from prunecli.methods.experts.layer_snapshots import Snapshots
         from prunecli.methods.experts.resume import layers_path
-        from prunecli.modules.layerwise.session import Work
+        from prunecli.running.layerwise.session import Work
+        from prunecli.text.tokens import load_tokenizer
 
         work = Work()
         snapshots = Snapshots(layers_path(self.output, self.place), self.key, place=self.place)
@@ -213,8 +213,8 @@ def means_of(
     """What a run by layers may use; None where the whole model is to be held, by all processes."""
     from prunecli.methods.experts.layer_major import whole_model_bytes
     from prunecli.modules.fitting import FREE_SHARE, free_for_each
-    from prunecli.modules.layerwise.machine import free_memory
-    from prunecli.modules.layerwise.session import Means
+    from prunecli.modules.machine import free_memory
+    from prunecli.running.layerwise.session import Means
 
     if memory is None:
         whole = whole_model_bytes(checkpoint, dtype)

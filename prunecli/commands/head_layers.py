@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands.memory_options import report_work
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.heads.measure import Material
     from prunecli.methods.heads.statistics import HeadScores, Per
-    from prunecli.modules.layerwise.session import Means
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.running.layerwise.session import Means
 
 
 def score_by_layer(
@@ -29,7 +29,7 @@ def score_by_layer(
     """
     from prunecli.methods.heads.layer_major import GradientByLayer
     from prunecli.methods.heads.measure import Subject, score_by_gradient
-    from prunecli.modules.layerwise.session import Session, Work
+    from prunecli.running.layerwise.session import Session, Work
 
     work = Work()
     session = Session(checkpoint, means, work)

@@ -50,9 +50,9 @@ def material(task: TaskName, choice: Choice) -> Material:
         PruneError: text that cannot be used.
     """
     from prunecli.commands.found import chosen_text
-    from prunecli.data.labelled import read_labelled
-    from prunecli.data.plain import read_plain
     from prunecli.methods.heads.measure import Material
+    from prunecli.text.labelled import read_labelled
+    from prunecli.text.plain import read_plain
 
     if task == "translation":
         text, pairs = chosen_text(

@@ -9,7 +9,7 @@ from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.attention import AttentionLayer
+    from prunecli.model.attention import AttentionLayer
 
 MOST = 16
 """Heads in a line of the table at most, as far as they fit; layers with more take several lines."""

@@ -23,10 +23,10 @@ from prunecli.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.inventory import Inventory
-    from prunecli.checkpoint.reader import Checkpoint
-    from prunecli.checkpoint.undeclared import Surmise
     from prunecli.commands.inspect_fit import Fits
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.inventory import Inventory
+    from prunecli.model.undeclared import Surmise
 
 FORMAT = "prunecli.inspect/1"
 
@@ -64,11 +64,11 @@ def inspect(
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
     matrix products are measured too, for two seconds or so.
     """
-    from prunecli.checkpoint.documents import header
-    from prunecli.checkpoint.dtypes import parse_dtype
-    from prunecli.checkpoint.inventory import inventory_payload, take_inventory
-    from prunecli.checkpoint.quantities import parse_size
     from prunecli.methods.experts.budget import balance_text, default_balance
+    from prunecli.model.inventory import inventory_payload, take_inventory
+    from prunecli.results.header import header
+    from prunecli.tensors.dtypes import parse_dtype
+    from prunecli.tensors.quantities import parse_size
 
     budget = None if fit is None else parse_size(fit)
     stored_as = None if dtype is None else parse_dtype(dtype)
@@ -95,8 +95,8 @@ def inspect(
 
 def _opened(checkpoint: Path | None) -> Checkpoint:
     """The checkpoint; of a model of the hub that is not here, what config.json and headers say."""
-    from prunecli.checkpoint.hub.headers import describe_checkpoint
     from prunecli.commands.found import checkpoint_or_demo
+    from prunecli.model.described import describe_checkpoint
 
     if checkpoint is None:
         checkpoint = checkpoint_or_demo(None)
@@ -104,9 +104,9 @@ def _opened(checkpoint: Path | None) -> Checkpoint:
 
 
 def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fits:
-    from prunecli.checkpoint.memory import Load
     from prunecli.commands.inspect_fit import what_fits
     from prunecli.methods.experts.budget import Request, parse_balance
+    from prunecli.model.memory import Load
 
     return what_fits(opened, budget, dtype, Request(balance=parse_balance(balance)), Load(**load))
 
@@ -117,8 +117,8 @@ def _show_fits(fits: Fits, inventory: Inventory, command: list[str], dtype: str 
     Args:
         dtype: the type asked for; None: any will do.
     """
-    from prunecli.checkpoint.dtypes import config_dtype
     from prunecli.commands.inspect_fit_table import show_fits
+    from prunecli.tensors.dtypes import config_dtype
 
     show_fits(fits, inventory)
     wanted = [whole for whole in fits.wholes if whole.fits and dtype in (None, whole.target)]
@@ -134,8 +134,8 @@ def _show_fits(fits: Fits, inventory: Inventory, command: list[str], dtype: str 
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
-    from prunecli.checkpoint.embedding import describe_embeddings
-    from prunecli.checkpoint.ffn import describe_ffns
+    from prunecli.model.embedding import describe_embeddings
+    from prunecli.model.ffn import describe_ffns
 
     total = inventory.total
     rows = [
@@ -169,7 +169,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
 
 def _shown(path: Path) -> str:
     """Where it is; of a snapshot in the hub's cache, which model it is."""
-    from prunecli.checkpoint.origin import origin
+    from prunecli.tensors.origin import origin
 
     found = origin(path)
     return f"{found['path']} at {found['revision'][:7]}" if "revision" in found else str(path)
@@ -177,7 +177,7 @@ def _shown(path: Path) -> str:
 
 def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> None:
     """What the names of tensors suggest, and what can be done with the checkpoint."""
-    from prunecli.checkpoint.inventory import Amount
+    from prunecli.model.inventory import Amount
 
     rows = []
     for group, names in found.modules.items():
@@ -203,7 +203,7 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
 
 
 def _dtypes(inventory: Inventory) -> str:
-    from prunecli.checkpoint.dtypes import config_dtype
+    from prunecli.tensors.dtypes import config_dtype
 
     return " and ".join(config_dtype(dtype) for dtype in inventory.dtypes) or "empty"
 
@@ -232,7 +232,7 @@ def _held(held: int, original: int) -> str:
 
 def _step(step: Any) -> str:
     """One step of the history as it would be typed, and from what."""
-    from prunecli.reporting.history import step_text
+    from prunecli.report.history import step_text
 
     source = step.get("source")
     named = isinstance(source, dict) and source.get("path")

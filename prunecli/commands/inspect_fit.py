@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from prunecli.checkpoint.declared import count
-from prunecli.checkpoint.dtypes import config_dtype, is_float, itemsize, parse_dtype
-from prunecli.checkpoint.layout import held_sparse_layers
-from prunecli.checkpoint.memory import Load, decoding_bytes, stored_dtype, weight_bytes
-from prunecli.checkpoint.operations import model_dim, token_products
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.fit import Fit, margin_bytes, nearest_ratio
+from prunecli.model.declared import count
+from prunecli.model.layout import held_sparse_layers
+from prunecli.model.memory import Load, decoding_bytes, stored_dtype, weight_bytes
+from prunecli.model.operations import model_dim, token_products
+from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:
     import torch
 
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.speed import Multiplying, Reading
 
 BATCH_TOKENS = 4096
@@ -228,7 +228,8 @@ def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
 
 def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
     """The model run layer by layer in `budget` bytes, batches of the usual size."""
-    from prunecli.modules.layerwise.budget import (
+    from prunecli.modules.machine import available_memory
+    from prunecli.running.layerwise.budget import (
         MIN_BUFFERS,
         Demand,
         activation_bytes,
@@ -237,9 +238,8 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
         smallest_memory,
         state_bytes,
     )
-    from prunecli.modules.layerwise.machine import available_memory
-    from prunecli.modules.layerwise.parts import make_skeleton
-    from prunecli.modules.layerwise.session import shape_of
+    from prunecli.running.layerwise.parts import make_skeleton
+    from prunecli.running.layerwise.session import shape_of
 
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
@@ -259,9 +259,9 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
 
 def _process(checkpoint: Checkpoint, device: torch.device) -> int:
     """Resident bytes before any weight is read, of this process: it has loaded what such a run loads."""
-    from prunecli.data.tokens import load_tokenizer
     from prunecli.errors import PruneError
-    from prunecli.modules.layerwise.machine import resident_now
+    from prunecli.modules.machine import resident_now
+    from prunecli.text.tokens import load_tokenizer
 
     if device.type != "cpu":
         return 0

@@ -19,7 +19,7 @@ from prunecli.commands.inspect_fit import (
 from prunecli.methods.experts.fit import Fit, fit_payload
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.inventory import Inventory
+    from prunecli.model.inventory import Inventory
 
 ORGANS = {
     "attention": "prune-heads",

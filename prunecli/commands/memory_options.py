@@ -12,7 +12,7 @@ from prunecli.commands import console
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.modules.layerwise.session import Work
+    from prunecli.running.layerwise.session import Work
 
 MemoryOption = Annotated[
     Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
@@ -41,7 +41,7 @@ def memory_bytes(memory: str | None, spill_directory: Path | None) -> int | None
     Raises:
         UsageError: not a size; or a directory without one.
     """
-    from prunecli.checkpoint.quantities import parse_size
+    from prunecli.tensors.quantities import parse_size
 
     if memory is None:
         if spill_directory is not None:

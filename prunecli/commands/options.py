@@ -8,27 +8,27 @@ from typing import Annotated, Optional
 
 import typer
 
-from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.errors import UsageError
+from prunecli.tensors.hub.names import checkpoint_path
 
 
 def written_dtype(text: str) -> str:
     """Type of written weights."""
-    from prunecli.checkpoint.dtypes import parse_computed
+    from prunecli.tensors.dtypes import parse_computed
 
     return parse_computed(text)
 
 
 def computed_dtype(text: str) -> str:
     """Type to compute in."""
-    from prunecli.checkpoint.dtypes import parse_computed
+    from prunecli.tensors.dtypes import parse_computed
 
     return parse_computed(text, also=("auto",))
 
 
 def removed_share(text: str) -> float:
     """Value of --ratio."""
-    from prunecli.checkpoint.quantities import parse_share
+    from prunecli.tensors.quantities import parse_share
 
     return parse_share(text)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from prunecli.checkpoint.documents import refuse_unwritable
 from prunecli.errors import UsageError
+from prunecli.tensors.documents import refuse_unwritable
 
 
 def check_outputs(output: Path, plot: Path | None = None, *, force: bool) -> None:

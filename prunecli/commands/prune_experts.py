@@ -32,8 +32,8 @@ from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.experts.decide import Decision, Options
+    from prunecli.model.checkpoint import Checkpoint
 
 
 class MetricName(str, Enum):
@@ -188,9 +188,9 @@ def prune_experts(
 
     A checkpoint that was pruned before can be pruned further: --ratio counts from what it holds.
     """
-    from prunecli.checkpoint.quantities import parse_size
     from prunecli.methods.experts.budget import parse_balance
     from prunecli.methods.experts.decide import Amount, Options
+    from prunecli.tensors.quantities import parse_size
 
     if experts is not None and gates:
         raise UsageError("--gates and --experts exclude each other.", "Give statistics, or ids.")
@@ -235,9 +235,9 @@ def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
 
 
 def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
-    from prunecli.checkpoint.layout import sparse_layers
     from prunecli.methods.experts.fit import fit_payload
     from prunecli.methods.experts.published import SELECTION_FORMAT
+    from prunecli.model.layout import sparse_layers
 
     return {
         **written.header(SELECTION_FORMAT, options.seed),
@@ -251,8 +251,8 @@ def _payload(written: Written, decision: Decision, options: Options) -> dict[str
 
 
 def _show(written: Written, decision: Decision) -> None:
-    from prunecli.checkpoint.layout import sparse_layers
     from prunecli.methods.experts.fit import explain
+    from prunecli.model.layout import sparse_layers
 
     layers = sparse_layers(written.source)
     kept = decision.selection.kept

@@ -24,9 +24,9 @@ from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.attention import AttentionKind, AttentionLayer
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.heads.decide import Decision, Options
+    from prunecli.model.attention import AttentionKind, AttentionLayer
+    from prunecli.model.checkpoint import Checkpoint
 
 
 class MetricName(str, Enum):
@@ -179,7 +179,7 @@ def _payload(written: Written, decision: Decision, options: Options) -> dict[str
 
 def _show(written: Written, decision: Decision) -> None:
     from prunecli.analysis.head_plots import KIND_NAMES
-    from prunecli.checkpoint.attention import KINDS, attention_layers
+    from prunecli.model.attention import KINDS, attention_layers
 
     layers = attention_layers(written.source)
     kept = decision.selection.kept
@@ -201,7 +201,7 @@ def _total(layers: Sequence[AttentionLayer], kept: Any) -> tuple[str, str, str]:
 
 def _kinds(text: str | None) -> tuple[AttentionKind, ...]:
     """`cross,encoder` -> (encoder, cross); None -> all."""
-    from prunecli.checkpoint.attention import KINDS
+    from prunecli.model.attention import KINDS
 
     if text is None:
         return KINDS

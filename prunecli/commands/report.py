@@ -31,9 +31,9 @@ def report(
     loaded, nothing is fetched, and the page opens without a network.
     """
     from prunecli import demo
-    from prunecli.reporting.collect import collect
-    from prunecli.reporting.markup import counted
-    from prunecli.reporting.page import report_page, write_page
+    from prunecli.report.collect import collect
+    from prunecli.report.markup import counted
+    from prunecli.report.page import report_page, write_page
 
     check_outputs(output, force=force)
     material = collect(directory or Path(), {"demo": demo.CHECKPOINT}, console.progress(quiet))

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
-    from prunecli.checkpoint.stock import Verdict
-    from prunecli.checkpoint.stream import Output
-    from prunecli.checkpoint.structure import Structure
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.stock import Verdict
+    from prunecli.model.structure import Structure
     from prunecli.pipeline import Rewrite, Summary
     from prunecli.progress import Progress
+    from prunecli.tensors.stream import Output
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class How:
 
     def open(self, checkpoint: Path | None) -> Checkpoint:
         """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
-        from prunecli.checkpoint.hub.names import local_path
-        from prunecli.checkpoint.reader import open_checkpoint
-        from prunecli.checkpoint.transaction import refuse_target
         from prunecli.commands.found import checkpoint_or_demo
+        from prunecli.model.checkpoint import open_checkpoint
+        from prunecli.tensors.hub.names import local_path
+        from prunecli.tensors.transaction import refuse_target
 
         if self.output is not None:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
@@ -57,7 +57,7 @@ class How:
 
     def check(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
-        from prunecli.checkpoint.transaction import refuse_target
+        from prunecli.tensors.transaction import refuse_target
 
         source.require_architecture()
         if self.output is not None:
@@ -82,13 +82,13 @@ class Written:
     @property
     def verdict(self) -> Verdict:
         """Whether plain transformers opens it."""
-        from prunecli.checkpoint.stock import stock_verdict
+        from prunecli.model.stock import stock_verdict
 
         return stock_verdict(self.source, self.made.structure)
 
     def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
         """What its JSON begins with."""
-        from prunecli.checkpoint.documents import header
+        from prunecli.results.header import header
 
         return {
             **header(format, [self.source], seed),
@@ -148,7 +148,7 @@ def write_made(source: Checkpoint, made: Rewrite, how: How) -> Written:
 
 def not_carried(source: Checkpoint) -> list[str]:
     """A line that names what is left out of the result, if anything is."""
-    from prunecli.checkpoint.side_files import in_one_line
+    from prunecli.tensors.side_files import in_one_line
 
     left_out = source.side_files.left_out
     return [f"Left out, as no part of the model: {in_one_line(left_out)}"] if left_out else []

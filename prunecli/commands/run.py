@@ -19,7 +19,7 @@ from prunecli.commands import console
 from prunecli.commands.options import DryRunOption, ForceOption, QuietOption
 
 if TYPE_CHECKING:
-    from prunecli.recipe import Recipe, Step
+    from prunecli.recipes.engine import Recipe, Step
 
 
 def run(
@@ -38,9 +38,9 @@ def run(
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
     from prunecli.commands.signatures import signatures
-    from prunecli.recipe import resolve
-    from prunecli.recipe_state import preview, read_state, run_steps, state_file
-    from prunecli.recipe_text import parse_override, read_recipe
+    from prunecli.recipes.engine import resolve
+    from prunecli.recipes.state import preview, read_state, run_steps, state_file
+    from prunecli.recipes.text import parse_override, read_recipe
 
     overrides = dict(parse_override(text) for text in assignments or [])
     plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, _builtins())
@@ -88,7 +88,7 @@ def _shown(step: Step) -> str:
 def _report(plan: Recipe) -> None:
     if plan.report is None:
         return
-    from prunecli.recipe_report import closing_table
+    from prunecli.recipes.closing_table import closing_table
 
     columns, rows = closing_table(plan.report)
     console.show(console.table(plan.report.title, columns, rows))

@@ -136,13 +136,14 @@ def score_heads(
 
     The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
     """
-    from prunecli.checkpoint.attention import attention_layers
-    from prunecli.checkpoint.documents import header, write_json
-    from prunecli.checkpoint.reader import open_checkpoint
     from prunecli.commands.found import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, material, selection
     from prunecli.commands.head_text import draw, show
+    from prunecli.model.attention import attention_layers
+    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.results.header import header
+    from prunecli.tensors.documents import write_json
 
     check_outputs(output, plot, force=force)
     budget = memory_bytes(memory, spill_dir)
@@ -166,15 +167,15 @@ def score_heads(
         reported = material(chosen_task, choice)
         selected = selection(chosen_task, choice, select_data, select_split)
 
-        from prunecli.data.tokens import load_tokenizer
         from prunecli.evaluation.decoding import DecodingOptions
         from prunecli.evaluation.evaluate import labels_for
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
         from prunecli.methods.heads.statistics import FORMAT, scores_payload
         from prunecli.modules.fitting import decoding, fitting_dtype, nothing
-        from prunecli.modules.layerwise.session import Means
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, dtype_name
+        from prunecli.running.layerwise.session import Means
+        from prunecli.text.tokens import load_tokenizer
 
         options = AblationOptions(
             check_metric(chosen_task, None if metric is None else metric.value),

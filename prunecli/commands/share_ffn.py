@@ -31,8 +31,8 @@ from prunecli.commands.rewriting import How, write
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.ffn.decide import Decision, Options
+    from prunecli.model.checkpoint import Checkpoint
 
 
 class TreatmentName(str, Enum):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get
 
 from typer.models import ArgumentInfo, OptionInfo
 
-from prunecli.checkpoint.hub.names import checkpoint_path
 from prunecli.errors import PruneError
+from prunecli.tensors.hub.names import checkpoint_path
 
 if TYPE_CHECKING:
-    from prunecli.recipe import Parameter
+    from prunecli.recipes.engine import Parameter
 
 OUTPUT_OPTIONS = ("output", "plot", "hypotheses")
 """Options whose value is a path that the command writes."""
@@ -61,7 +61,7 @@ def value_names(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:
-    from prunecli.recipe import Parameter
+    from prunecli.recipes.engine import Parameter
 
     annotated, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
     info = next((item for item in metadata if isinstance(item, (OptionInfo, ArgumentInfo))), None)

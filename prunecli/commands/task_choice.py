@@ -12,8 +12,8 @@ import typer
 from prunecli.errors import UnsupportedModelError, UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.evaluation.losses import TaskName
+    from prunecli.model.checkpoint import Checkpoint
     from prunecli.training.features import TrainingTask
 
 
@@ -107,7 +107,7 @@ def task_of(checkpoint: Checkpoint) -> TaskName:
 
 
 def _class_name(checkpoint: Checkpoint) -> str:
-    from prunecli.checkpoint.declared import class_names
+    from prunecli.model.declared import class_names
     from prunecli.modules.building import model_class
 
     if checkpoint.architecture is None:
@@ -128,7 +128,7 @@ def task_of_all(checkpoints: Sequence[Path]) -> TaskName:
         UsageError: not all for the same.
         CheckpointError: one of them is no checkpoint.
     """
-    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.model.checkpoint import open_checkpoint
 
     found: dict[TaskName, Path] = {}
     for path in checkpoints:

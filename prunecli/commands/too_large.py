@@ -9,7 +9,7 @@ from prunecli.errors import MemoryShortError, Shortage
 from prunecli.progress import bytes_text
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 LAYERS_SHARE = 0.8
 """Part of the free memory that `--memory` is advised to take."""
@@ -17,7 +17,7 @@ LAYERS_SHARE = 0.8
 
 def remedy(error: MemoryShortError) -> str:
     """One line: a smaller type, layer by layer, fewer experts, whichever fit; else the error's own."""
-    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.model.checkpoint import open_checkpoint
 
     shortage = error.shortage
     with open_checkpoint(shortage.checkpoint) as checkpoint:
@@ -29,9 +29,9 @@ def remedy(error: MemoryShortError) -> str:
 
 
 def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
-    from prunecli.checkpoint.dtypes import parse_dtype
-    from prunecli.checkpoint.memory import weight_bytes
+    from prunecli.model.memory import weight_bytes
     from prunecli.modules.fitting import FREE_SHARE
+    from prunecli.tensors.dtypes import parse_dtype
 
     weights = weight_bytes(checkpoint, parse_dtype(shortage.dtype))
     if not shortage.trains and weights <= FREE_SHARE * shortage.free:
@@ -61,11 +61,11 @@ def _smallest_by_layer(checkpoint: Checkpoint, shortage: Shortage) -> int:
 
 def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
-    from prunecli.checkpoint.dtypes import config_dtype, itemsize, parse_dtype
-    from prunecli.checkpoint.layout import held_sparse_layers
-    from prunecli.checkpoint.memory import Load, stored_dtype
     from prunecli.methods.experts.budget import Request
     from prunecli.methods.experts.fit import MARGIN, nearest_ratio
+    from prunecli.model.layout import held_sparse_layers
+    from prunecli.model.memory import Load, stored_dtype
+    from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 
     if not held_sparse_layers(checkpoint):
         return

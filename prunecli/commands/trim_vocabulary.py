@@ -24,10 +24,10 @@ from prunecli.commands.rewriting import How, Written, change, write_made
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.methods.vocabulary.decide import Options
     from prunecli.methods.vocabulary.measure import Text
     from prunecli.methods.vocabulary.trim import Trim
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.vocabulary/1"
 
@@ -186,6 +186,6 @@ def _kept(path: Path | None) -> tuple[str, ...]:
     """The tokens of --keep."""
     if path is None:
         return ()
-    from prunecli.data.parallel import read_lines
+    from prunecli.text.parallel import read_lines
 
     return tuple(dict.fromkeys(line for line in read_lines(path) if line))

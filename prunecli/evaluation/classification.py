@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from prunecli.data.labelled import LabelledText
 from prunecli.evaluation.objective import classification_batches, require_finite
+from prunecli.text.labelled import LabelledText
 
 
 @dataclass(frozen=True)

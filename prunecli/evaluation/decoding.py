@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from prunecli.checkpoint.memory import Load
-from prunecli.data.batching import length_bucketed, pad
-from prunecli.data.lengths import length_limit
-from prunecli.data.tokens import Tokenizer, encode, language_id, languages
+from prunecli.model.memory import Load
 from prunecli.processes import ALONE, Place
+from prunecli.text.batching import length_bucketed, pad
+from prunecli.text.lengths import length_limit
+from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
 USUAL_LENGTH = 64
 """Tokens of a sentence, by which the memory of a search is reckoned before its text is known."""

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import demo
-from prunecli.checkpoint.origin import origin
-from prunecli.data.parallel import ParallelText, pair_name
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
@@ -19,9 +17,11 @@ from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
 from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
 from prunecli.processes import ALONE, Place
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.origin import origin
+from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.evaluation/1"
 LEVEL = 0.05
@@ -79,8 +79,9 @@ def evaluate(
     Raises:
         PruneError: a checkpoint, language, option or output that cannot be used.
     """
-    from prunecli.checkpoint.documents import header, sizes, write_json
-    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.results.header import header, sizes
+    from prunecli.tensors.documents import write_json
 
     with place.in_step():
         if place.is_first:
@@ -162,8 +163,8 @@ def _translate_checkpoint(
     left = [pair for pair in pairs if found[pair] is None]
     made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
     if left:
-        from prunecli.data.tokens import language_id, languages, load_tokenizer
         from prunecli.modules.loading import load_for_decoding
+        from prunecli.text.tokens import language_id, languages, load_tokenizer
 
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in left for name in pair} if languages(tokenizer) else ():
@@ -304,7 +305,7 @@ def _refuse_unwritable(
     force: bool,
 ) -> None:
     """Refuse before the work what would be refused after it."""
-    from prunecli.checkpoint.documents import refuse_unwritable
+    from prunecli.tensors.documents import refuse_unwritable
 
     refuse_unwritable(output, force=force)
     if options.hypotheses is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 MEMORY_SHARE = 0.8
 """Models are held at once if they fit in this share of the free memory."""
@@ -18,9 +18,9 @@ MEMORY_SHARE = 0.8
 
 def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
-    from prunecli.checkpoint.dtypes import parse_dtype
-    from prunecli.checkpoint.memory import weight_bytes
-    from prunecli.modules.layerwise.machine import new_memory
+    from prunecli.model.memory import weight_bytes
+    from prunecli.modules.machine import new_memory
+    from prunecli.tensors.dtypes import parse_dtype
 
     needed = sum(weight_bytes(checkpoint, parse_dtype(str(dtype))) for checkpoint in checkpoints)
     return len(checkpoints) == 1 or needed <= MEMORY_SHARE * new_memory(device)

@@ -16,16 +16,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from prunecli.data.parallel import pair_name
-from prunecli.data.tokens import encode, language_id, languages, load_tokenizer
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate, max_positions
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.text.parallel import pair_name
+from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
     from prunecli.evaluation.memory import Cost
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.latency/1"
 
@@ -89,7 +89,7 @@ def bench_latency(
     Raises:
         PruneError: a checkpoint or language that cannot be used.
     """
-    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.model.checkpoint import open_checkpoint
 
     with _threads(options.threads):
         subjects = [
@@ -105,7 +105,7 @@ def bench_latency(
 
 def _dtype(subjects: Sequence[Subject], options: LatencyOptions, say: Say) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
-    from prunecli.checkpoint.memory import Load
+    from prunecli.model.memory import Load
     from prunecli.modules.fitting import decoding, fitting_dtype
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import dtype_name
@@ -163,7 +163,7 @@ def _payload(
 ) -> dict[str, Any]:
     import torch
 
-    from prunecli.checkpoint.documents import header
+    from prunecli.results.header import header
 
     sentences = len(subjects[0].sources)
     first = subjects[0].label

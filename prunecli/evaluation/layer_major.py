@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from prunecli.evaluation.losses import Batch
-from prunecli.modules.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
-from prunecli.modules.layerwise.entering import Pass
-from prunecli.modules.layerwise.running import LayerMajor
-from prunecli.modules.layerwise.session import Group, Need, Session
 from prunecli.progress import Progress, silent
+from prunecli.running.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
+from prunecli.running.layerwise.entering import Pass
+from prunecli.running.layerwise.running import LayerMajor
+from prunecli.running.layerwise.session import Group, Need, Session
 
 Runner = Callable[[Sequence[Batch], Sequence[Pass], Callable[[int, Any], None]], None]
 """Runs the passes of batches, and hands the number of each and what it returns on, in order."""

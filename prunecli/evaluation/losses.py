@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.data.tokens import tokenized
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.modules.logits import Logits
+from prunecli.text.tokens import tokenized
 
 TaskName = Literal["translation", "classification", "mlm", "lm"]
 TASKS: tuple[TaskName, ...] = get_args(TaskName)

@@ -14,10 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prunecli.data.batching import length_bucketed, pad
-from prunecli.data.labelled import LabelledText, label_ids
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode, tokenized
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.evaluation.losses import (
@@ -35,6 +31,10 @@ from prunecli.evaluation.losses import (
     window_length,
 )
 from prunecli.evaluation.windows import lm_batches
+from prunecli.text.batching import length_bucketed, pad
+from prunecli.text.labelled import LabelledText, label_ids
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode, tokenized
 
 __all__ = [
     "IGNORED",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.checkpoint.git_lfs import refuse_pointer
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import Translation
+from prunecli.tensors.git_lfs import refuse_pointer
 
 METRICS = ("chrf++", "bleu", "spbleu")
 """Names of the scores, in the order in which they are shown."""

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.data.labelled import LabelledText, label_ids
-from prunecli.data.plain import PlainText
 from prunecli.evaluation.evaluate import FORMAT, LEVEL
-from prunecli.modules.layerwise.session import Work
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.running.layerwise.session import Work
+from prunecli.text.labelled import LabelledText, label_ids
+from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 
 OtherTask = Literal["classification", "mlm", "lm"]
@@ -106,8 +106,8 @@ def evaluate_task(
     Raises:
         PruneError: a checkpoint, text, option or output that cannot be used.
     """
-    from prunecli.checkpoint.documents import refuse_unwritable, write_json
-    from prunecli.checkpoint.reader import open_checkpoint
+    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.tensors.documents import refuse_unwritable, write_json
 
     refuse_unwritable(output, force=force)
     opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
@@ -153,8 +153,8 @@ def _measure(
     progress: Progress,
     report: Callable[[str, Work], None],
 ) -> _Measured:
-    from prunecli.data.tokens import load_tokenizer
     from prunecli.modules.loading import load_model
+    from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
     if options.memory is not None and isinstance(text, PlainText):
@@ -185,9 +185,9 @@ def _by_layer(
     work: Work,
 ) -> _Measured:
     from prunecli.evaluation.layer_major import by_layer
-    from prunecli.modules.layerwise.session import Means, Session
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import choose_dtype
+    from prunecli.running.layerwise.session import Means, Session
 
     assert options.memory is not None
     device = choose_device(options.device)
@@ -273,7 +273,7 @@ def _payload(
     options: TaskOptions,
     measured: Mapping[str, _Measured],
 ) -> dict[str, Any]:
-    from prunecli.checkpoint.documents import header, sizes
+    from prunecli.results.header import header, sizes
 
     baseline = next(iter(measured))
     results = []

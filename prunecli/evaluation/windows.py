@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prunecli.data.batching import length_bucketed, pad
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.losses import IGNORED, Batch, encoded, padding_id, require_task, window_length
+from prunecli.text.batching import length_bucketed, pad
 
 
 @dataclass(frozen=True)

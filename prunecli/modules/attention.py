@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Attention
-from prunecli.checkpoint.attention import AttentionLayer, HeadPlaces
+from prunecli.model.attention import AttentionLayer, HeadPlaces
 
 SUBSET = "prunecli_heads"
 """Name of the attention function that takes a position bias of all heads."""

@@ -9,20 +9,20 @@ import torch
 from torch import nn
 
 from prunecli.architectures.records import Architecture
-from prunecli.checkpoint.attention import attention_layers, attentions
-from prunecli.checkpoint.declared import class_names, config_value, count
-from prunecli.checkpoint.embedding import declared_tables, ties
-from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
-from prunecli.checkpoint.layout import (
+from prunecli.errors import CheckpointError
+from prunecli.model.attention import attention_layers, attentions
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import class_names, config_value, count
+from prunecli.model.embedding import declared_tables, ties
+from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.layout import (
     SparseLayer,
     check_tensors,
     expected_tensors,
     held_sparse_layers,
 )
-from prunecli.checkpoint.opening import WEIGHTS_KEY, result_config
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.structure import KEY
-from prunecli.errors import CheckpointError
+from prunecli.model.opening import WEIGHTS_KEY, result_config
+from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_heads, module_name
 from prunecli.modules.embeddings import fit_embeddings, has_module, tied_names
 from prunecli.modules.ffn import fit_ffn, shared_names

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.checkpoint.define import SKIPPING, GroupLayer, UnitShape
+from prunecli.model.define import SKIPPING, GroupLayer, UnitShape
 
 CHUNK_ROWS = 4096
 """Rows of the table that are expanded at a time."""

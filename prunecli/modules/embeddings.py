@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.define import UnitShape
-from prunecli.checkpoint.embedding import TokenTables
+from prunecli.model.define import UnitShape
+from prunecli.model.embedding import TokenTables
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import DefineEmbedding, DefineOutput
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures.records import Stack
-from prunecli.checkpoint.ffn import FfnLayer
+from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name, resize
 
 

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.architectures import Architecture
-from prunecli.checkpoint.layout import SparseLayer, is_extra
-from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import SparseLayer, is_extra
 from prunecli.modules.attention import module_name
 from prunecli.modules.embeddings import has_module
 from prunecli.modules.sparse_ffn import Router

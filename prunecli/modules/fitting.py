@@ -12,14 +12,14 @@ from fractions import Fraction
 
 import torch
 
-from prunecli.checkpoint.dtypes import parse_dtype
-from prunecli.checkpoint.memory import Load, decoding_bytes, weight_bytes
-from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import MemoryShortError, Shortage
-from prunecli.modules.layerwise.machine import new_memory
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.memory import Load, decoding_bytes, weight_bytes
+from prunecli.modules.machine import new_memory
 from prunecli.modules.precision import candidates, dtype_name, stored_as
 from prunecli.processes import ALONE, Place, neighbours
 from prunecli.progress import Say, bytes_text, unsaid
+from prunecli.tensors.dtypes import parse_dtype
 
 FREE_SHARE = Fraction(9, 10)
 """The rest stays for the device's own needs and for fragmentation, as `inspect --fit` has it."""

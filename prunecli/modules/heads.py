@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from prunecli.checkpoint.attention import AttentionLayer
+from prunecli.model.attention import AttentionLayer
 from prunecli.modules.attention import module_name
 
 

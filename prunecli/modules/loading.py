@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.declared import count
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.declared import count
 from prunecli.modules.building import build_model
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.packed_linear import pack_linears

@@ -18,8 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from prunecli.modules.layerwise.budget import block_positions
-from prunecli.modules.layerwise.swaps import replaced
+from prunecli.modules.replay import replaced
+
+BLOCK_VALUES = 1 << 25
+"""Logits that are computed at a time: 128 MiB in float32, 256 positions of a vocabulary of 128k."""
+
+
+def block_positions(vocabulary: int) -> int:
+    """Positions whose logits are computed at a time."""
+    return max(1, BLOCK_VALUES // vocabulary)
 
 
 class Logits:

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 
 import torch
 
-from prunecli.checkpoint.dtypes import parse_computed
-from prunecli.checkpoint.memory import stored_dtype
-from prunecli.checkpoint.reader import Checkpoint
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.memory import stored_dtype
 from prunecli.modules.cpu_linear import onednn_bfloat16
 from prunecli.modules.filling import DTYPES
+from prunecli.tensors.dtypes import parse_computed
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
 
-from prunecli.checkpoint.attention import AttentionLayer, attention_layers
-from prunecli.checkpoint.declared import depth
-from prunecli.checkpoint.reader import Checkpoint
+from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import depth
 from prunecli.modules.attention import module_name
 
 Outputs = dict[str, Any]
@@ -89,3 +90,17 @@ def _give(output: Any) -> Any:
 def _copy(output: Any) -> Any:
     """Another object of the same tensors: `generate` changes what an encoder gives it."""
     return type(output)(**output) if isinstance(output, Mapping) else output
+
+
+@contextmanager
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, `module` computes `forward(its own forward, ...)`."""
+    had = module.__dict__.get("forward")
+    module.forward = partial(forward, module.forward)
+    try:
+        yield
+    finally:
+        if had is None:
+            del module.forward
+        else:
+            module.forward = had

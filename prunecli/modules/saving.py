@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prunecli.checkpoint.declared import TIE_KEY
-from prunecli.checkpoint.layout import SparseLayer
-from prunecli.checkpoint.opening import WEIGHTS_KEY, shim_classes
-from prunecli.checkpoint.structure import KEY
-from prunecli.checkpoint.writer import INDEX_FILE, SINGLE_FILE
+from prunecli.model.declared import TIE_KEY
+from prunecli.model.layout import SparseLayer
+from prunecli.model.opening import WEIGHTS_KEY, shim_classes
+from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name
 from prunecli.modules.shim import SHIM_FILE, shim_source
+from prunecli.tensors.writer import INDEX_FILE, SINGLE_FILE
 
 REFUSED = {
     "push_to_hub": "save to a directory first, then upload that directory.",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from prunecli import PACKAGE
-from prunecli.checkpoint.declared import CLASS_PREFIX
-from prunecli.checkpoint.opening import SHIM
+from prunecli.model.declared import CLASS_PREFIX
+from prunecli.model.opening import SHIM
 
 SHIM_FILE = f"{SHIM}.py"
 """Written into every result that no stock class can run; named in its `auto_map`."""

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from prunecli.data.batching import length_bucketed
 from prunecli.errors import DataError
+from prunecli.text.batching import length_bucketed
 from prunecli.training.examples import Examples
 
 

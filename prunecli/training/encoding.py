@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from prunecli.data.labelled import LabelledText, label_ids
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode, tokenized
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.evaluation.losses import context_length, encoded, padding_id, require_task, window_length
 from prunecli.evaluation.objective import decoder_inputs
 from prunecli.evaluation.windows import started
 from prunecli.progress import Progress, silent
+from prunecli.text.labelled import LabelledText, label_ids
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode, tokenized
 from prunecli.training.examples import Labelled, Masked, Sequences, Texts, Translations
 
 AT_ONCE = 1 << 12

@@ -9,10 +9,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from prunecli.data.batching import length_bucketed
 from prunecli.errors import DataError
 from prunecli.evaluation.losses import IGNORED, TaskName, encoded, padding_id, window_length
 from prunecli.processes import Place
+from prunecli.text.batching import length_bucketed
 from prunecli.training.examples import Sequences
 from prunecli.training.loss import Objective, hidden_distance
 from prunecli.training.options import LossOptions

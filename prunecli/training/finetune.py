@@ -11,13 +11,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from prunecli.checkpoint.dtypes import is_float
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.data.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.errors import CheckpointError, PruneError, UsageError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.modules.loading import load_model
 from prunecli.processes import Place
 from prunecli.progress import Progress, silent
+from prunecli.tensors.dtypes import is_float
+from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
 from prunecli.training.examples import Examples
 from prunecli.training.features import FEATURES, FeatureDistance, FeatureValidation

@@ -7,12 +7,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from prunecli.data.labelled import LabelledText
-from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.plain import PlainText
-from prunecli.data.tokens import Tokenizer
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.progress import Progress, silent
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import PlainText
+from prunecli.text.tokens import Tokenizer
 from prunecli.training.encoding import labelled, masked, texts, translations
 from prunecli.training.examples import Examples
 from prunecli.training.features import FEATURES, TrainingTask, features

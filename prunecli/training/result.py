@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.history import history_step, named
-from prunecli.checkpoint.layout import held_sparse_layers
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.checkpoint.stream import Copy, Output
-from prunecli.checkpoint.writer import SINGLE_FILE
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.history import history_step, named
+from prunecli.model.layout import held_sparse_layers
 from prunecli.modules.attention import module_name
 from prunecli.modules.saving import stock_names
+from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.stream import Copy, Output
+from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainingOptions
 
 if TYPE_CHECKING:

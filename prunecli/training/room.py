@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from prunecli.checkpoint.dtypes import parse_dtype
-from prunecli.checkpoint.memory import weight_bytes
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.memory import weight_bytes
 from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.processes import Place
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.training.options import TrainingOptions
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from prunecli.architectures import FAMILIES, OLDER_TYPES, Architecture
-from prunecli.checkpoint.declared import class_names
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.structure import KEY
-from prunecli.data.tokens import Tokenizer, load_tokenizer
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.declared import class_names
+from prunecli.model.layout import check_tensors
+from prunecli.model.structure import KEY
+from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from prunecli.checkpoint.documents import read_json, write_json
 from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
+from prunecli.tensors.documents import read_json, write_json
 
 FORMAT = "prunecli.finetune-state/1"
 RUN, FINISHED = "run.json", "finished.json"

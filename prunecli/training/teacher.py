@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import UsageError
 from prunecli.evaluation.losses import position_count, require_task
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
+from prunecli.text.tokens import load_tokenizer
 from prunecli.training.examples import Examples
 from prunecli.training.features import FEATURES, TrainingTask
 from prunecli.training.options import LossOptions

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from prunecli.data.batching import length_bucketed
-from prunecli.data.parallel import ParallelText
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.processes import Place
+from prunecli.text.batching import length_bucketed
+from prunecli.text.parallel import ParallelText
 from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prunecli.analysis.head_plots import head_grids, head_map
-from prunecli.checkpoint.attention import AttentionKind, AttentionLayer
 from prunecli.errors import PruneError
+from prunecli.model.attention import AttentionKind, AttentionLayer
 
 NAN = float("nan")
 

@@ -22,10 +22,10 @@ from prunecli.analysis.similarity_results import (
     similarity_json,
     successive,
 )
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import ParallelText
-from prunecli.data.plain import PlainText
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import PlainText
 from tests.families import tiny_family
 from tests.ffn_layouts import tiny, weights, write_changed, write_copy
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from prunecli.analysis.removed import Removed, removed
-from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.model.checkpoint import open_checkpoint
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 

@@ -14,13 +14,13 @@ import torch
 from prunecli.analysis.components import components
 from prunecli.analysis.representations import Representations, represent, text_batches
 from prunecli.architectures import FAMILIES
-from prunecli.checkpoint.ffn import ffn_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.objective import translation_batches
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.ffn import ffn_layers
 from prunecli.modules.loading import load_model
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import DECODERS, ENCODERS
 from tests.ffn_layouts import tiny, write_changed
 from tests.reference import similarity as reference

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.checkpoint.documents import header, write_json
 from prunecli.methods.experts.statistics import FORMAT, GateStatistics, GateSums, gates_payload
+from prunecli.results.header import header
+from prunecli.tensors.documents import write_json
 
 LANGUAGES = ("qba", "qbo", "qka", "qko")
 LAYERS = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")

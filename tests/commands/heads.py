@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.methods.heads.statistics import FORMAT, HeadScores, scores_payload
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import check_tensors
 from tests.commands.calls import call
 
 run = partial(call, prune_heads)

@@ -13,14 +13,13 @@ import pytest
 import torch
 
 from prunecli import processes
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands import gate_run
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.methods.experts import resume
 from prunecli.methods.experts.layer_major import whole_model_bytes
 from prunecli.methods.experts.score import CollectOptions
-from prunecli.modules import fitting
-from prunecli.modules.layerwise import machine
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.modules import fitting, machine
 from prunecli.processes import Place
 from tests.commands.calls import Result, call, refused
 from tests.tiny import tiny_nllb_moe

@@ -13,14 +13,14 @@ import torch
 
 import prunecli
 from prunecli import demo
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.finetune import finetune
 from prunecli.commands.finetune_material import TextOptions, material_of
-from prunecli.data.parallel import read_parallel
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.text.parallel import read_parallel
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
@@ -88,7 +88,7 @@ def test_a_reduced_model_keeps_its_structure(folder):
     with open_checkpoint("moe") as source:
         layers = ("model.encoder.layers.1.ffn", "model.encoder.layers.3.ffn")
         kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
-        from prunecli.checkpoint.layout import sparse_layers
+        from prunecli.model.layout import sparse_layers
 
         kept |= {layer.name: (2, 3, 6) for layer in sparse_layers(source) if layer.name not in kept}
         structure, outputs = expert_rewrite.rewrite(source, kept)

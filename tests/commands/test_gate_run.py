@@ -10,12 +10,12 @@ import pytest
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.gate_run import GateRun
-from prunecli.data.parallel import ParallelText
 from prunecli.errors import PruneError
 from prunecli.methods.experts import resume
 from prunecli.methods.experts.score import CollectOptions, State
 from prunecli.processes import ALONE
 from prunecli.progress import silent
+from prunecli.text.parallel import ParallelText
 from tests.commands.calls import call
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from prunecli.checkpoint.hub.fetch import commit_of
 from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.compare_models import compare_models
@@ -25,6 +24,7 @@ from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.signatures import signatures
 from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, refused
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.tiny import tiny_nllb_moe

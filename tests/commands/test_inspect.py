@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.structure import Structure
 from prunecli.commands.app import main
+from prunecli.model.structure import Structure
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
 from tests.tiny import random_tensors, tiny_nllb_moe

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands import inspect_fit
 from prunecli.commands.inspect_fit_table import duration
 from prunecli.errors import UsageError
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules import speed
-from prunecli.modules.layerwise import budget
-from prunecli.modules.layerwise.budget import Demand, plan_memory
 from prunecli.modules.speed import Multiplying, Reading
+from prunecli.running.layerwise import budget
+from prunecli.running.layerwise.budget import Demand, plan_memory
 from tests.commands.test_inspect import as_json, run
 from tests.families import MODEL_TYPES, tiny_family
 from tests.tiny import random_tensors, tiny_nllb_moe

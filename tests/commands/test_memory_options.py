@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, PruneError, UnsupportedModelError, UsageError
-from prunecli.modules.layerwise import session
-from prunecli.modules.layerwise.running import LayerMajor
-from prunecli.modules.layerwise.session import Session
-from prunecli.modules.layerwise.states import States
+from prunecli.running.layerwise import session
+from prunecli.running.layerwise.running import LayerMajor
+from prunecli.running.layerwise.session import Session
+from prunecli.running.layerwise.states import States
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe, write_json
 

@@ -11,10 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.documents import write_json
-from prunecli.checkpoint.layout import check_tensors, sparse_layers
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.commands.prune_experts import GranularityName, MetricName, StrategyName, prune_experts
 from prunecli.methods.experts.granularity import GRANULARITIES
 from prunecli.methods.experts.metrics import METRICS, RANDOM
@@ -27,6 +23,10 @@ from prunecli.methods.experts.statistics import (
     GateSums,
     gates_payload,
 )
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import check_tensors, sparse_layers
+from prunecli.model.opening import opens_as_stock
+from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
 from tests.reference import released_statistics
 from tests.tiny import tiny_nllb_moe

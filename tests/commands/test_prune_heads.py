@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.documents import write_json
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
 from prunecli.methods.heads.decide import METRICS
 from prunecli.methods.heads.plan import NORMALIZE
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.opening import opens_as_stock
+from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, names, refused, repeats
 from tests.commands.heads import count, kept, run, scored
 from tests.families import tiny_family

@@ -12,8 +12,8 @@ from prunecli import demo
 from prunecli.commands.app import COMMANDS
 from prunecli.commands.report import report
 from prunecli.errors import DataError, OutputError, PruneError
-from tests.reporting import results
-from tests.reporting.pages import Page
+from tests.report import results
+from tests.report.pages import Page
 from tests.tiny import write_json
 
 

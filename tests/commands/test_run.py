@@ -17,8 +17,8 @@ import typer
 from prunecli.commands import run as command
 from prunecli.commands.signatures import signature, signatures
 from prunecli.errors import UsageError
-from prunecli.recipe import Step, resolve
-from prunecli.recipe_text import read_recipe
+from prunecli.recipes.engine import Step, resolve
+from prunecli.recipes.text import read_recipe
 from tests.commands.gates import write_gates
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.trim_vocabulary import trim_vocabulary
+from prunecli.model.checkpoint import open_checkpoint
 from tests.commands.calls import call
 from tests.sentence_model import sentence_model
 from tests.tiny import write_json
@@ -112,7 +112,7 @@ def test_what_a_training_leaves_out_is_named(folder: Path) -> None:
 
 
 def test_room_is_asked_for_what_goes_along(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prunecli.checkpoint import transaction
+    from prunecli.tensors import transaction
 
     (SOURCE / "2_Dense" / "extra.bin").write_bytes(b"x" * 3_000_000)
     usage = type("Usage", (), {"free": transaction.SPARE_BYTES + 2_000_000})

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.ffn import ffn_layers
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
 from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
 from prunecli.methods.ffn.decide import KEEP_UNITS
 from prunecli.methods.ffn.plan import INITS, ORDERS
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.ffn import ffn_layers
+from prunecli.model.layout import check_tensors
+from prunecli.model.opening import opens_as_stock
 from tests.commands.calls import Result, call, repeats
 from tests.ffn_layouts import tiny
 from tests.tiny import tiny_nllb_moe

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint import memory
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.bench_latency import bench_latency
 from prunecli.commands.compare_models import compare_models
 from prunecli.commands.evaluate import evaluate
@@ -21,6 +19,8 @@ from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.too_large import option_size
 from prunecli.methods.embeddings import factorize
+from prunecli.model import memory
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules import building, fitting, precision
 from prunecli.training import room
 from tests.commands.calls import Result, call, refused

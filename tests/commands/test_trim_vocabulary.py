@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from prunecli import pipeline
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.tokens import load_tokenizer
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import check_tensors
 from prunecli.pipeline import Summary
+from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import names
 from tests.commands.vocabulary import run
 from tests.contracts.method_contract import digests

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.dtypes import numpy_dtype
-from prunecli.checkpoint.reader import Checkpoint, TensorInfo, open_checkpoint
 from prunecli.errors import PruneError
+from prunecli.model.checkpoint import Checkpoint, TensorInfo, open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint
+from prunecli.tensors.dtypes import numpy_dtype
 
 Decide = Callable[[Checkpoint], Rewrite]
 

@@ -16,12 +16,12 @@ import pytest
 
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.architectures.records import Attention, Stack, TensorSpec
-from prunecli.checkpoint.declared import config_value, count
-from prunecli.checkpoint.ffn import ffn_norms, within
-from prunecli.checkpoint.layout import check_tensors, expected_tensors, is_extra, parts
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.structure import Structure
 from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.declared import config_value, count
+from prunecli.model.ffn import ffn_norms, within
+from prunecli.model.layout import check_tensors, expected_tensors, is_extra, parts
+from prunecli.model.structure import Structure
 from tests.families import (
     GATED_T5,
     MODEL_TYPES,

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.checkpoint.embedding import token_tables
-from prunecli.checkpoint.inventory import take_inventory
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.methods.experts import decide as experts_decide
 from prunecli.methods.experts.rewrite import rewrite as rewrite_experts
 from prunecli.methods.ffn import decide as ffn_decide
 from prunecli.methods.ffn.rewrite import rewrite as rewrite_ffns
 from prunecli.methods.heads import decide as heads_decide
 from prunecli.methods.heads.rewrite import rewrite as rewrite_heads
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.embedding import token_tables
+from prunecli.model.inventory import take_inventory
+from prunecli.model.layout import check_tensors
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.training.material import Material
 from prunecli.training.result import outputs_of

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from prunecli.architectures import FAMILIES
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.embedding import describe_embeddings, token_tables
-from prunecli.checkpoint.layout import check_tensors, part_of
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.rewrite import rewrite as without_experts
 from prunecli.methods.heads.rewrite import rewrite as without_heads
 from prunecli.methods.vocabulary.rewrite import rewrite as with_tokens
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.embedding import describe_embeddings, token_tables
+from prunecli.model.layout import check_tensors, part_of
+from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError, UsageError
+from prunecli.model.checkpoint import open_checkpoint
 from tests.contracts.method_contract import load, logits
 from tests.factorised import CASES, cached, config, decided, factorised
 from tests.families import tiny_family

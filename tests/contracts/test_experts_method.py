@@ -6,10 +6,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import Checkpoint
 from prunecli.methods.experts.decide import Amount, Options, decide
 from prunecli.methods.experts.rewrite import rewrite
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import MethodContract
 from tests.tiny import tiny_nllb_moe

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.layout import sparse_layers
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.methods.experts.rewrite import rewrite as expert_rewrite
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.rewrite import rewrite
 from prunecli.methods.heads.rewrite import rewrite as head_rewrite
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import sparse_layers
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
 from tests.contracts.test_heads_method import generated, tensors

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.ffn import ffn_layers
-from prunecli.checkpoint.layout import sparse_layers
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.checkpoint.stream import Copy, Output, Slices
-from prunecli.checkpoint.structure import FfnChange
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads import rewrite as head_rewrite
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.ffn import ffn_layers
+from prunecli.model.layout import sparse_layers
+from prunecli.model.opening import opens_as_stock
+from prunecli.model.structure import FfnChange
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.tensors.stream import Copy, Output, Slices
 from tests.contracts.method_contract import load, logits, logits_of, written
 from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
 

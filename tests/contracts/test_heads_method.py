@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.attention import AttentionLayer, attention_layers
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.methods.experts import decide as expert_decide
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
+from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
 from tests.families import GATED_T5, MODEL_TYPES, NARROW_OPT, TIED_LLAMA, tiny_family

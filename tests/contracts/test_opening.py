@@ -11,11 +11,11 @@ import pytest
 import torch
 import transformers
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError
 from prunecli.methods.heads.rewrite import rewrite
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import check_tensors
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import load, logits_of, written

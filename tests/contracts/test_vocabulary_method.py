@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from prunecli.architectures import FAMILIES
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.opening import opens_as_stock
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.methods.experts.rewrite import rewrite as without_experts
 from prunecli.methods.heads.rewrite import rewrite as without_heads
 from prunecli.methods.vocabulary.rewrite import rewrite, vocabulary_axes
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
+from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import digests, load, written
 from tests.families import GATED_T5, TIED_LLAMA, tiny_family

@@ -9,17 +9,17 @@ import pytest
 import torch
 from sacrebleu.metrics import CHRF
 
-from prunecli.checkpoint.layout import sparse_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import read_parallel
-from prunecli.data.tokens import load_tokenizer
 from prunecli.demo import CHECKPOINT, DATA
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.plan import Layer, Request, keep_count, plan
 from prunecli.methods.experts.score import collect_gates
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import sparse_layers
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.text.parallel import read_parallel
+from prunecli.text.tokens import load_tokenizer
 
 LANGUAGES = ("qba_Latn", "qka_Latn", "qna_Latn", "qno_Latn")
 DIRECTIONS = [("qba_Latn", "qka_Latn"), ("qka_Latn", "qna_Latn"), ("qna_Latn", "qba_Latn")]

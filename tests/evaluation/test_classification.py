@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.data.labelled import read_labelled
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.classification import Predictions, accuracy, classify, f1_scores
 from prunecli.modules.loading import load_model
+from prunecli.text.labelled import read_labelled
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.reference.losses import logits_of, nll
 

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from prunecli.data.lengths import length_limit
-from prunecli.data.tokens import encode, language_id, load_tokenizer
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
 from prunecli.modules.loading import load_model
+from prunecli.text.lengths import length_limit
+from prunecli.text.tokens import encode, language_id, load_tokenizer
 from tests.tiny import tiny_nllb_moe
 
 SENTENCES = ("the hat", "", "a", "the hen is on the hat in the inn", "no", "the hat is thin then")

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.data.parallel import ParallelText
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation import evaluate as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
 from prunecli.evaluation.evaluate import EvaluationOptions, evaluate, hypothesis_path, labels_for
 from prunecli.evaluation.partial import partial_path
 from prunecli.modules import fitting
+from prunecli.text.parallel import ParallelText
 from tests.tiny import tiny_nllb_moe
 
 TEXT = ParallelText(
@@ -148,7 +148,7 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr("prunecli.checkpoint.documents.write_json", interrupted)
+        patch.setattr("prunecli.tensors.documents.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
     assert len(good_and_bad) == 4

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.language_model import (
     TextLosses,
@@ -23,6 +22,7 @@ from prunecli.evaluation.language_model import (
 from prunecli.evaluation.objective import IGNORED, example_losses, mlm_batches
 from prunecli.evaluation.windows import lm_windows, window_batches
 from prunecli.modules.loading import load_model
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll
 

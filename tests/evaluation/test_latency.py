@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
 from prunecli.evaluation import hardware
 from prunecli.evaluation import latency as module
 from prunecli.evaluation.hardware import fit_together
 from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode, spread
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe

@@ -9,21 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation.language_model import TextLosses, lm_losses, mlm_losses
 from prunecli.evaluation.layer_major import by_layer, need_of
 from prunecli.evaluation.losses import Batch
-from prunecli.modules.layerwise import budget
-from prunecli.modules.layerwise import session as machinery
-from prunecli.modules.layerwise.budget import (
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.modules import logits
+from prunecli.modules.loading import load_model
+from prunecli.running.layerwise import session as machinery
+from prunecli.running.layerwise.budget import (
     activation_bytes,
     backward_bytes,
     output_bytes,
 )
-from prunecli.modules.layerwise.session import Means, Session, Work
-from prunecli.modules.loading import load_model
+from prunecli.running.layerwise.session import Means, Session, Work
+from prunecli.text.tokens import load_tokenizer
 from tests.families import DECODERS, ENCODERS, tiny_family
 from tests.tiny import tiny_nllb_moe
 
@@ -74,7 +74,7 @@ def test_other_strides_seeds_and_types(tmp_path: Path) -> None:
 def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_family(tmp_path / "model", model_type)
     wanted = whole(path, model_type, context=20)
-    monkeypatch.setattr(budget, "BLOCK_VALUES", 300)
+    monkeypatch.setattr(logits, "BLOCK_VALUES", 300)
     found, _ = layered(path, model_type, context=20)
     assert_same(found, whole(path, model_type, context=20))
     np.testing.assert_allclose(found.nats, wanted.nats, rtol=1e-5)

@@ -7,9 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from prunecli.data.labelled import read_labelled
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.objective import (
     IGNORED,
@@ -26,6 +23,9 @@ from prunecli.evaluation.objective import (
     translation_batches,
 )
 from prunecli.modules.loading import load_model
+from prunecli.text.labelled import read_labelled
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll, logits_of, masked_loss, nll, translation_loss
 from tests.tiny import tiny_nllb_moe

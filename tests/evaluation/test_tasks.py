@@ -5,15 +5,15 @@ import math
 
 import pytest
 
-from prunecli.data.labelled import read_labelled
-from prunecli.data.plain import read_plain
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.classification import classify, f1_scores
 from prunecli.evaluation.language_model import lm_losses, mlm_losses
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import TaskOptions, evaluate_task
 from prunecli.modules.loading import load_model
+from prunecli.text.labelled import read_labelled
+from prunecli.text.plain import read_plain
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 
 OPTIONS = TaskOptions(batch_tokens=64, device="cpu", seed=4)

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.app import main
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import check_tensors
 from tests.fuzz.materials import ONE, TEXT
 from tests.fuzz.rounds import contents
 

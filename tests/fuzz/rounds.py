@@ -18,10 +18,10 @@ from random import Random
 from types import FrameType
 from unittest.mock import patch
 
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands import app
 from prunecli.methods.experts import resume
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import check_tensors
 from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, Case, copy_needed, write_models
 from tests.fuzz.mutations import damage_file
 

@@ -14,18 +14,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prunecli.checkpoint.directory import read_config
-from prunecli.checkpoint.documents import read_json, write_json
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands import app
-from prunecli.data.labelled import read_labelled
-from prunecli.data.parallel import read_lines
-from prunecli.data.tokens import load_tokenizer, tokenized
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.statistics import read_gates
 from prunecli.methods.heads.statistics import read_scores
-from prunecli.recipe_text import read_recipe
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import check_tensors
+from prunecli.recipes.text import read_recipe
+from prunecli.tensors.directory import read_config
+from prunecli.tensors.documents import read_json, write_json
+from prunecli.text.labelled import read_labelled
+from prunecli.text.parallel import read_lines
+from prunecli.text.tokens import load_tokenizer, tokenized
 from tests.families import tiny_family
 from tests.fuzz.mutations import (
     damage_index,

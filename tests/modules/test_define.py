@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.modules.define import DefineEmbedding, DefineOutput, GroupLinear
-from tests.checkpoint.test_define import shapes
+from tests.model.test_define import shapes
 from tests.reference import define as reference
 
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from prunecli.checkpoint.layout import check_tensors
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import check_tensors
 from prunecli.modules.ffn import Nothing
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared

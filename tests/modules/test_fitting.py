@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import MemoryShortError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.modules import fitting, loading, precision
 from prunecli.modules.fitting import Parts, fitting_dtype, free_for_each
 from prunecli.modules.loading import load_model

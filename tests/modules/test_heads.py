@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.attention import NoHeads, OnlyBias
 from prunecli.modules.heads import masked_heads, output_projections
 from prunecli.modules.loading import load_model

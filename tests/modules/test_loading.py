@@ -13,9 +13,9 @@ import torch
 from safetensors.numpy import load_file
 
 import prunecli
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.rewrite import rewrite
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config

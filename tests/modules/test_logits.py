@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from prunecli.evaluation.losses import Batch, TaskName, token_losses
-from prunecli.modules.layerwise import budget
+from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
 from prunecli.training.loss import Objective
@@ -66,7 +66,7 @@ def expected(model: Any, batch: Batch, task: TaskName) -> list[float]:
 
 
 def positions(monkeypatch: pytest.MonkeyPatch, count: int, vocabulary: int = VOCAB) -> None:
-    monkeypatch.setattr(budget, "BLOCK_VALUES", count * vocabulary)
+    monkeypatch.setattr(logits, "BLOCK_VALUES", count * vocabulary)
 
 
 def heads_given(model: Any) -> list[int]:

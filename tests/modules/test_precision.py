@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import UsageError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.modules import precision
 from prunecli.modules.precision import candidates, choose_dtype, multiplies_natively
 from tests.families import tiny_family

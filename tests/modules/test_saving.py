@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prunecli.checkpoint.layout import check_tensors, sparse_layers
-from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import check_tensors, sparse_layers
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import stock_names
 from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned

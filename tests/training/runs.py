@@ -7,9 +7,9 @@ from pathlib import Path
 
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import ParallelText
-from prunecli.data.plain import PlainText
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import PlainText
 from prunecli.training.finetune import finetune
 from prunecli.training.material import Material
 from prunecli.training.options import LossOptions, TrainingOptions

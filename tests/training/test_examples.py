@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.data.labelled import LabelledText
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.objective import token_losses, translation_batches
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode, load_tokenizer
 from prunecli.training import encoding
 from prunecli.training.encoding import labelled, masked, texts, translations
 from prunecli.training.examples import Sequences

@@ -10,10 +10,10 @@ import torch
 
 from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_heads import prune_heads
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import Place
+from prunecli.text.tokens import load_tokenizer
 from prunecli.training.features import FeatureDistance, FeatureValidation, feature_loss, features
 from prunecli.training.options import LossOptions
 from tests.commands.calls import call, raising, refused

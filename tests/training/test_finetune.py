@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.parallel import ParallelText
-from prunecli.data.plain import PlainText
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import PlainText
+from prunecli.text.tokens import load_tokenizer
 from prunecli.training import loss as loss_module
 from prunecli.training.encoding import translations
 from prunecli.training.material import Material

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.reader import open_checkpoint
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
 from tests.training.runs import options, parallel, train, translation

@@ -10,10 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from prunecli import load_model
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.methods.heads.rewrite import rewrite as without_heads
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.training.options import LossOptions
 from prunecli.training.result import outputs_of

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any, Literal, get_args
 
-from prunecli.checkpoint.define import UnitKind, UnitShape
-from prunecli.checkpoint.embedding import TokenTables, ties, token_tables
-from prunecli.checkpoint.embedding_change import EmbeddingChange, InputChange, OutputChange
-from prunecli.checkpoint.history import given, history_step
-from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.source import Text, checkpoint_table, zero_padding_id
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.define import UnitKind, UnitShape
+from prunecli.model.embedding import TokenTables, ties, token_tables
+from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.model.history import given, history_step
 from prunecli.modules.building import model_class
 
 COMMAND = "factorize-embeddings"

@@ -10,8 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prunecli.checkpoint.define import UnitShape
-from prunecli.checkpoint.reader import Checkpoint
 from prunecli.errors import PruneError
 from prunecli.methods.embeddings.decide import Decision, Options
 from prunecli.methods.embeddings.fit import DefineFit, fit_define
@@ -20,9 +18,11 @@ from prunecli.methods.embeddings.quality import Goal, Quality, measure
 from prunecli.methods.embeddings.source import Text, checkpoint_table, count_tokens, read_unit
 from prunecli.methods.embeddings.table import Array, Table, row_weights
 from prunecli.methods.embeddings.train import FitOptions
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.modules.fitting import FREE_SHARE
-from prunecli.modules.layerwise.machine import new_memory
+from prunecli.modules.machine import new_memory
 from prunecli.progress import Progress, bytes_text, silent
 
 

@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.checkpoint.define import UnitShape
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.initialise import initialise
 from prunecli.methods.embeddings.output import OutputFit, fit_output
@@ -19,6 +18,7 @@ from prunecli.methods.embeddings.quality import Goal, Quality, measure
 from prunecli.methods.embeddings.refine import refine_reduction
 from prunecli.methods.embeddings.table import Table, row_weights
 from prunecli.methods.embeddings.train import FitOptions, train
+from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.progress import Progress, silent
 

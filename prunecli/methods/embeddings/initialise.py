@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prunecli.checkpoint.define import SKIPPING, UnitShape
 from prunecli.methods.embeddings.projective import Projective
+from prunecli.model.define import SKIPPING, UnitShape
 from prunecli.modules.define import DefineEmbedding
 
 LINEAR_FROM = 6.0

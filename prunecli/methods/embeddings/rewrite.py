@@ -9,15 +9,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.embedding import declared_tables
-from prunecli.checkpoint.embedding_change import EmbeddingChange
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import Copy, Made, Output, Recipe, Zeros
-from prunecli.checkpoint.structure import Structure
 from prunecli.methods.embeddings.decide import Decision
 from prunecli.methods.embeddings.factorize import Factors
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.embedding import declared_tables
+from prunecli.model.embedding_change import EmbeddingChange
+from prunecli.model.structure import Structure
 from prunecli.modules.define import DefineEmbedding
+from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.stream import Copy, Made, Output, Recipe, Zeros
 
 Shape = tuple[int, ...]
 

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prunecli.checkpoint.dtypes import is_float, itemsize, numpy_dtype
-from prunecli.checkpoint.embedding import TokenTables
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.tokens import load_tokenizer, tokenized
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.embeddings.table import Table
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.embedding import TokenTables
 from prunecli.modules.building import stock_config
 from prunecli.modules.define import DefineEmbedding
 from prunecli.modules.embeddings import padding_id
 from prunecli.progress import Progress, silent
+from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
+from prunecli.text.tokens import load_tokenizer, tokenized
 
 BATCH = 4096
 """Sentences that are tokenised at once."""

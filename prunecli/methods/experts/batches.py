@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from prunecli.data.batching import length_bucketed
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode
+from prunecli.text.batching import length_bucketed
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode
 
 Pair = tuple[str, str]
 Ids = Sequence[int]

@@ -8,8 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.history import given, history_step
-from prunecli.checkpoint.layout import SparseLayer, sparse_layers
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import (
     MIN_PER_LAYER,
@@ -27,10 +25,12 @@ from prunecli.methods.experts.metrics import DEFAULT_METRIC, RANDOM, Values, met
 from prunecli.methods.experts.plan import Selection, plan
 from prunecli.methods.experts.published import read_experts
 from prunecli.methods.experts.statistics import GateStatistics, Mode, check_matches, merge, read_gates
+from prunecli.model.history import given, history_step
+from prunecli.model.layout import SparseLayer, sparse_layers
 
 if TYPE_CHECKING:
     from prunecli.architectures.records import Side
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "prune-experts"
 DEFAULT_RATIO = 0.8

@@ -12,15 +12,15 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.dtypes import is_float, itemsize, parse_dtype
-from prunecli.checkpoint.layout import SparseLayer, sparse_layers
-from prunecli.checkpoint.memory import Load, decoding_bytes
-from prunecli.checkpoint.memory import weight_bytes as weight_bytes
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Layer, Request, kept_counts
+from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.model.memory import Load, decoding_bytes
+from prunecli.model.memory import weight_bytes as weight_bytes
+from prunecli.tensors.dtypes import is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 MARGIN = Fraction(1, 10)
 """Part of the memory that is left free."""

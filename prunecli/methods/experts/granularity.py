@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from prunecli.data.parallel import near_names
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.statistics import (
     ANY,
@@ -17,6 +16,7 @@ from prunecli.methods.experts.statistics import (
     side_of,
     split_pair,
 )
+from prunecli.text.parallel import near_names
 
 Granularity = Literal["language", "pair", "global"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from prunecli.errors import OutputError
 from prunecli.methods.experts.batches import Batch, chunks
-from prunecli.modules.layerwise.budget import (
+from prunecli.running.layerwise.budget import (
     Demand,
     Plan,
     Shape,
@@ -17,7 +17,7 @@ from prunecli.modules.layerwise.budget import (
     size_text,
     state_bytes,
 )
-from prunecli.modules.layerwise.session import Held
+from prunecli.running.layerwise.session import Held
 
 
 @dataclass(frozen=True)

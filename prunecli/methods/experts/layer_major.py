@@ -12,10 +12,6 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.dtypes import parse_dtype
-from prunecli.checkpoint.layout import SparseLayer, sparse_layers
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.parallel import ParallelText
 from prunecli.errors import UsageError
 from prunecli.methods.experts.batches import Pair, batches_of
 from prunecli.methods.experts.fit import weight_bytes
@@ -30,12 +26,16 @@ from prunecli.methods.experts.score import (
     statistics_of,
 )
 from prunecli.methods.experts.statistics import GateStatistics
-from prunecli.modules.layerwise.budget import Demand
-from prunecli.modules.layerwise.machine import available_memory, disk_room, spill_directory
-from prunecli.modules.layerwise.running import LayerMajor
-from prunecli.modules.layerwise.session import Means, Session, Work
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.modules.machine import available_memory, disk_room, spill_directory
 from prunecli.processes import ALONE, Place, neighbours
 from prunecli.progress import Progress, silent
+from prunecli.running.layerwise.budget import Demand
+from prunecli.running.layerwise.running import LayerMajor
+from prunecli.running.layerwise.session import Means, Session, Work
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.text.parallel import ParallelText
 
 
 def collect_gates_by_layer(

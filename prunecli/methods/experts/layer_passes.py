@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.data.batching import pad
 from prunecli.methods.experts.batches import Batch, Pair
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import Recorder, State, force
 from prunecli.methods.experts.statistics import ANY, SUMS, GateSums
-from prunecli.modules.layerwise.parts import Skeleton, Stage
-from prunecli.modules.layerwise.running import Begun, LayerMajor, Pass
-from prunecli.modules.layerwise.states import Held, States
 from prunecli.processes import ALONE, Place
+from prunecli.running.layerwise.parts import Skeleton, Stage
+from prunecli.running.layerwise.running import Begun, LayerMajor, Pass
+from prunecli.running.layerwise.states import Held, States
+from prunecli.text.batching import pad
 
 
 @dataclass

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prunecli.modules.layerwise.snapshot import read_header, read_snapshot, write_snapshot
-from prunecli.modules.layerwise.states import States
 from prunecli.processes import ALONE, Place
+from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
+from prunecli.running.layerwise.states import States
 
 SNAPSHOT_EVERY_S = 60.0
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.checkpoint.documents import read_json
-from prunecli.data.parallel import near_names
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import Layer
 from prunecli.methods.experts.statistics import (
@@ -26,6 +24,8 @@ from prunecli.methods.experts.statistics import (
     checked_array,
     split_pair,
 )
+from prunecli.tensors.documents import read_json
+from prunecli.text.parallel import near_names
 
 NLLB_200_LAYERS = tuple(
     f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in range(3, 24, 4)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.layout import SparseLayer, sparse_layers
-from prunecli.checkpoint.reader import Checkpoint, TensorInfo
-from prunecli.checkpoint.stream import Copy, Output, Rows
-from prunecli.checkpoint.structure import Structure
 from prunecli.errors import UsageError
+from prunecli.model.checkpoint import Checkpoint, TensorInfo
+from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.model.structure import Structure
+from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.stream import Copy, Output, Rows
 
 
 def rewrite(

@@ -17,21 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prunecli.checkpoint.layout import SparseLayer, sparse_layers
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.batching import pad
-from prunecli.data.lengths import length_limit
-from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.tokens import language_id
 from prunecli.errors import StatisticsError
 from prunecli.evaluation.decoding import beam_cache
 from prunecli.methods.experts.batches import Batch, Pair, batches_of, chunks
 from prunecli.methods.experts.beams import live_beams
 from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import SparseLayer, sparse_layers
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.processes import ALONE, Place
 from prunecli.progress import Progress, silent
+from prunecli.text.batching import pad
+from prunecli.text.lengths import length_limit
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.tokens import language_id
 
 BATCHES_APART = 4
 """Batches of each of several processes from one adding up to the next, at which they wait for the slowest."""

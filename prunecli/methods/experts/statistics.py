@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
-from prunecli.checkpoint.documents import read_json
 from prunecli.errors import StatisticsError
+from prunecli.tensors.documents import read_json
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.gates/1"
 ANY = "X"
@@ -298,7 +298,7 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
     Raises:
         StatisticsError: another fingerprint, other sparse layers, another number of experts.
     """
-    from prunecli.checkpoint.layout import sparse_layers
+    from prunecli.model.layout import sparse_layers
 
     layers = sparse_layers(checkpoint)
     original = {layer.original_experts for layer in layers}

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.checkpoint.ffn import FfnLayer
-from prunecli.data.batching import length_bucketed, pad
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch, encoded, padding_id, window_length
 from prunecli.methods.ffn.rewrite import output_layer
+from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, silent
+from prunecli.text.batching import length_bucketed, pad
 
 
 def unit_activations(

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from prunecli.architectures.records import Side
-from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
-from prunecli.checkpoint.history import given, history_step
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.configurations import Treatment, find_configuration
 from prunecli.methods.ffn.plan import MATCH, FfnPlan, Init, Order, Request, plan
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.history import given, history_step
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "share-ffn"
 DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "SharedDec"}

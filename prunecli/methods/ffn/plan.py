@@ -12,9 +12,9 @@ from math import inf
 from typing import Literal, get_args
 
 from prunecli.architectures.records import Side
-from prunecli.checkpoint.ffn import FfnLayer
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.configurations import Treatment
+from prunecli.model.ffn import FfnLayer
 
 Init = Literal["mean", "first", "last", "concat"]
 INITS: tuple[Init, ...] = get_args(Init)

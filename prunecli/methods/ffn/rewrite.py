@@ -11,11 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from prunecli.checkpoint.declared import count
-from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.ffn import FfnLayer, ffn_layers
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import (
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.ffn.plan import FfnPlan, Group
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import count
+from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.structure import FfnChange, Structure
+from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.stream import (
     Concat,
     Copy,
     Noise,
@@ -27,9 +30,6 @@ from prunecli.checkpoint.stream import (
     joined,
     shape_of,
 )
-from prunecli.checkpoint.structure import FfnChange, Structure
-from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.plan import FfnPlan, Group
 
 Units = Mapping[str, Sequence[int]]
 """Name of a group's owner -> which of the hidden units that its initialisation makes stay, in order."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prunecli.checkpoint.computing import values
-from prunecli.checkpoint.ffn import FfnLayer
-from prunecli.checkpoint.reader import Checkpoint
 from prunecli.methods.ffn.plan import Group
 from prunecli.methods.ffn.rewrite import tensor_recipe
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.ffn import FfnLayer
+from prunecli.tensors.computing import values
 
 
 def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> np.ndarray:

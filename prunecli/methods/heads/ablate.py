@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from prunecli.checkpoint.attention import AttentionLayer, attention_layers
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.batching import length_bucketed
-from prunecli.data.lengths import length_limit
-from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.tokens import encode
 from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings, max_positions
 from prunecli.evaluation.losses import Batch, TaskName, example_losses
 from prunecli.methods.heads.score import check_finite
+from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.heads import masked_heads
 from prunecli.modules.replay import Outputs, recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
+from prunecli.text.batching import length_bucketed
+from prunecli.text.lengths import length_limit
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.tokens import encode
 
 Example = tuple[str, int]
 """What a message calls the text, and the example's number in it."""

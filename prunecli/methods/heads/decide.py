@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.attention import KINDS, AttentionKind, AttentionLayer, attention_layers
-from prunecli.checkpoint.history import given, history_step
-from prunecli.checkpoint.stock import uniform_heads
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.plan import (
     Importance,
@@ -22,9 +19,12 @@ from prunecli.methods.heads.plan import (
 )
 from prunecli.methods.heads.selection import read_selection
 from prunecli.methods.heads.statistics import HeadScores, Method, check_matches, merge, read_scores
+from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer, attention_layers
+from prunecli.model.history import given, history_step
+from prunecli.model.stock import uniform_heads
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "prune-heads"
 DEFAULT_RATIO = 0.2

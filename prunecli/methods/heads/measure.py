@@ -8,11 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.checkpoint.attention import AttentionLayer, attention_layers
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.data.labelled import LabelledText
-from prunecli.data.parallel import ParallelText, pair_name
-from prunecli.data.plain import PlainText
 from prunecli.errors import UsageError
 from prunecli.evaluation import objective
 from prunecli.evaluation.decoding import DecodingOptions
@@ -30,7 +25,12 @@ from prunecli.methods.heads.ablate import (
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import VALUES, HeadScores, Method, Per
+from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.plain import PlainText
 
 METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
     "translation": ("chrf++", "bleu", "loss"),

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from prunecli.checkpoint.attention import KINDS, AttentionKind
 from prunecli.errors import UsageError
+from prunecli.model.attention import KINDS, AttentionKind
 
 Normalize = Literal["per-layer", "none"]
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)

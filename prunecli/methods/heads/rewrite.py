@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from prunecli.checkpoint.attention import AttentionLayer, HeadPlaces, attention_layers
-from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import Copy, Output, Slices, joined
-from prunecli.checkpoint.structure import Structure
 from prunecli.errors import UsageError
+from prunecli.model.attention import AttentionLayer, HeadPlaces, attention_layers
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.structure import Structure
+from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.stream import Copy, Output, Slices, joined
 
 
 def rewrite(

@@ -11,13 +11,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.checkpoint.attention import AttentionLayer
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch, TaskName, example_losses, require_finite
 from prunecli.methods.heads.statistics import Per
+from prunecli.model.attention import AttentionLayer
 from prunecli.modules.heads import output_projections
-from prunecli.modules.layerwise.swaps import frozen
 from prunecli.progress import Progress, silent
+from prunecli.running.layerwise.swaps import frozen
 
 HeadSums = dict[str, NDArray[np.float64]]
 """Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""

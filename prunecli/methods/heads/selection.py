@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prunecli.checkpoint.attention import AttentionLayer
-from prunecli.checkpoint.documents import read_json
 from prunecli.errors import StatisticsError
+from prunecli.model.attention import AttentionLayer
+from prunecli.tensors.documents import read_json
 
 SELECTION_FORMAT = "prunecli.head-selection/1"
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.checkpoint.documents import read_json
 from prunecli.errors import StatisticsError
+from prunecli.tensors.documents import read_json
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.attention import AttentionLayer
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.attention import AttentionLayer
+    from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.heads/1"
 AGAIN = "Score the heads again: prunecli score-heads."

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.history import given, history_step
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.rewrite import vocabulary_size
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
+from prunecli.model.history import given, history_step
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "trim-vocabulary"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prunecli.checkpoint.structure import KEY
 from prunecli.errors import UsageError
+from prunecli.model.structure import KEY
 
 _ENDINGS = ("_token_id", "_token_ids")
 _NEEDED = ("forced_decoder_ids", "force_words_ids")

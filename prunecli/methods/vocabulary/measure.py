@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.data.parallel import languages_of, read_parallel
-from prunecli.data.plain import read_plain
-from prunecli.data.tokens import tokenized
 from prunecli.progress import Progress, silent
+from prunecli.text.parallel import languages_of, read_parallel
+from prunecli.text.plain import read_plain
+from prunecli.text.tokens import tokenized
 
 BATCH = 4096
 """Sentences that are tokenised at once."""

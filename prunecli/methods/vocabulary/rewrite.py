@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from prunecli.checkpoint.declared import config_value
-from prunecli.checkpoint.dtypes import is_float, parse_dtype
-from prunecli.checkpoint.layout import expected_tensors, is_extra
-from prunecli.checkpoint.reader import Checkpoint
-from prunecli.checkpoint.stream import Copy, Output, Rows, Slices, joined
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import config_value
+from prunecli.model.layout import expected_tensors, is_extra
+from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.stream import Copy, Output, Rows, Slices, joined
 
 SIZE = "vocab_size"
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from prunecli.checkpoint.stream import Output
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.decide import Decision, Options, decide
 from prunecli.methods.vocabulary.files import holds_vocabulary, tokenizer_files
@@ -18,9 +16,11 @@ from prunecli.methods.vocabulary.rewrite import resized, rewrite, vocabulary_axe
 from prunecli.methods.vocabulary.verify import Check, check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.progress import Progress, silent
+from prunecli.tensors.stream import Output
+from prunecli.text.tokens import load_tokenizer
 
 if TYPE_CHECKING:
-    from prunecli.checkpoint.reader import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint
 
 GENERATION = "generation_config.json"
 

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.data.tokens import load_tokenizer, tokenized
 from prunecli.errors import CheckpointError
 from prunecli.methods.vocabulary.files import SENTENCEPIECE
 from prunecli.methods.vocabulary.measure import BATCH, Text, as_target, is_two_sided
 from prunecli.methods.vocabulary.vocabulary import token_ids
 from prunecli.progress import Progress, silent
+from prunecli.text.tokens import load_tokenizer, tokenized
 
 _REMEDY = "Nothing was written; please report it with the name of the model."
 

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
-from prunecli.checkpoint.embedding import TokenTables
-from prunecli.checkpoint.embedding_change import EmbeddingChange, InputChange, OutputChange
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.decide import Decision, Options, _shape, decide
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
+from prunecli.model.embedding import TokenTables
+from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
 from tests.families import tiny_family
 
 

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.embeddings.fit import DefineFit, FitOptions, fit_define
 from prunecli.methods.embeddings.quality import Quality
 from prunecli.methods.embeddings.refine import refine_reduction
 from prunecli.methods.embeddings.table import Table, row_weights
 from prunecli.methods.embeddings.train import MOST_EPOCHS, batches
+from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from tests.methods.embeddings.tables import bent_table, truncated_svd
 
 SHAPE = UnitShape(300, 8, 24, 48, 3, 4)

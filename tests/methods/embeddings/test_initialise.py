@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from prunecli.checkpoint.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.methods.embeddings.initialise import initialise, input_places
+from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.modules.define import DefineEmbedding
-from tests.checkpoint.test_define import shapes
 from tests.methods.embeddings.tables import bent_table, start_of, truncated_svd
+from tests.model.test_define import shapes
 
 
 def start(shape: UnitShape, seed: int = 0) -> tuple[DefineEmbedding, np.ndarray, int]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Request, keep_count
 from prunecli.methods.experts.fit import Fit, explain, smallest_ratio
+from prunecli.model.checkpoint import open_checkpoint
 from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 
 EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4

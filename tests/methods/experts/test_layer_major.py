@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.methods.experts import layer_major
 from prunecli.methods.experts.layer_groups import Room
@@ -21,13 +19,15 @@ from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import SUMS, GateStatistics
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.modules import cpu_experts, threads
-from prunecli.modules.layerwise import session
-from prunecli.modules.layerwise.session import Means, Work
-from prunecli.modules.layerwise.states import States
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.progress import Progress
+from prunecli.running.layerwise import session
+from prunecli.running.layerwise.session import Means, Work
+from prunecli.running.layerwise.states import States
+from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.tiny import tiny_nllb_moe
 

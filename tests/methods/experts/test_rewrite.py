@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prunecli.checkpoint.layout import expected_tensors, sparse_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.stream import Copy, Rows
 from prunecli.errors import UsageError
 from prunecli.methods.experts.rewrite import rewrite
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import expected_tensors, sparse_layers
+from prunecli.tensors.stream import Copy, Rows
 from tests.tiny import tiny_nllb_moe
 
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts import layer_major, score
 from prunecli.methods.experts.layer_groups import Room
@@ -17,9 +15,11 @@ from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import GateStatistics, gates_payload
-from prunecli.modules.layerwise.session import Means, Work
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, Place
+from prunecli.running.layerwise.session import Means, Work
+from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layer_major import no_room, stopping
 from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.places import at_once

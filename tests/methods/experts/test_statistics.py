@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.documents import write_json
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.methods.experts.statistics import (
@@ -27,6 +25,8 @@ from prunecli.methods.experts.statistics import (
     read_gates,
     side_of,
 )
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
 
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))

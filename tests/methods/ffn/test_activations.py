@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prunecli.checkpoint.ffn import ffn_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch
 from prunecli.methods.ffn.activations import plain_batches, unit_activations
 from prunecli.methods.ffn.decide import Options
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.ffn import ffn_layers
+from prunecli.text.tokens import load_tokenizer
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_ffn_method import made_of
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy

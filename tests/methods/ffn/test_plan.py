@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.checkpoint.ffn import FfnLayer
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.plan import ORDERS, FfnPlan, Group, Request, group_numbers, plan
+from prunecli.model.ffn import FfnLayer
 from tests.reference import ffn as reference
 
 TENSORS = {"fc1.weight": 0, "fc1.bias": 0, "fc2.weight": 1, "fc2.bias": None}

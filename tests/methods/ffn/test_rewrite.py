@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.ffn import ffn_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.stream import Copy, check_outputs
-from prunecli.checkpoint.structure import FfnChange
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.plan import Request, plan
 from prunecli.methods.ffn.rewrite import initial_std, rewrite
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.ffn import ffn_layers
+from prunecli.model.structure import FfnChange
+from prunecli.tensors.stream import Copy, check_outputs
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
 from tests.families import DECODERS, ENCODERS, tiny_family

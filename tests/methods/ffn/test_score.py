@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.checkpoint import computing
-from prunecli.checkpoint.ffn import ffn_layers
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import CheckpointError
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.plan import Group
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.ffn import ffn_layers
+from prunecli.tensors import computing
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 from tests.reference import ffn as reference
 

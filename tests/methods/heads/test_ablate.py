@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.data.tokens import encode
 from prunecli.errors import DataError
 from prunecli.evaluation import objective
 from prunecli.evaluation.decoding import DecodingOptions, translate
@@ -23,6 +22,7 @@ from prunecli.methods.heads.ablate import (
     without_each,
 )
 from prunecli.modules.heads import output_projections
+from prunecli.text.tokens import encode
 from tests.methods.heads.test_score import FAMILIES, LINES, PAIR, TEXT, Subject
 from tests.reference.head_importance import scaled_head
 
@@ -130,7 +130,7 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path: Path
 
 def test_accuracy(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    from prunecli.data.labelled import read_labelled
+    from prunecli.text.labelled import read_labelled
 
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.labelled import read_labelled
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import Per
-from prunecli.modules.layerwise import budget
-from prunecli.modules.layerwise import session as machinery
-from prunecli.modules.layerwise.session import Means, Session, Work
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.modules import logits
+from prunecli.running.layerwise import session as machinery
+from prunecli.running.layerwise.session import Means, Session, Work
+from prunecli.text.labelled import read_labelled
 from tests.families import DECODERS, ENCODERS
 from tests.methods.heads.test_score import FAMILIES, LINES, Subject
 
@@ -68,7 +68,7 @@ def test_every_family(model_type: str, tmp_path: Path) -> None:
 def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     subject = Subject(tmp_path / "model", model_type)
     batches, wanted = subject.batches(40), subject.score(40)
-    monkeypatch.setattr(budget, "BLOCK_VALUES", 300)
+    monkeypatch.setattr(logits, "BLOCK_VALUES", 300)
     assert_close(layered(subject, batches)[0], wanted)
     assert_close(subject.score(40), wanted)
 

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
-from prunecli.checkpoint.attention import HeadPlaces, attention_layers
-from prunecli.checkpoint.layout import expected_tensors, is_extra
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.stream import Copy, Slices, check_outputs
 from prunecli.errors import UsageError
 from prunecli.methods.heads.rewrite import head_ranges, rewrite
+from prunecli.model.attention import HeadPlaces, attention_layers
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.layout import expected_tensors, is_extra
+from prunecli.tensors.stream import Copy, Slices, check_outputs
 from tests.families import tiny_family
 from tests.reference.heads import kept_values
 from tests.tiny import tiny_nllb_moe

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.checkpoint.attention import AttentionLayer, attention_layers
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.labelled import read_labelled
-from prunecli.data.parallel import ParallelText
-from prunecli.data.tokens import encode, load_tokenizer
 from prunecli.errors import DataError
 from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch, TaskName
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import Per
+from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.text.labelled import read_labelled
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import DECODERS, ENCODERS, MODEL_TYPES, tiny_family
 from tests.reference import head_importance as reference
 from tests.tiny import tiny_nllb_moe

@@ -11,9 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.attention import attention_layers
-from prunecli.checkpoint.documents import write_json
-from prunecli.checkpoint.reader import open_checkpoint
 from prunecli.errors import StatisticsError
 from prunecli.methods.heads.rewrite import rewrite
 from prunecli.methods.heads.statistics import (
@@ -25,7 +22,10 @@ from prunecli.methods.heads.statistics import (
     read_scores,
     scores_payload,
 )
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
 
 A, B, C = (f"model.encoder.layers.{n}.self_attn" for n in range(3))

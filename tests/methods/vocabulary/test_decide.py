@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from prunecli.checkpoint.reader import Checkpoint, open_checkpoint
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.decide import Decision, Options, decide
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.segmentation import Segmentation
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from tests.families import VOCAB, tiny_family
 
 TOKENS = ("<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "bc", "da", "<mask>")

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.checkpoint.stream import Copy, Rows, Slices, check_outputs
-from prunecli.checkpoint.writer import write_tensors
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.vocabulary.rewrite import resized, rewrite, vocabulary_size
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors.stream import Copy, Rows, Slices, check_outputs
+from prunecli.tensors.writer import write_tensors
 from tests.families import VOCAB, tiny_family
 from tests.tiny import write_json
 

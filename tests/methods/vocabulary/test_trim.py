@@ -11,8 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from prunecli.checkpoint.reader import open_checkpoint
-from prunecli.data.tokens import load_tokenizer
 from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedModelError
 from prunecli.methods.vocabulary import trim as trim_module
 from prunecli.methods.vocabulary import verify
@@ -21,6 +19,8 @@ from prunecli.methods.vocabulary.measure import Text, count_tokens, read_text
 from prunecli.methods.vocabulary.trim import Trim, default_ids, trim, trimmed_config
 from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
 from tests.tiny import tiny_nllb_moe, write_json

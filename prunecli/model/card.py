@@ -1,0 +1,218 @@
+"""The README.md of a result: what was removed from what, and how to load it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from prunecli import PACKAGE
+from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.model.declared import class_names
+from prunecli.model.embedding import declared_tables, describe_embeddings
+from prunecli.model.embedding_change import EmbeddingChange
+from prunecli.model.ffn import declared_ffns, describe_ffns
+from prunecli.model.opening import SHIM, WEIGHTS_KEY, shim_classes
+from prunecli.model.source_card import (
+    HISTORY,
+    ORIGINAL_CARD,
+    carried_matter,
+    front_matter,
+    original_text,
+)
+from prunecli.model.structure import Structure
+
+PLACE = "path/to/this/directory"
+
+SHOWN_IDS = 8
+"""Ids at either end of a longer list of experts; config.json has all."""
+
+
+def model_card(
+    structure: Structure,
+    config: Mapping[str, Any],
+    source_card: str,
+    parameters: tuple[int, int],
+    nbytes: tuple[int, int],
+) -> str:
+    """The card's text; it names no path, so that equal runs give equal bytes wherever they write.
+
+    Args:
+        structure: of the result; the first step of its history names the original.
+        config: of the result.
+        source_card: text of the source's card; empty: it has none.
+        parameters: of the source and of the result.
+        nbytes: of their tensors.
+    """
+    origin = _name(structure.history[0].get("source") or {}) if structure.history else None
+    front = front_matter(source_card)
+    matter = carried_matter(front, structure, config)
+    original = original_text(source_card, of_a_result=len(structure.history) > 1)
+    is_trained = structure.is_stock and any(step.get("command") == "finetune" for step in structure.history)
+    what = "trained" if is_trained else "pruned"
+    paragraphs = [
+        _front_matter(front, matter, what),
+        f"# {origin}, {what}" if origin else f"# {what.capitalize()} checkpoint",
+        "Trained with prunecli."
+        if is_trained
+        else "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
+        *([_sizes(parameters, nbytes)] if not is_trained else []),
+        *_loading(config),
+        *_sentences(matter, config),
+        *_kept("experts", structure.experts, structure.original_experts, "layer"),
+        *_kept("heads", structure.heads, structure.original_heads, "attention"),
+        *_ffns(structure, config),
+        *_embeddings(structure, config),
+        *_history(structure),
+        *([ORIGINAL_CARD, original] if original else []),
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _front_matter(front: Mapping[str, Any], matter: Mapping[str, Any], what: str) -> str:
+    tags = front.get("tags")
+    own = [tag for tag in tags if isinstance(tag, str)] if isinstance(tags, list) else []
+    matter = {**matter, "tags": list(dict.fromkeys([*own, "prunecli", what]))}
+    # JSON is YAML; what YAML alone knows (dates) is written as text.
+    lines = (f"{key}: {json.dumps(value, ensure_ascii=False, default=str)}" for key, value in matter.items())
+    return "\n".join(["---", *lines, "---"])
+
+
+def _sizes(parameters: tuple[int, int], nbytes: tuple[int, int]) -> str:
+    rows = [
+        ("parameters", f"{parameters[0]:,}", f"{parameters[1]:,}", parameters),
+        ("bytes of weights", f"{nbytes[0]:,}", f"{nbytes[1]:,}", nbytes),
+    ]
+    lines = [f"| {name} | {a} | {b} | {_share(*both)} |" for name, a, b, both in rows]
+    return "\n".join(["| | before | after | left |", "| --- | ---: | ---: | ---: |", *lines])
+
+
+def _share(before: int, after: int) -> str:
+    return f"{after / before:.1%}" if before else "-"
+
+
+def _loading(config: Mapping[str, Any]) -> list[str]:
+    """How the model opens: with plain transformers, or with prunecli alone."""
+    classes = shim_classes(config)
+    auto_map = config.get("auto_map", {})
+    opens = (
+        f'prunecli.load_model("{PLACE}")' if classes else f'{_auto_class(config)}.from_pretrained("{PLACE}")'
+    )
+    lines = [
+        *(["import prunecli"] if classes else []),
+        f"from transformers import {'AutoTokenizer' if classes else f'{_auto_class(config)}, AutoTokenizer'}",
+        "",
+        f"model = {opens}",
+        f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")',
+    ]
+    found = ["## How to load it", "\n".join(["```python", *lines, "```"])]
+    if not classes:
+        found.append(
+            "It is a model of its stock architecture: plain transformers, and what builds on it, opens it."
+        )
+        return found
+    ways = ", ".join(f"`{name}`" for name in auto_map if str(auto_map[name]).startswith(f"{SHIM}."))
+    found.append(
+        f"{config.get(WEIGHTS_KEY)} `from_pretrained(…, trust_remote_code=True)` of transformers' {ways} gives the "
+        f"same model, each in its own class. Both need {PACKAGE}."
+    )
+    return found
+
+
+def _auto_class(config: Mapping[str, Any]) -> str:
+    """The `AutoModel…` of the class that config.json names; else that of the family."""
+    family = FAMILIES.get(str(config.get("model_type")))
+    named = class_names(config)
+    found = [one.auto_class for one in family.classes if one.name in named] if family else []
+    return found[0] if found else family.auto_class if family else "AutoModel"
+
+
+def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
+    """How to load a model with sentence-transformers, which adds its pooling."""
+    if matter["library_name"] != "sentence-transformers":
+        return []
+    trust = ", trust_remote_code=True" if shim_classes(config) else ""
+    return [f'`sentence_transformers.SentenceTransformer("{PLACE}"{trust})` opens it with its pooling.']
+
+
+def _kept(
+    what: str, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int], owner: str
+) -> list[str]:
+    if not kept:
+        return []
+    lines = [
+        f"| {owner} | kept | of | removed | ids of the kept {what} |",
+        "| --- | ---: | ---: | ---: | --- |",
+    ]
+    for name, ids in kept.items():
+        had = original.get(name, len(ids))
+        gone = f"{1 - len(ids) / had:.1%}" if had else "-"
+        lines.append(f"| `{name}` | {len(ids)} | {had} | {gone} | {_ids(ids) or 'none'} |")
+    left = sum(map(len, kept.values()))
+    whole = sum(original.get(name, len(ids)) for name, ids in kept.items())
+    return [
+        f"## {what.capitalize()}",
+        f"{left} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
+        'holds all of them, under `"prunecli"`.',
+        "\n".join(lines),
+    ]
+
+
+def _ffns(structure: Structure, config: Mapping[str, Any]) -> list[str]:
+    if not structure.ffn:
+        return []
+    family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
+    described = describe_ffns(declared_ffns(family, config, structure), structure.ffn)
+    return [
+        "## Feed-forward networks",
+        f"FFN: {described}.",
+        "Layers count from 0. A shared FFN is stored once, under the name of the layer that it is said to be of; each "
+        "layer keeps its own norm. A removed one is gone together with its norm. config.json names them, under "
+        '`"prunecli"`.',
+    ]
+
+
+def _embeddings(structure: Structure, config: Mapping[str, Any]) -> list[str]:
+    if structure.embedding == EmbeddingChange():
+        return []
+    family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
+    described = describe_embeddings(declared_tables(family, config, structure))
+    return [
+        "## Token embeddings",
+        f"{described[0].upper()}{described[1:]}.",
+        "A unit makes the rows of an embedding table from those of a narrower one (DeFINE, arXiv 1911.12385). They "
+        "depend on the token alone, so `prunecli factorize-embeddings --cache` can write them down as a table again.",
+    ]
+
+
+def _ids(ids: Sequence[int]) -> str:
+    if len(ids) <= 3 * SHOWN_IDS:
+        return " ".join(map(str, ids))
+    return f"{' '.join(map(str, ids[:SHOWN_IDS]))} … {' '.join(map(str, ids[-SHOWN_IDS:]))}"
+
+
+def _name(source: Mapping[str, Any]) -> str | None:
+    """`org/name`, `org/name/0_Transformer`; None where it was made from scratch."""
+    return "/".join(source[key] for key in ("path", "subfolder") if key in source) or None
+
+
+def _history(structure: Structure) -> list[str]:
+    if not structure.history:
+        return []
+    steps = []
+    for number, step in enumerate(structure.history, 1):
+        source = step.get("source") or {}
+        steps.append(f"{number}. `{step.get('command')}` of prunecli {step.get('prunecli')}")
+        if source:
+            revision = f" at {source['revision']}" if "revision" in source else ""
+            steps.append(f"   - from `{_name(source)}`{revision}, {source.get('fingerprint')}")
+        options = ", ".join(
+            f"{name} = {json.dumps(value, ensure_ascii=False, default=str)}"
+            for name, value in (step.get("arguments") or {}).items()
+        )
+        if options:
+            steps.append(f"   - options: {options}")
+        statistics = step.get("statistics") or []
+        for file in [statistics] if isinstance(statistics, Mapping) else statistics:
+            steps.append(f"   - statistics: `{file.get('file')}`, sha256 {file.get('sha256')}")
+    return [HISTORY, "\n".join(steps)]

@@ -1,0 +1,117 @@
+"""`open_checkpoint`: config.json, the structure and the tensors of a directory, under the family's stock names."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.embedding import ties
+from prunecli.model.names import same_values, stored_names
+from prunecli.model.structure import KEY, Structure
+from prunecli.tensors.directory import find_weights, read_config
+from prunecli.tensors.hub.fetch import local_directory
+from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.side_files import SideFiles, side_files
+from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+
+__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+
+
+class Checkpoint(TensorReader):
+    """An open checkpoint directory; a context manager. Nothing is read but what is asked for.
+
+    Attributes:
+        config: config.json.
+        structure: what was removed from the original model.
+        architecture: the declared family, or None.
+        tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
+            aliases and buffers are left out.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
+        self.config = config
+        self.structure = Structure() if config.get(KEY) is None else _structure(path, config)
+        self.architecture = FAMILIES.get(str(config.get("model_type")).removeprefix(REDUCED_PREFIX))
+        super().__init__(path, files)
+
+    @property
+    def model_type(self) -> str:
+        """As in config.json."""
+        return str(self.config.get("model_type"))
+
+    @cached_property
+    def side_files(self) -> SideFiles:
+        """Every other file that belongs to the checkpoint, and what lies beside it and does not."""
+        return side_files(self.path, self.files)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """See `prunecli.model.fingerprint`."""
+        from prunecli.model.fingerprint import fingerprint
+
+        return fingerprint(self)
+
+    def require_architecture(self) -> Architecture:
+        """The declared family.
+
+        Raises:
+            UnsupportedModelError: the family is not declared.
+        """
+        if self.architecture is None:
+            raise UnsupportedModelError(
+                f'{self.path}: the model family "{self.model_type}" is not supported{self._resembles()}',
+                f"inspect, evaluate and bench-latency work all the same. Supported: {', '.join(FAMILIES)}.",
+            )
+        return self.architecture
+
+    def _resembles(self) -> str:
+        """What an undeclared family has in common with a declared one."""
+        from prunecli.model.undeclared import nearest_family, text_type
+
+        if (inner := text_type(self.config)) in FAMILIES:
+            return f": it holds a {inner} beside other parts, which is supported only on its own"
+        near = nearest_family(self.tensors)
+        return f" (its layers resemble those of {near}, which is)" if near else ""
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({str(self.path)!r}, {self.model_type}, {len(self.tensors)} tensors)"
+
+    def _named(self) -> dict[str, tuple[int, Stored]]:
+        """Tensors under their stock names, without buffers and tied aliases: name -> (file number, place)."""
+        found = self._found
+        if self.architecture is None:
+            return found
+
+        try:
+            tied = ties(self.architecture, self.config, self.structure)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.path}: {error.message}", error.remedy) from error
+        named = stored_names(self.architecture, tied, list(found), self._equal)
+        return {new: found[old] for old, new in named.items()}
+
+    def _equal(self, one: str, other: str) -> bool:
+        """Whether two tensors of the files hold the same values."""
+        (first, a), (second, b) = self._found[one], self._found[other]
+        return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
+
+
+def open_checkpoint(path: Path | str) -> Checkpoint:
+    """Open a checkpoint: config.json and .safetensors or .bin files, single or sharded.
+
+    Args:
+        path: its directory, or a model of the hub, as `org/name` or `org/name@revision`.
+
+    Raises:
+        CheckpointError: no such directory, not a checkpoint, or a file that is missing or damaged.
+        HubError: a model of the hub that cannot be had.
+    """
+    directory = local_directory(path)
+    config = read_config(directory)
+    return Checkpoint(directory, config, find_weights(directory))
+
+
+def _structure(path: Path, config: dict[str, Any]) -> Structure:
+    return Structure.from_json(config[KEY], str(path / "config.json"))

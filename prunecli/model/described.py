@@ -1,0 +1,110 @@
+"""A model of the hub described from config.json and the headers of its .safetensors files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prunecli.errors import CheckpointError, HubError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.progress import Progress, bytes_text, silent
+from prunecli.tensors.directory import find_weights, read_config
+from prunecli.tensors.dtypes import is_known
+from prunecli.tensors.hub.failures import download, host, plain_errors
+from prunecli.tensors.hub.fetch import Say, Snapshot, look_up
+from prunecli.tensors.hub.files import weight_files
+from prunecli.tensors.hub.names import HubName, hub_name
+from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+
+
+class DescribedCheckpoint(Checkpoint):
+    """A checkpoint whose tensors are known and not at hand: reading one is a `CheckpointError`.
+
+    Two names that config.json ties count as one tensor: their values cannot be compared.
+    """
+
+    def __init__(self, snapshot: Snapshot, files: tuple[WeightFile, ...]) -> None:
+        assert snapshot.sizes is not None
+        self._sizes = {file.path: snapshot.sizes[file.path.name] for file in files}
+        super().__init__(snapshot.directory, read_config(snapshot.directory), files)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its tensors can be read."""
+        return False
+
+    def file_bytes(self, path: Path) -> int:
+        """The size of one of `files`."""
+        return self._sizes[path]
+
+    def location(self, name: str) -> tuple[int, int, int]:
+        """There is none.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(f"{self.path}: {name} was described by the hub and not fetched")
+
+    def _equal(self, _one: str, _other: str) -> bool:
+        return True
+
+
+def describe_checkpoint(
+    name: Path | str, *, say: Say = lambda _line: None, progress: Progress = silent
+) -> Checkpoint:
+    """Open a directory, or describe a model of the hub that is not in the cache, without its weights.
+
+    Raises:
+        HubError: as `local_directory`; or its weights are .bin files, whose headers cannot be had alone.
+        CheckpointError: not a checkpoint, or a damaged one.
+    """
+    found = hub_name(name)
+    if found is None:
+        return open_checkpoint(name)
+    with plain_errors(found):
+        snapshot = look_up(found, say)
+        if snapshot.sizes is None or snapshot.is_whole():
+            return Checkpoint(
+                snapshot.directory, read_config(snapshot.directory), find_weights(snapshot.directory)
+            )
+        weights = weight_files(snapshot.sizes, snapshot.read)
+        files = [file for file in weights if not file.endswith(".json")]
+        total = sum(snapshot.sizes[file] for file in files)
+        if pickled := [file for file in files if not file.endswith(".safetensors")]:
+            raise _pickled(found, pickled, total)
+        count = "the header of" if len(files) == 1 else f"{len(files)} headers of"
+        say(f"Reading {count} {snapshot} from {host()}; its {bytes_text(total)} are not fetched.")
+        with progress("reading headers", len(files), "files") as advance:
+            described = []
+            for file in files:
+                described.append(_described(snapshot, file))
+                advance(1)
+        return DescribedCheckpoint(snapshot, tuple(described))
+
+
+def _described(snapshot: Snapshot, file: str) -> WeightFile:
+    """One file, by what the hub's library reads of its header."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import SafetensorsParsingError
+
+    try:
+        found = HfApi().parse_safetensors_file_metadata(snapshot.name.repo, file, revision=snapshot.commit)
+    except SafetensorsParsingError as error:
+        raise HubError(
+            f"{snapshot.name}: {file} has no header of the safetensors format", "Choose another revision."
+        ) from error
+    for name, info in found.tensors.items():
+        if not is_known(info.dtype):
+            raise CheckpointError(f"{file}: {name} has the type {info.dtype!r}, which prunecli does not read")
+    places = {
+        name: Stored(TensorInfo(name, info.dtype, tuple(info.shape)), info.data_offsets[0])
+        for name, info in sorted(found.tensors.items(), key=lambda item: item[1].data_offsets[0])
+    }
+    return WeightFile(snapshot.directory / file, places)
+
+
+def _pickled(name: HubName, files: list[str], total: int) -> HubError:
+    count = f"{len(files)} .bin files" if len(files) > 1 else files[0]
+    return HubError(
+        f"{name}: {count} of {bytes_text(total)} would have to be fetched: only .safetensors files have headers apart",
+        f"Fetch them with `{download(name)}`, then inspect reads them from the cache.",
+    )

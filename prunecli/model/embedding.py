@@ -1,0 +1,186 @@
+"""The token embeddings of a checkpoint: where tokens come in and go out, and which tensors that takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from prunecli.architectures import Architecture
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.model.declared import count
+from prunecli.model.declared import ties as stock_ties
+from prunecli.model.define import UnitKind, UnitShape
+from prunecli.model.embedding_change import EmbeddingChange, InputChange
+from prunecli.model.structure import Structure
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class TokenTables:
+    """Both sides of a model's token embeddings.
+
+    Attributes:
+        input: name of the input's module: "model.shared".
+        aliases: names of the modules that are the same one.
+        output: name of the output layer, which not every class of the family has.
+        vocabulary: V.
+        model_dim: m.
+        unit: dimensions of the unit in the place of the input table; None: it is a table.
+        change: how both differ from the stock ones.
+    """
+
+    input: str
+    aliases: tuple[str, ...]
+    output: str
+    vocabulary: int
+    model_dim: int
+    unit: UnitShape | None
+    change: EmbeddingChange
+
+    @cached_property
+    def stock(self) -> tuple[str, ...]:
+        """Declared tensors that this model lacks."""
+        return () if self.unit is None else (f"{self.input}.weight",)
+
+    @cached_property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Full name -> shape of every tensor that the stock model lacks or has in another shape."""
+        unit = {} if self.unit is None else self.unit.tensors()
+        found = {f"{self.input}.{name}": shape for name, shape in unit.items()}
+        if (output := self.change.output) is not None:
+            width = self.model_dim if output.map_dim is None else output.map_dim
+            if output.map_dim is not None:
+                found[f"{self.output}.project.weight"] = (width, self.model_dim)
+            if not output.tied:
+                found[f"{self.output}.weight"] = (self.vocabulary, width)
+        return found
+
+
+def token_tables(checkpoint: Checkpoint) -> TokenTables:
+    """Of a checkpoint whose family is declared with its embeddings.
+
+    Raises:
+        UnsupportedModelError: it is not.
+        CheckpointError: config.json lacks a size, or says of its embeddings what cannot be.
+    """
+    family = checkpoint.require_architecture()
+    try:
+        found = declared_tables(family, checkpoint.config, checkpoint.structure)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error.message}", error.remedy) from error
+    if found is None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: where models of type {family.model_type} keep their embeddings is not declared",
+            "Give a model of another family.",
+        )
+    return found
+
+
+def declared_tables(
+    family: Architecture, config: Mapping[str, Any], structure: Structure
+) -> TokenTables | None:
+    """Those of a model of this config and structure; None where the family does not declare any.
+
+    Raises:
+        CheckpointError: config.json lacks a size, or says of its embeddings what cannot be.
+    """
+    change = structure.embedding
+    if family.embedding is None:
+        if change != EmbeddingChange():
+            raise CheckpointError(
+                f"config.json names factorised embeddings; those of type {family.model_type} are not declared"
+            )
+        return None
+    table = f"{family.embedding.input}.weight"
+    spec = next(spec for spec in family.tensors if spec.name == table)
+    vocabulary, model_dim = (count(family, config, axis) for axis in spec.shape)
+    output = f"{family.embedding.output}.weight"
+    return TokenTables(
+        input=family.embedding.input,
+        aliases=tuple(
+            alias.removesuffix(".weight")
+            for alias, name in family.tied.items()
+            if name == table and alias != output
+        ),
+        output=family.embedding.output,
+        vocabulary=vocabulary,
+        model_dim=model_dim,
+        unit=None if change.unit is None else unit_shape(change.unit, vocabulary, model_dim),
+        change=change,
+    )
+
+
+def unit_shape(change: InputChange, vocabulary: int, model_dim: int) -> UnitShape:
+    """The dimensions of a unit that config.json names.
+
+    Raises:
+        CheckpointError: they cannot be.
+    """
+    try:
+        return UnitShape(
+            vocabulary,
+            change.map_dim,
+            model_dim,
+            change.expand_dim,
+            change.depth,
+            change.max_groups,
+            cast(UnitKind, change.kind),
+        )
+    except UsageError as error:
+        raise CheckpointError(
+            f"config.json names an embedding that cannot be: {error.message}", "Copy the file again."
+        ) from error
+
+
+def ties(family: Architecture, config: Mapping[str, Any], structure: Structure) -> dict[str, str]:
+    """Alias -> stored name of the tensors that are one in a model of this config and structure.
+
+    Raises:
+        CheckpointError: see `declared_tables`.
+    """
+    found = dict(stock_ties(family, config))
+    change = structure.embedding
+    if change.is_stock:
+        return found
+    tables = declared_tables(family, config, structure)
+    assert tables is not None
+    table, output = f"{tables.input}.weight", f"{tables.output}.weight"
+    if tables.unit is not None:
+        found = {alias: name for alias, name in found.items() if name != table or alias == output}
+        found |= {
+            f"{alias}.{name}": f"{tables.input}.{name}"
+            for alias in tables.aliases
+            for name in tables.unit.tensors()
+        }
+    if tables.change.output is not None or tables.unit is not None:
+        found.pop(output, None)
+    if tables.change.output is not None and tables.change.output.tied:
+        found[output] = f"{tables.input}.map.weight"
+    return found
+
+
+def describe_embeddings(tables: TokenTables | None) -> str:
+    """One line on what is no table of the stock model's, or was one of a unit's; empty where nothing changed."""
+    if tables is None or tables.change == EmbeddingChange():
+        return ""
+    parts = []
+    if (unit := tables.change.input) is not None:
+        stored = "a table of the rows of" if unit.cached else ""
+        sizes = f"{unit.map_dim} to {tables.model_dim}"
+        if unit.expand_dim:
+            sizes = (
+                f"{unit.map_dim} to {unit.expand_dim} to {tables.model_dim}, {unit.depth} layers, "
+                f"up to {unit.max_groups} groups"
+            )
+        parts.append(" ".join(f"input: {stored} a unit of kind {unit.kind} ({sizes})".split()))
+    if (output := tables.change.output) is not None:
+        if output.map_dim is None:
+            parts.append("output: a table of its own")
+        else:
+            of = "the input's map table" if output.tied else "a map table of its own"
+            parts.append(f"output: {tables.model_dim} to {output.map_dim}, then {of}")
+    return "; ".join(parts)

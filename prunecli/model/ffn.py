@@ -1,0 +1,210 @@
+"""The FFNs of a checkpoint: whose tensors each runs, how wide it is, and where its hidden units lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunecli.architectures import Architecture
+from prunecli.architectures.records import FeedForward, Side, Stack
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import count, depth, holds
+from prunecli.model.structure import FfnChange, Structure
+
+REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
+
+
+@dataclass(frozen=True)
+class FfnLayer:
+    """One FFN of the model, dense or sparse.
+
+    Attributes:
+        name: "model.encoder.layers.0.ffn"; that of the layer where the FFN's parts lie in the layer itself.
+        own_name: the same, but with ".ffn" after the layer's name there, so that it cannot be taken for the layer.
+        side: of which stack.
+        layer: its number in the stack.
+        width: hidden units that it has (a sparse one: each of its experts); 0 where it is removed.
+        owner: name of the FFN whose tensors it runs: its own, but where it is shared.
+        removed: whether it is gone, together with its norm.
+        is_sparse: whether it is a mixture of experts; its tensors are then those of `layout.SparseLayer`.
+        tensors: of a dense FFN, relative to it -> the axis on which the hidden units lie, or None: the output's bias
+            has none. Empty where it is removed or sparse.
+        blocks: of these, how often all hidden units occur on that axis: 2 where gate and up are fused.
+        norm_tensors: full names of those of its own norms, which are never shared; none where it is removed.
+    """
+
+    name: str
+    own_name: str
+    side: Side
+    layer: int
+    width: int
+    owner: str
+    removed: bool
+    is_sparse: bool
+    tensors: Mapping[str, int | None]
+    blocks: Mapping[str, int]
+    norm_tensors: tuple[str, ...]
+
+    @property
+    def prefix(self) -> str:
+        """What the full names of the tensors that it runs begin with: the owner's name and a dot."""
+        return f"{self.owner}."
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it runs the tensors of another one."""
+        return self.owner != self.name
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Full names of the tensors that it runs, in the order of `tensors`."""
+        return tuple(f"{self.prefix}{suffix}" for suffix in self.tensors)
+
+
+def ffn_layers(checkpoint: Checkpoint) -> tuple[FfnLayer, ...]:
+    """Every FFN, the encoder's first, by layer.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
+    """
+    family = checkpoint.require_architecture()
+    try:
+        return declared_ffns(family, checkpoint.config, checkpoint.structure)
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error.message}", error.remedy) from error
+
+
+def declared_ffns(
+    family: Architecture, config: Mapping[str, Any], structure: Structure
+) -> tuple[FfnLayer, ...]:
+    """Every FFN of a model of this config and structure; see `ffn_layers`.
+
+    Raises:
+        CheckpointError: config.json lacks a size, or its structure names an FFN that the model lacks, or shares with
+            one that has no tensors of its own, or changes a mixture of experts.
+    """
+    places = {name: (stack, number) for name, stack, number in _places(family, config)}
+    _check(family, config, structure, places)
+
+    def width(name: str) -> int:
+        stated = structure.ffn.get(name, FfnChange()).width
+        return count(family, config, places[name][0].ffn.width) if stated is None else stated
+
+    found = []
+    for name, (stack, number) in places.items():
+        change = structure.ffn.get(name, FfnChange())
+        owner = change.shared_with or name
+        sparse = is_sparse(family, config, stack.ffn, number)
+        specs = () if change.removed or sparse else stack.ffn.tensors
+        specs = tuple(spec for spec in specs if holds(family, config, spec.optional))
+        norms = () if change.removed else ffn_norms(stack)
+        found.append(
+            FfnLayer(
+                name=name,
+                own_name=name if stack.ffn.name else f"{name}.ffn",
+                side=stack.side,
+                layer=number,
+                width=0 if change.removed else width(owner),
+                owner=owner,
+                removed=change.removed,
+                is_sparse=sparse,
+                tensors={spec.name: spec.hidden for spec in specs},
+                blocks={spec.name: spec.hidden_blocks for spec in specs},
+                norm_tensors=tuple(f"{stack.layers.format(layer=number)}.{norm}" for norm in norms),
+            )
+        )
+    return tuple(found)
+
+
+def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) -> str:
+    """What `changes` say, in a line: "encoder 1-5 share layer 0's; decoder 0-5 removed"; "" where they say nothing.
+
+    Args:
+        layers: every FFN of the model.
+        changes: `Structure.ffn`.
+    """
+    by_name = {layer.name: layer for layer in layers}
+    found: dict[tuple[Side, str], list[int]] = {}
+    for layer in layers:
+        change = changes.get(layer.name, FfnChange())
+        what = ""
+        if change.removed:
+            what = "removed"
+        elif change.shared_with is not None:
+            owner = by_name[change.shared_with]
+            place = "layer" if owner.side == layer.side else owner.side
+            what = f"share {place} {owner.layer}'s"
+        elif change.width is not None:
+            what = f"of width {change.width:,}"
+        if what:
+            found.setdefault((layer.side, what), []).append(layer.layer)
+    return "; ".join(
+        f"{side} {ranges(numbers)} {what if len(numbers) > 1 else what.replace('share ', 'shares ')}"
+        for (side, what), numbers in found.items()
+    )
+
+
+def ranges(ascending: Sequence[int]) -> str:
+    """ "0-3, 5" """
+    found: list[list[int]] = []
+    for number in ascending:
+        if found and number == found[-1][-1] + 1:
+            found[-1][1:] = [number]
+        else:
+            found.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in found)
+
+
+def within(layer: str, ffn: FeedForward) -> str:
+    """What the names of an FFN's tensors begin with, up to a dot: the layer itself where the FFN is no module."""
+    return f"{layer}.{ffn.name}" if ffn.name else layer
+
+
+def is_sparse(family: Architecture, config: Mapping[str, Any], ffn: FeedForward, layer: int) -> bool:
+    """Whether the FFN of this layer is a mixture of experts, by the config."""
+    if ffn.sparse_step is None or ffn.expert is None:
+        return False
+    step = count(family, config, ffn.sparse_step)
+    return step > 0 and (layer + 1) % step == 0
+
+
+def ffn_norms(stack: Stack) -> tuple[str, ...]:
+    """The tensors of the FFN's own norms, relative to the layer."""
+    own = tuple(f"{norm}." for norm in stack.ffn.norms)
+    return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
+
+
+def _places(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Stack, int]]:
+    for stack in family.stacks:
+        for number in range(depth(family, config, stack.depth)):
+            yield within(stack.layers.format(layer=number), stack.ffn), stack, number
+
+
+def _check(
+    family: Architecture,
+    config: Mapping[str, Any],
+    structure: Structure,
+    places: Mapping[str, tuple[Stack, int]],
+) -> None:
+    for name, change in structure.ffn.items():
+        owner = change.shared_with
+        for named in (name,) if owner is None else (name, owner):
+            if named not in places:
+                raise CheckpointError(f"config.json names {named}, which is no FFN of the model", REMEDY)
+            stack, number = places[named]
+            if is_sparse(family, config, stack.ffn, number):
+                reason = "a mixture of experts can be neither shared nor removed nor of another width"
+                raise CheckpointError(f"config.json changes {named}: {reason}", REMEDY)
+        if owner is None:
+            continue
+        target = structure.ffn.get(owner, FfnChange())
+        if owner == name or target.removed or target.shared_with is not None:
+            state = (
+                "itself"
+                if owner == name
+                else f"{owner}, which is {'removed' if target.removed else 'shared'}"
+            )
+            raise CheckpointError(f"config.json: {name} shares its FFN with {state}", REMEDY)

@@ -1,0 +1,137 @@
+"""What `inspect` counts, from headers alone: parameters and bytes by part, experts per layer, types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.embedding import TokenTables, token_tables
+from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.layout import SparseLayer, parts, sparse_layers
+from prunecli.model.undeclared import Surmise, surmise
+
+PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
+
+
+@dataclass(frozen=True)
+class Amount:
+    """Tensors, their parameters (elements) and bytes."""
+
+    tensors: int = 0
+    parameters: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(
+            self.tensors + other.tensors, self.parameters + other.parameters, self.bytes + other.bytes
+        )
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What a checkpoint holds.
+
+    Attributes:
+        parts: part -> amount, in the order of `PARTS`, those that occur.
+        dtypes: safetensors type -> amount, the largest first.
+        layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
+        attentions: every attention; none where the family is not declared.
+        ffns: every FFN; none where the family is not declared.
+        tables: the token embeddings; None where the family does not declare them.
+        total: of all tensors.
+        surmise: what the names of tensors suggest, where the family is not declared.
+    """
+
+    parts: Mapping[str, Amount]
+    dtypes: Mapping[str, Amount]
+    layers: tuple[SparseLayer, ...]
+    attentions: tuple[AttentionLayer, ...]
+    ffns: tuple[FfnLayer, ...]
+    tables: TokenTables | None
+    total: Amount
+    surmise: Surmise | None = None
+
+
+def take_inventory(checkpoint: Checkpoint) -> Inventory:
+    """Count what the checkpoint holds.
+
+    Raises:
+        CheckpointError: a sparse layer lacks an expert or its router, or config.json names heads or FFNs that cannot
+            be.
+    """
+    by_part: dict[str, Amount] = {}
+    by_dtype: dict[str, Amount] = {}
+    part_of = parts(checkpoint)
+    for name, info in checkpoint.tensors.items():
+        amount = Amount(1, info.numel, info.nbytes)
+        by_part[part_of[name]] = by_part.get(part_of[name], Amount()) + amount
+        by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
+    try:
+        layers = sparse_layers(checkpoint)
+    except UnsupportedModelError:
+        layers = ()
+    return Inventory(
+        parts={part: by_part[part] for part in PARTS if part in by_part},
+        dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
+        layers=layers,
+        attentions=() if checkpoint.architecture is None else attention_layers(checkpoint),
+        ffns=() if checkpoint.architecture is None else ffn_layers(checkpoint),
+        tables=_tables(checkpoint),
+        total=sum(by_part.values(), Amount()),
+        surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
+    )
+
+
+def _tables(checkpoint: Checkpoint) -> TokenTables | None:
+    if checkpoint.architecture is None or checkpoint.architecture.embedding is None:
+        return None
+    return token_tables(checkpoint)
+
+
+def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, Any]:
+    """The fields of `prunecli inspect --json` beside the header."""
+    return {
+        "total": asdict(inventory.total),
+        "parts": {part: asdict(amount) for part, amount in inventory.parts.items()},
+        "dtypes": {dtype: asdict(amount) for dtype, amount in inventory.dtypes.items()},
+        "layers": [
+            {
+                "name": layer.name,
+                "experts": list(layer.experts),
+                "original_experts": layer.original_experts,
+            }
+            for layer in inventory.layers
+        ],
+        "attentions": [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "heads": list(layer.heads),
+                "original_heads": layer.original_heads,
+            }
+            for layer in inventory.attentions
+        ],
+        "ffns": [
+            {
+                "name": layer.name,
+                "side": layer.side,
+                "layer": layer.layer,
+                "width": layer.width,
+                "shared_with": layer.owner if layer.is_shared else None,
+                "removed": layer.removed,
+                "sparse": layer.is_sparse,
+            }
+            for layer in inventory.ffns
+        ],
+        "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
+        "files": [
+            {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
+            for path in checkpoint.files
+        ],
+        "surmise": None if inventory.surmise is None else asdict(inventory.surmise),
+        "history": [dict(step) for step in checkpoint.structure.history],
+    }

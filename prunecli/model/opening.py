@@ -1,0 +1,125 @@
+"""What config.json says of how a result opens: with plain transformers, or with prunecli through `auto_map`.
+
+A result that no stock class can run keeps the model type of its family, so that its tokenizer, generation config and
+processor open like any other's. Its model does not open as a stock one: `transformers_weights`, the key that names
+the file to load, holds the reason in place of a file, so that every stock class refuses and says it; `architectures`
+names no class of transformers, which is what other programs look at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from prunecli.architectures import Architecture
+from prunecli.architectures.records import ModelClass
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names
+from prunecli.model.embedding import declared_tables, ties
+from prunecli.model.stock import Verdict, stock_verdict
+from prunecli.model.structure import KEY, Structure
+
+WEIGHTS_KEY = "transformers_weights"
+"""The key of config.json under which transformers looks for the name of the file of weights."""
+
+SHIM = "modeling_prunecli"
+"""The module, in the directory of a result, that opens it through `auto_map`."""
+
+
+def result_config(
+    source: Checkpoint,
+    structure: Structure,
+    verdict: Verdict | None = None,
+    *,
+    held: Collection[str] | None = None,
+    named: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """config.json of a result: the source's, patched as JSON.
+
+    Args:
+        source: what the result is made of.
+        structure: of the result.
+        verdict: whether it is a stock model; None: worked out here.
+        held: names of the tensors of the result, as far as they say which classes can read it; None: as the source.
+        named: the classes that it says it is of; None: those of the source.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: config.json lacks a size, or says what cannot be.
+    """
+    family = source.require_architecture()
+    verdict = stock_verdict(source, structure) if verdict is None else verdict
+    config = {key: value for key, value in source.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
+    config["model_type"] = family.model_type
+    auto_map = _foreign(source.config.get("auto_map"))
+    classes = tuple(named or class_names(source.config))
+    output = structure.embedding.output
+    if output is not None and output.map_dim is None and family.embedding and family.embedding.apart:
+        config[TIE_KEY] = False
+    if verdict.is_stock:
+        config.update(verdict.config)
+    else:
+        names = source.tensors if held is None else held
+        found = auto_classes(family, readable(family, config, structure, names), classes)
+        auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in found.items()}
+        config[WEIGHTS_KEY] = (
+            f"{verdict.line} Open it with trust_remote_code=True, or with prunecli.load_model."
+        )
+    if classes:
+        config["architectures"] = [name if verdict.is_stock else f"{CLASS_PREFIX}{name}" for name in classes]
+    return {**config, **({"auto_map": auto_map} if auto_map else {}), KEY: structure.to_json()}
+
+
+def opens_as_stock(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is that of a stock model: of a result, or of any other."""
+    return not shim_classes(config)
+
+
+def shim_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The stock classes that the `auto_map` of a result names; none where it opens without it."""
+    auto_map = config.get("auto_map")
+    values = auto_map.values() if isinstance(auto_map, Mapping) else ()
+    found = (str(value).removeprefix(f"{SHIM}.") for value in values if str(value).startswith(f"{SHIM}."))
+    return tuple(dict.fromkeys(name.removeprefix(CLASS_PREFIX) for name in found))
+
+
+def auto_classes(family: Architecture, names: Collection[str], named: Sequence[str]) -> dict[str, str]:
+    """`AutoModel…` -> name of the stock class that it opens, for every class whose tensors there are.
+
+    Args:
+        family: of the model.
+        names: of its tensors, tied aliases among them.
+        named: the classes that config.json names.
+    """
+    declared = family.classes or (ModelClass(family.model_class, family.auto_class),)
+    able = [one for one in declared if all(any(name.startswith(n) for name in names) for n in one.needs)]
+    able.sort(key=lambda one: one.name not in named)  # stable: those of config.json come first
+    found: dict[str, str] = {}
+    read: set[str] = set()
+    for one in able:
+        if one.labelled and one.needs[-1] in read:
+            continue
+        if one.labelled:
+            read.add(one.needs[-1])
+        found.setdefault(one.auto_class, one.name)
+    return {one.auto_class: found[one.auto_class] for one in declared if one.auto_class in found}
+
+
+def readable(
+    family: Architecture, config: Mapping[str, Any], structure: Structure, names: Collection[str]
+) -> frozenset[str]:
+    """`names`, and those of what is tied to them or made in their place by this structure."""
+    tables = declared_tables(family, config, structure)
+    made = () if tables is None else tables.tensors
+    return frozenset((*names, *ties(family, config, structure), *made))
+
+
+def _foreign(auto_map: Any) -> dict[str, Any]:
+    """What an `auto_map` says of anything but the model and its config: the tokenizer's own code travels along."""
+    if not isinstance(auto_map, Mapping):
+        return {}
+    return {
+        str(key): value
+        for key, value in auto_map.items()
+        if not str(key).startswith(("AutoModel", "AutoConfig"))
+    }

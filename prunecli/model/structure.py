@@ -1,0 +1,179 @@
+"""`Structure`: how a reduced model differs from its stock architecture; the only place that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from prunecli.errors import CheckpointError
+from prunecli.model.embedding_change import EmbeddingChange
+
+VERSION = 1
+KEY = "prunecli"
+"""Where `Structure` lies in config.json."""
+
+
+@dataclass(frozen=True)
+class FfnChange:
+    """How one FFN differs from the stock one. At most one of the three is given; none: it is the stock one again.
+
+    Attributes:
+        shared_with: name of the FFN whose tensors it runs; that one has tensors of its own.
+        removed: whether it is gone, together with its norm.
+        width: hidden units that it has, of those that it shares with others too.
+
+    Raises:
+        ValueError: more than one of them, or a width below 1.
+    """
+
+    shared_with: str | None = None
+    removed: bool = False
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.shared_with is not None) + self.removed + (self.width is not None) > 1:
+            raise ValueError("an FFN is either shared, removed or of another width")
+        if self.width is not None and self.width < 1:
+            raise ValueError(f"an FFN of width {self.width}")
+
+    def to_json(self) -> dict[str, Any]:
+        """What is given of the three."""
+        values = {
+            "shared_with": self.shared_with,
+            "removed": self.removed or None,
+            "width": self.width,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FfnChange:
+        """Read `to_json`'s value.
+
+        Raises:
+            TypeError, ValueError: it is not of this form.
+        """
+        if not isinstance(value, dict) or not set(value) <= {"shared_with", "removed", "width"}:
+            raise ValueError(f"unknown change of an FFN: {value!r}")
+        owner, removed, width = value.get("shared_with"), value.get("removed", False), value.get("width")
+        kinds = (
+            isinstance(owner, (str, type(None))),
+            type(removed) is bool,
+            width is None or type(width) is int,
+        )
+        if not all(kinds):
+            raise TypeError(f"unknown change of an FFN: {value!r}")
+        return cls(owner, removed, width)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What was removed from or shared in a model. Ids are those of the original model, so that reductions compose.
+
+    Attributes:
+        experts: sparse layer's name -> ids of the experts it keeps, in the order in which they are stored.
+        original_experts: sparse layer's name -> how many experts the original layer had.
+        heads: attention's name -> ids of the heads it keeps, in the order in which they are stored.
+        original_heads: attention's name -> how many heads the original attention had.
+        ffn: FFN's name -> how it differs from the stock one; those that are as config.json says are left out.
+        embedding: how the token embeddings differ from the stock ones.
+        history: what was done, oldest first: {"command", "arguments", "prunecli", "source", "statistics"}.
+    """
+
+    experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    original_experts: Mapping[str, int] = field(default_factory=dict)
+    heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    original_heads: Mapping[str, int] = field(default_factory=dict)
+    ffn: Mapping[str, FfnChange] = field(default_factory=dict)
+    embedding: EmbeddingChange = field(default_factory=EmbeddingChange)
+    history: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether nothing was removed, shared, factorised or made of another size."""
+        return not (self.experts or self.heads or self.ffn) and self.embedding.is_stock
+
+    def kept_experts(self, layer: str, num_experts: int) -> tuple[int, ...]:
+        """Original ids of the experts that `layer` holds; all of `num_experts` where none was removed."""
+        return tuple(self.experts.get(layer, range(num_experts)))
+
+    def keeping_experts(self, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int]) -> Structure:
+        """This structure with `kept` original ids per layer; `original` counts the experts of the original layers."""
+        return replace(
+            self,
+            experts={**self.experts, **{layer: tuple(ids) for layer, ids in kept.items()}},
+            original_experts={**original, **self.original_experts},
+        )
+
+    def keeping_heads(self, kept: Mapping[str, tuple[int, ...]], original: Mapping[str, int]) -> Structure:
+        """This structure with `kept` original ids per attention; `original` counts the heads of the original ones."""
+        return replace(
+            self,
+            heads={**self.heads, **{name: tuple(ids) for name, ids in kept.items()}},
+            original_heads={**original, **self.original_heads},
+        )
+
+    def changing_ffn(self, changes: Mapping[str, FfnChange]) -> Structure:
+        """This structure with `changes` per FFN in the place of what it said of these; an empty one: as stock."""
+        merged = {**self.ffn, **changes}
+        return replace(self, ffn={name: change for name, change in merged.items() if change != FfnChange()})
+
+    def after(self, step: Mapping[str, Any]) -> Structure:
+        """This structure with one more step of history."""
+        return replace(self, history=(*self.history, dict(step)))
+
+    def fingerprints(self) -> tuple[str, ...]:
+        """Fingerprints of the checkpoints that this one was made from, oldest first."""
+        found = (step.get("source", {}).get("fingerprint") for step in self.history)
+        return tuple(value for value in found if isinstance(value, str))
+
+    def to_json(self) -> dict[str, Any]:
+        """The value under `"prunecli"` of config.json."""
+        return {
+            "version": VERSION,
+            "experts": {layer: list(ids) for layer, ids in self.experts.items()},
+            "original_experts": dict(self.original_experts),
+            "heads": {name: list(ids) for name, ids in self.heads.items()},
+            "original_heads": dict(self.original_heads),
+            "ffn": {name: change.to_json() for name, change in self.ffn.items()},
+            "embedding": self.embedding.to_json(),
+            "history": [dict(step) for step in self.history],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, where: str = "config.json") -> Structure:
+        """Read `to_json`'s value.
+
+        Raises:
+            CheckpointError: it is of a newer version, or not of this form.
+        """
+        try:
+            if value["version"] > VERSION:
+                raise CheckpointError(
+                    f"{where}: its structure has version {value['version']}; this prunecli reads up to {VERSION}",
+                    "Install a newer prunecli.",
+                )
+            return cls(
+                experts=_ids(value, "experts"),
+                original_experts=_counts(value, "original_experts"),
+                heads=_ids(value, "heads"),
+                original_heads=_counts(value, "original_heads"),
+                ffn=_changes(value.get("ffn", {})),
+                embedding=EmbeddingChange.from_json(value.get("embedding", {})),
+                history=tuple(dict(step) for step in value.get("history", ())),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f'{where}: the value under "{KEY}" is damaged ({error!r})') from error
+
+
+def _ids(value: Mapping[str, Any], key: str) -> dict[str, tuple[int, ...]]:
+    return {str(name): tuple(int(number) for number in ids) for name, ids in value.get(key, {}).items()}
+
+
+def _changes(value: Mapping[str, Any]) -> dict[str, FfnChange]:
+    found = {str(name): FfnChange.from_json(change) for name, change in value.items()}
+    return {name: change for name, change in found.items() if change != FfnChange()}
+
+
+def _counts(value: Mapping[str, Any], key: str) -> dict[str, int]:
+    return {str(name): int(number) for name, number in value.get(key, {}).items()}

@@ -1,0 +1,1 @@
+"""Recipes: their text, variables, steps, state and closing table."""

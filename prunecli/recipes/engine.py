@@ -1,0 +1,290 @@
+"""Recipes: steps, each one command, resolved into what would run; all faults are reported at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from prunecli.recipes.text import RecipeText, ReportText, Resolved, StepText, as_text, faults_error
+from prunecli.recipes.variables import expand, near, resolve_variables, substitute
+from prunecli.tensors.hub.names import HubName, checkpoint_path, hub_name
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An option or positional argument of a command, as a recipe sees it.
+
+    Attributes:
+        name: what a recipe calls it: the long option without its dashes, or the name of the positional.
+        kind: how it is given on the command line.
+        role: whether its value is a path that the step reads, one that it writes, a checkpoint that it reads (a path or
+            a model of the hub), or something else.
+        multiple: whether it takes several values.
+        required: whether the command cannot do without.
+        negative: the option that stands for false, where there is one.
+        fault: what is wrong with a value, or None.
+    """
+
+    name: str
+    kind: Literal["option", "flag", "positional"] = "option"
+    role: Literal["input", "output", "checkpoint", "value"] = "value"
+    multiple: bool = False
+    required: bool = False
+    negative: str | None = None
+    fault: Callable[[str], str | None] = lambda _value: None
+
+
+Commands = Mapping[str, Mapping[str, Parameter]]
+"""Command -> its parameters by name."""
+
+PASSED_BY_RUN = ("force", "dry-run", "quiet", "help")
+"""Options that `run` passes itself."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step with every variable filled in.
+
+    Attributes:
+        arguments: the command line after the command.
+        inputs: paths that it reads: files, checkpoint directories, outputs of earlier steps.
+        models: models of the hub that it reads.
+        outputs: paths that it writes.
+        accepts: which options of `PASSED_BY_RUN` the command has.
+    """
+
+    name: str
+    command: str
+    arguments: tuple[str, ...]
+    inputs: tuple[Path, ...] = ()
+    models: tuple[HubName, ...] = ()
+    outputs: tuple[Path, ...] = ()
+    accepts: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Report:
+    """The closing table with every variable filled in."""
+
+    title: str
+    checkpoints: Mapping[str, Path]
+    evaluation: Path | None
+    latency: Path | None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a recipe comes to: its steps in order, and the closing table."""
+
+    steps: tuple[Step, ...]
+    report: Report | None
+
+
+def resolve(
+    path: Path,
+    text: RecipeText,
+    commands: Commands,
+    overrides: Mapping[str, Resolved] | None = None,
+    builtins: Mapping[str, Resolved] | None = None,
+) -> Recipe:
+    """Fill in the variables, expand `for-each`, and check every step against the real command.
+
+    Args:
+        path: the recipe's file, for messages.
+        commands: what each command accepts.
+        overrides: values of --set, for variables that the recipe has.
+        builtins: variables that every recipe has.
+
+    Raises:
+        UsageError: with every fault found: an unknown command, option or variable, a value that the option
+            does not take, two steps of one name or output, an input that neither exists nor is made by
+            an earlier step.
+    """
+    faults: list[str] = []
+    variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
+    steps: list[Step] = []
+    made: list[Path] = []
+    for number, step_text in enumerate(text.steps, 1):
+        for name, values in expand(step_text, variables, number, faults):
+            step = _resolve_step(step_text, name, values, commands, made, faults)
+            if step is not None:
+                steps.append(step)
+                made += step.outputs
+    report = None if text.report is None else _resolve_report(text.report, variables, faults)
+    settable = {name: value for name, value in variables.items() if name in text.variables}
+    faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
+    if report is not None:
+        faults += _report_faults(report, steps)
+    if faults:
+        raise faults_error(path, faults)
+    return Recipe(tuple(steps), report)
+
+
+def _resolve_step(
+    text: StepText,
+    name: str,
+    variables: Mapping[str, Resolved],
+    commands: Commands,
+    made: Sequence[Path],
+    faults: list[str],
+) -> Step | None:
+    """The step, or None where there is no such command; `made` are the outputs of the steps before it."""
+    where = f"step {name!r}"
+    parameters = commands.get(text.command)
+    if parameters is None:
+        faults.append(f"{where}: there is no command {text.command!r}{near(text.command, commands)}")
+        return None
+    options: list[str] = []
+    positionals: list[str] = []
+    paths: dict[str, list[Path]] = {"input": [], "output": []}
+    models: list[HubName] = []
+    for argument, written in text.arguments.items():
+        value = substitute(written, variables, f"{where}, {argument}", faults)
+        parameter = parameters.get(argument)
+        if parameter is None:
+            faults.append(f"{where}: {text.command} has no option {argument!r}{near(argument, parameters)}")
+        elif argument in PASSED_BY_RUN:
+            faults.append(f"{where}: {argument!r} is for `prunecli run` to pass, not for a recipe")
+        else:
+            given, fault = _command_line(parameter, value)
+            (positionals if parameter.kind == "positional" else options).extend(given)
+            faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
+            if parameter.role == "checkpoint":
+                for path in map(checkpoint_path, _texts(value, parameter)):
+                    model = None if any(related(path, output) for output in made) else hub_name(path)
+                    paths["input"] += [path] if model is None else []
+                    models += [] if model is None else [model]
+            elif parameter.role != "value":
+                paths[parameter.role] += [Path(item) for item in _texts(value, parameter)]
+    for parameter in parameters.values():
+        # Without it the recipe would not know what the step makes.
+        needed = parameter.required or (parameter.name == "output" and parameter.role == "output")
+        if needed and parameter.name not in text.arguments:
+            faults.append(f"{where}: {text.command} needs {parameter.name!r} here")
+    return Step(
+        name=name,
+        command=text.command,
+        arguments=(*options, *(["--", *positionals] if positionals else [])),
+        inputs=tuple(paths["input"]),
+        models=tuple(models),
+        outputs=tuple(paths["output"]),
+        accepts=frozenset(option for option in PASSED_BY_RUN if option in parameters),
+    )
+
+
+def _texts(value: Resolved, parameter: Parameter) -> list[str]:
+    """One text for each value that the parameter takes."""
+    if isinstance(value, list) and parameter.multiple:
+        return [as_text(item) for item in value]
+    return [as_text(value)]
+
+
+def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str | None]:
+    """The words of one argument, and what is wrong with its value."""
+    if parameter.kind == "flag":
+        if not isinstance(value, bool):
+            return [], f"it is a switch: give true or false, not {as_text(value)!r}"
+        chosen = f"--{parameter.name}" if value else parameter.negative
+        return ([] if chosen is None else [chosen]), None
+    texts = _texts(value, parameter)
+    found = [fault for fault in map(parameter.fault, texts) if fault is not None]
+    fault = found[0] if found else None
+    if parameter.kind == "positional":
+        return texts, fault
+    return [word for text in texts for word in (f"--{parameter.name}", text)], fault
+
+
+def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
+    def fill(name: str, value: str) -> str:
+        return as_text(substitute(value, variables, f"report.{name}", faults))
+
+    return Report(
+        title=fill("title", text.title),
+        checkpoints={
+            fill("checkpoints", name): Path(fill("checkpoints", path))
+            for name, path in text.checkpoints.items()
+        },
+        evaluation=None if text.evaluation is None else Path(fill("evaluation", text.evaluation)),
+        latency=None if text.latency is None else Path(fill("latency", text.latency)),
+    )
+
+
+def lies_in(path: Path, directory: Path) -> bool:
+    """Whether `path` is `directory` or lies below it, by name alone."""
+    inner, outer = os.path.abspath(path), os.path.abspath(directory)  # noqa: PTH100 (links are left as they are)
+    return inner == outer or inner.startswith(outer.rstrip(os.sep) + os.sep)
+
+
+def related(path: Path, other: Path) -> bool:
+    """Whether one of the two is the other or lies below it."""
+    return lies_in(path, other) or lies_in(other, path)
+
+
+def _wiring_faults(steps: Sequence[Step]) -> list[str]:
+    faults = [
+        f"step {name!r}: there are two steps of this name; put each `for-each` variable into it"
+        for name in dict.fromkeys(step.name for step in steps)
+        if sum(step.name == name for step in steps) > 1
+    ]
+    made: list[tuple[Path, Step]] = []
+    for step in steps:
+        for output in step.outputs:
+            faults += [
+                f"step {step.name!r}: its output {output} is in the way of {other} of step {writer.name!r}"
+                for other, writer in made
+                if related(output, other)
+            ]
+            if any(lies_in(source, output) for source in step.inputs):
+                faults.append(f"step {step.name!r}: its output {output} would replace its input")
+            made.append((output, step))
+    return faults
+
+
+def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> list[str]:
+    """One fault for each input that neither exists nor is made by then, with the variables that name it."""
+    missing: dict[tuple[Path, str], list[str]] = {}
+    for number, step in enumerate(steps):
+        made = [output for earlier in steps[:number] for output in earlier.outputs]
+        for source in step.inputs:
+            if any(related(source, output) for output in made) or source.exists():
+                continue
+            later = [
+                other.name
+                for other in steps[number + 1 :]
+                if any(lies_in(source, output) for output in other.outputs)
+            ]
+            reason = f"only the later step {later[0]!r} makes it" if later else "no step makes it"
+            missing.setdefault((source, reason), []).append(step.name)
+    faults = []
+    for (source, reason), names in missing.items():
+        where = f"step {names[0]!r}: its" if len(names) == 1 else f"steps {_joined(names)}: their"
+        given_by = [f"--set {name}=…" for name, value in settable.items() if value == str(source)]
+        remedy = f"; {' or '.join(given_by)} names another" if given_by else ""
+        faults.append(f"{where} input {source} does not exist, and {reason}{remedy}")
+    return faults
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Steps by name; of many the first alone, and how many more."""
+    if len(names) > 3:
+        return f"{names[0]!r} and {len(names) - 1} more"
+    return ", ".join(map(repr, names[:-1])) + f" and {names[-1]!r}"
+
+
+def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
+    outputs = [output for step in steps for output in step.outputs]
+    models = [model for step in steps for model in step.models]
+    named = [
+        *report.checkpoints.values(),
+        *(path for path in (report.evaluation, report.latency) if path is not None),
+    ]
+    return [
+        f"report: {path} does not exist, and no step makes it"
+        for path in named
+        if not path.exists()
+        and not any(lies_in(path, output) for output in outputs)
+        and hub_name(path) not in models
+    ]

@@ -1,0 +1,228 @@
+"""Running a recipe's steps; what is up to date by arguments, inputs and outputs is skipped."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from prunecli import __version__
+from prunecli.errors import OutputError, PruneError
+from prunecli.recipes.engine import Step, related
+from prunecli.tensors.documents import read_json, write_json
+from prunecli.tensors.hub.fetch import commit_of
+
+FORMAT = "prunecli.run/1"
+HASHED_WHOLE_BYTES = 16 * 2**20
+"""Larger files of a directory (weights) are told apart by size and time of change: hashing 200 GB is slow."""
+
+
+def identity(path: Path, exclude: Iterable[Path] = ()) -> str | None:
+    """What is at `path`, in short: equal only while its content is; None where there is nothing.
+
+    Args:
+        path: a file (hashed whole) or a directory (names, sizes, contents; hidden files left out).
+        exclude: paths below a directory that do not count, such as the output of the step that reads it.
+    """
+    if path.is_file():
+        return f"file:{path.stat().st_size}:{_file_hash(path)}"
+    if not path.is_dir():
+        return None
+    excluded = {Path(os.path.abspath(item)) for item in exclude}  # noqa: PTH100 (links are left as they are)
+    digest = hashlib.sha256()
+    for file in _files(Path(os.path.abspath(path)), excluded):  # noqa: PTH100
+        status = file.stat()
+        content = _file_hash(file) if status.st_size <= HASHED_WHOLE_BYTES else str(status.st_mtime_ns)
+        name = file.relative_to(os.path.abspath(path)).as_posix()  # noqa: PTH100
+        digest.update(f"{name}\0{status.st_size}\0{content}\n".encode())
+    return f"directory:{digest.hexdigest()}"
+
+
+def _files(directory: Path, excluded: set[Path]) -> Iterator[Path]:
+    for entry in sorted(directory.iterdir()):
+        if entry.name.startswith(".") or entry in excluded:
+            continue
+        if entry.is_dir():
+            # A linked directory may lead back up: its files do not count.
+            yield from () if entry.is_symlink() else _files(entry, excluded)
+        elif entry.is_file():
+            yield entry
+
+
+def _file_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def fingerprint(step: Step) -> str:
+    """sha256 over the command, its arguments, the version of prunecli and the content of the inputs.
+
+    A model of the hub is known by its commit.
+
+    Raises:
+        HubError: a model that cannot be had.
+    """
+    inputs = {str(source): identity(source, exclude=step.outputs) for source in step.inputs}
+    inputs |= {str(model): commit_of(model) for model in step.models}
+    text = json.dumps([step.command, step.arguments, __version__, inputs], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is kept of a step that ended well: its fingerprint, and the identity of each output."""
+
+    fingerprint: str
+    outputs: Mapping[str, str] = field(default_factory=dict)
+
+
+State = Mapping[str, Record]
+"""Step's name -> its record."""
+
+
+def state_file(recipe: Path, directory: Path = Path()) -> Path:
+    """Where the state of a recipe lies: in the working directory, by the recipe's name."""
+    return directory / ".prunecli" / f"{recipe.stem}.json"
+
+
+def read_state(path: Path) -> State:
+    """The recorded state; empty (all steps run) where there is none or where it is damaged."""
+    if not path.is_file():
+        return {}
+    try:
+        steps = read_json(path, FORMAT)["steps"]
+        return {
+            name: Record(record["fingerprint"], dict(record["outputs"])) for name, record in steps.items()
+        }
+    except (PruneError, KeyError, TypeError, AttributeError, ValueError):
+        return {}
+
+
+def write_state(path: Path, state: State) -> None:
+    """Record the state, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    steps: dict[str, Any] = {name: asdict(record) for name, record in state.items()}
+    write_json(path, {"format": FORMAT, "prunecli": __version__, "steps": steps}, force=True)
+
+
+def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str | None:
+    """Why a step has to run, or None where it is up to date.
+
+    Args:
+        remade: outputs of steps that a dry run would run before this one.
+    """
+    for source in step.inputs:
+        if any(related(source, output) for output in remade):
+            return f"{source} is made anew"
+    record = state.get(step.name)
+    if not step.outputs:
+        return "it writes no file"
+    for output in step.outputs:
+        if not output.exists():
+            return f"{output} does not exist"
+    if record is None:
+        return "it has not run yet"
+    if record.fingerprint != fingerprint(step):
+        return "its arguments, inputs or the version of prunecli changed"
+    for output in step.outputs:
+        if record.outputs.get(str(output)) != identity(output):
+            return f"{output} changed since"
+    return None
+
+
+def refuse_foreign_outputs(steps: Sequence[Step], state: State) -> None:
+    """Outputs that exist are replaced only where this recipe made them and nobody changed them since.
+
+    Raises:
+        OutputError: an output of a step that has to run is somebody else's.
+    """
+    own = {name: content for record in state.values() for name, content in record.outputs.items()}
+    for step in steps:
+        if stale_reason(step, state) is None:
+            continue
+        for output in step.outputs:
+            if output.exists() and own.get(str(output)) != identity(output):
+                changed = "changed after" if str(output) in own else "exists, and was not made by"
+                raise OutputError(
+                    f"{output} {changed} this recipe's step {step.name!r}",
+                    "Move it away, or give --force to replace it.",
+                )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step: skipped (no reason to run), or run for `reason` with exit status `status`."""
+
+    step: Step
+    reason: str | None
+    status: int = 0
+
+
+def preview(steps: Sequence[Step], state: State, force: bool = False) -> list[Outcome]:
+    """What a run would do, as far as it can be known beforehand."""
+    outcomes: list[Outcome] = []
+    remade: list[Path] = []
+    for step in steps:
+        reason = "--force" if force else stale_reason(step, state, remade)
+        outcomes.append(Outcome(step, reason))
+        if reason is not None:
+            remade += step.outputs
+    return outcomes
+
+
+def run_steps(
+    steps: Sequence[Step],
+    path: Path,
+    execute: Callable[[Step, bool], int],
+    starting: Callable[[Step, str | None], None] = lambda _step, _reason: None,
+    force: bool = False,
+) -> list[Outcome]:
+    """Run what is not up to date, in order, and record each step that ended well.
+
+    Args:
+        path: the state file.
+        execute: runs a step, replacing its output if the second argument says so; returns its exit status.
+        starting: is told of each step and why it runs (None: it is skipped).
+        force: run every step, and replace outputs that this recipe did not make.
+
+    Returns:
+        The outcomes up to and with the first step that failed.
+
+    Raises:
+        OutputError: an output is in the way, or a step ended well without writing its output.
+    """
+    state = dict(read_state(path))
+    if not force:
+        refuse_foreign_outputs(steps, state)
+    outcomes: list[Outcome] = []
+    for step in steps:
+        reason = "--force" if force else stale_reason(step, state)
+        starting(step, reason)
+        status = 0
+        if reason is not None:
+            before = fingerprint(step)
+            for output in step.outputs:
+                output.parent.mkdir(parents=True, exist_ok=True)
+            status = execute(step, any(output.exists() for output in step.outputs))
+        outcomes.append(Outcome(step, reason, status))
+        if status != 0:
+            return outcomes
+        if reason is not None:
+            state[step.name] = Record(before, _written(step))
+            write_state(path, state)
+    return outcomes
+
+
+def _written(step: Step) -> dict[str, str]:
+    found = {str(output): identity(output) for output in step.outputs}
+    missing = [output for output, content in found.items() if content is None]
+    if missing:
+        raise OutputError(f"step {step.name!r} ended well but did not write {missing[0]}")
+    return {output: content for output, content in found.items() if content is not None}

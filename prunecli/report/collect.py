@@ -1,0 +1,232 @@
+"""What a report is made of: the results and checkpoints of a directory, and what of them cannot be read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from prunecli.errors import DataError, PruneError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.inventory import Inventory, take_inventory
+from prunecli.model.structure import KEY
+from prunecli.modules.shim import SHIM_FILE
+from prunecli.progress import Progress, silent
+from prunecli.report.documents import GATES, HEADS, Document, read_document, refuse_many
+from prunecli.tensors.directory import read_config
+
+if TYPE_CHECKING:
+    from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.methods.heads.statistics import HeadScores
+
+DEPTH = 4
+"""Folders below the directory that are looked into."""
+_STEPPED_OVER = ("__pycache__", "node_modules", "site-packages", "venv")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint.
+
+    Attributes:
+        name: its path below the directory, "." for the directory itself.
+        checkpoint: closed.
+        inventory: what it holds.
+        fingerprint: of its tensors.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    inventory: Inventory
+    fingerprint: str
+
+    @property
+    def history(self) -> tuple[Mapping[str, Any], ...]:
+        """What was done to it, oldest first."""
+        return self.checkpoint.structure.history
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A file or checkpoint that is damaged, and how."""
+
+    name: str
+    reason: str
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Material:
+    """All of it, by name.
+
+    Attributes:
+        title: the directory's name.
+        checkpoints: those of the directory.
+        elsewhere: checkpoints that lie elsewhere, and that results or histories speak of.
+        documents: the result files.
+        unreadable: what is damaged.
+    """
+
+    title: str
+    checkpoints: tuple[Found, ...]
+    elsewhere: tuple[Found, ...]
+    documents: tuple[Document, ...]
+    unreadable: tuple[Unreadable, ...]
+
+    def of(self, kind: type[T]) -> list[tuple[str, T]]:
+        """(file's name, content) of the results of this kind."""
+        return [(one.name, one.content) for one in self.documents if isinstance(one.content, kind)]
+
+    def gates(self) -> list[tuple[str, GateStatistics]]:
+        """(file's name, statistics) of gates.json files."""
+        return [(one.name, one.content) for one in self.documents if one.format == GATES]
+
+    def heads(self) -> list[tuple[str, HeadScores]]:
+        """(file's name, scores) of heads.json files."""
+        return [(one.name, one.content) for one in self.documents if one.format == HEADS]
+
+    def known(self, label: str, fingerprint: str) -> Found | None:
+        """The checkpoint that a result calls `label`; of several with one fingerprint the one of that name."""
+        same = [
+            one
+            for one in (*self.checkpoints, *self.elsewhere)
+            if fingerprint and one.fingerprint == fingerprint
+        ]
+        named = [one for one in same if one.name.rpartition("/")[2] == label.rpartition("/")[2]]
+        return next(iter(named or same), None)
+
+
+def collect(
+    directory: Path, elsewhere: Mapping[str, Path] | None = None, progress: Progress = silent
+) -> Material:
+    """Read what a report of `directory` shows.
+
+    Hidden folders, virtual environments, `*.training` and links to folders are stepped over.
+
+    Args:
+        directory: looked into `DEPTH` levels deep.
+        elsewhere: name -> checkpoint outside of it, taken in where a result or a history speaks of it.
+        progress: of the reading.
+
+    Raises:
+        DataError: no such directory, or it holds nothing that prunecli wrote.
+    """
+    if not directory.is_dir():
+        what = "a file, not a directory" if directory.exists() else "no such directory"
+        raise DataError(f"{directory}: {what}", "Name the directory that holds the results.")
+    checkpoints, documents, unreadable = [], [], []
+    folders = list(_folders(directory))
+    with progress("reading", len(folders), "folders") as advance:
+        for folder in folders:
+            for one in _in_folder(folder, directory):
+                if isinstance(one, Found):
+                    checkpoints.append(one)
+                elif isinstance(one, Document):
+                    documents.append(one)
+                else:
+                    unreadable.append(one)
+            advance(1)
+    if not (checkpoints or documents or unreadable):
+        raise DataError(
+            f"{directory}: nothing to report: no results and no checkpoints {DEPTH} folders deep",
+            "Name a directory in which prunecli worked, or make results first: prunecli evaluate -o evaluation.json.",
+        )
+    return Material(
+        title=directory.resolve().name or str(directory.resolve()),
+        checkpoints=tuple(checkpoints),
+        elsewhere=tuple(_referenced(elsewhere or {}, checkpoints, documents)),
+        documents=tuple(documents),
+        unreadable=tuple(unreadable),
+    )
+
+
+def _folders(directory: Path) -> Iterator[Path]:
+    """The directory and its folders, by name."""
+    for place, names, _ in os.walk(directory):
+        depth = len(Path(place).relative_to(directory).parts)
+        names[:] = sorted(name for name in names if depth < DEPTH and not _is_stepped_over(name))
+        yield Path(place)
+
+
+def _is_stepped_over(name: str) -> bool:
+    return name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER
+
+
+def _in_folder(folder: Path, directory: Path) -> Iterator[Found | Document | Unreadable]:
+    """What is read in one folder, itself as a checkpoint first."""
+    name = folder.relative_to(directory).as_posix()
+    if (folder / "config.json").is_file():
+        try:
+            if _is_checkpoint(folder):
+                yield _found(name, folder)
+        except (PruneError, OSError) as error:
+            yield Unreadable(name, _reason(error, folder))
+    for path in sorted(folder.glob("*.json")):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        where = path.relative_to(directory).as_posix()
+        try:
+            document = read_document(where, path)
+        except (PruneError, OSError) as error:
+            yield Unreadable(where, _reason(error, path))
+        else:
+            if document is not None:
+                yield document
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Whether prunecli wrote it, or it has weights whose headers can be read at once."""
+    try:
+        config = read_config(folder)
+    except PruneError:
+        if (folder / SHIM_FILE).is_file():
+            raise
+        return False  # a config.json of anything else
+    return KEY in config or ("model_type" in config and any((folder / name).is_file() for name in _WEIGHTS))
+
+
+def _found(name: str, path: Path) -> Found:
+    with open_checkpoint(path) as checkpoint:
+        inventory = take_inventory(checkpoint)
+        counts = [
+            *(layer.original_experts for layer in inventory.layers),
+            *(layer.original_heads for layer in inventory.attentions),
+        ]
+        refuse_many(path, max(counts, default=0))
+        return Found(name, checkpoint, inventory, checkpoint.fingerprint)
+
+
+def _reason(error: PruneError | OSError, path: Path) -> str:
+    """What is wrong, without the path before it: a page is the same wherever its directory lies."""
+    if isinstance(error, OSError):
+        return error.strerror or "cannot be read"
+    return error.message.removeprefix(f"{path}: ").replace(f"{path}/", "")
+
+
+def _referenced(
+    elsewhere: Mapping[str, Path], checkpoints: Sequence[Found], documents: Sequence[Document]
+) -> Iterator[Found]:
+    """Those of `elsewhere` that a history or a result speaks of, and that do not lie in the directory as well."""
+    here = {one.fingerprint for one in checkpoints}
+    wanted = set(_spoken_of(checkpoints, documents)) - here
+    for name, path in elsewhere.items():
+        if wanted:
+            found = _found(name, path)
+            if found.fingerprint in wanted:
+                yield found
+
+
+def _spoken_of(checkpoints: Sequence[Found], documents: Sequence[Document]) -> Iterable[str]:
+    for one in checkpoints:
+        for step in one.history:
+            source = step.get("source")
+            if isinstance(source, Mapping):
+                yield str(source.get("fingerprint"))
+    for document in documents:
+        for model in getattr(document.content, "models", ()):
+            yield model.fingerprint

@@ -1,0 +1,115 @@
+"""The section of attention heads: how much each matters, and which are left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.report.collect import Found, Material
+from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
+from prunecli.report.markup import Html, counted, element, join
+
+if TYPE_CHECKING:
+    from prunecli.methods.heads.statistics import HeadScores
+
+KIND_NAMES = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+METHODS = {
+    "gradient": "importance by gradient (1905.10650, eq. 2)",
+    "ablation": "what the score loses without the head",
+    "all-but-one": "the score with this head alone in its layer",
+}
+
+
+def heads_section(material: Material) -> Html | None:
+    """A heat map per heads.json and kind of attention, what each pruned checkpoint kept; None without either."""
+    files = material.heads()
+    pruned = [
+        one for one in material.checkpoints if one.checkpoint.structure.heads and one.inventory.attentions
+    ]
+    if not files and not pruned:
+        return None
+    parts = [_scores(name, scores) for name, scores in files]
+    if pruned:
+        parts.append(element("h3", "Heads that are left"))
+        parts.append(element("p", "Layers by heads of the original model: filled where a head was kept."))
+        parts += [_kept(one) for one in pruned]
+    return join(parts)
+
+
+def _scores(name: str, scores: HeadScores) -> Html:
+    values = _values(scores)
+    grouped: dict[str, list[tuple[int, str]]] = {}
+    for attention in scores.heads:
+        kind, layer = place(scores.model_type, attention)
+        grouped.setdefault(kind, []).append((layer, attention))
+    panels = {
+        kind: [_row(values[attention]) for _, attention in sorted(found)]
+        for kind, found in grouped.items()
+        if any(values[attention] for _, attention in found)
+    }
+    scale = scale_of(list(panels.values()))
+    drawn = []
+    for kind, grid in panels.items():
+        rows = [str(layer) if kind in KIND_NAMES else attention for layer, attention in sorted(grouped[kind])]
+        columns = [str(head) for head in range(max(map(len, grid)))]
+        title = KIND_NAMES.get(kind, kind)
+        drawn.append(heat_map(title, grid, rows, columns, scale, told=("layer ", "head ")))
+    per = " per token" if scores.per == "token" else ""
+    said = f"{METHODS[scores.method]}{per}; {scores.task}, {counted(scores.examples, 'example')}"
+    if scores.metric is not None and scores.base is not None:
+        said += f"; {scores.metric}, {scores.base:.4g} with all heads"
+    return join(
+        [
+            element("h3", name),
+            element(
+                "p", f"{said[0].upper()}{said[1:]}. Layers from top to bottom, heads from left to right."
+            ),
+            element("div", *drawn, class_="charts"),
+            scale_key(scale, f"{scale.low:.3g}", f"{scale.high:.3g}"),
+        ]
+    )
+
+
+def _values(scores: HeadScores) -> dict[str, dict[int, float]]:
+    """Attention's name -> head -> what is drawn."""
+    if scores.method != "all-but-one":
+        return scores.importance()
+    return {
+        name: dict(zip(scores.heads[name], array.tolist(), strict=True))
+        for name, array in scores.values.items()
+    }
+
+
+def _row(values: Mapping[int, float]) -> list[float | None]:
+    return [values.get(head) for head in range(max(values) + 1)] if values else []
+
+
+def place(model_type: str, attention: str) -> tuple[str, int]:
+    """Kind and layer of an attention by its name; ("heads", 0) where the family does not know it."""
+    family = FAMILIES.get(model_type.removeprefix(REDUCED_PREFIX))
+    for stack in () if family is None else family.stacks:
+        for one in stack.attentions:
+            pattern = re.escape(f"{stack.layers}.{one.name}").replace(r"\{layer\}", r"(\d{1,6})")
+            if match := re.fullmatch(pattern, attention):
+                return ("cross" if one.kind == "cross" else stack.side), int(match[1])
+    return "heads", 0
+
+
+def _kept(one: Found) -> Html:
+    drawn = []
+    for kind in dict.fromkeys(layer.kind for layer in one.inventory.attentions):
+        own = [layer for layer in one.inventory.attentions if layer.kind == kind]
+        layers = [Strip(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
+        if any(layer.original for layer in layers):
+            drawn.append(strips(f"{KIND_NAMES[kind]}: {_count(layers)}", layers, counts=False))
+    return join([element("h4", one.name), element("div", *drawn, class_="charts")])
+
+
+def _count(layers: Sequence[Strip]) -> str:
+    return f"{sum(len(one.kept) for one in layers)} of {sum(one.original for one in layers)} heads"

@@ -1,0 +1,97 @@
+"""The page: its head, and a section for everything that there is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from prunecli import __version__
+from prunecli.report.collect import Material
+from prunecli.report.experts import experts_section
+from prunecli.report.heads import heads_section
+from prunecli.report.history import history_section
+from prunecli.report.languages import languages_section
+from prunecli.report.markup import Html, counted, element, join, table
+from prunecli.report.quality import quality_section
+from prunecli.report.similarity import similarity_section
+from prunecli.report.sizes import sizes_section
+from prunecli.report.speed import speed_section
+from prunecli.report.style import style_sheet
+from prunecli.report.training import training_section
+from prunecli.tensors.whole_file import new_file
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+"""Nothing is fetched and no script runs, whatever a name in a file says."""
+
+
+def unreadable_section(material: Material) -> Html | None:
+    """What is damaged, and how; None where nothing is."""
+    rows = [[one.name, one.reason] for one in material.unreadable]
+    return table("Left out of this page", ["file", "what is wrong"], rows, text_columns=2) if rows else None
+
+
+SECTIONS: Mapping[str, Callable[[Material], Html | None]] = {
+    "Unreadable files": unreadable_section,
+    "Quality, size and speed": quality_section,
+    "Checkpoints": sizes_section,
+    "Pruning history": history_section,
+    "Speed and memory": speed_section,
+    "Experts": experts_section,
+    "Attention heads": heads_section,
+    "Languages": languages_section,
+    "Similarity of components": similarity_section,
+    "Training": training_section,
+}
+"""Heading -> what makes the section, in the order of the page."""
+
+
+def report_page(material: Material) -> str:
+    """The whole page; the same material makes the same text."""
+    made = [(title, made) for title, section in SECTIONS.items() if (made := section(material)) is not None]
+    links = [
+        element("li", element("a", title, href=f"#s{index}")) for index, (title, _) in enumerate(made, 1)
+    ]
+    said = (
+        f"{counted(len(material.checkpoints), 'checkpoint')} and {counted(len(material.documents), 'result file')}; "
+        f"made by prunecli {__version__}."
+    )
+    body = element(
+        "body",
+        element(
+            "header",
+            element("h1", f"{material.title}: pruning report"),
+            element("p", said, class_="soft"),
+            element("nav", element("ul", *links), aria_label="Sections"),
+        ),
+        element(
+            "main",
+            *(
+                element("section", element("h2", title, id=f"s{index}"), part)
+                for index, (title, part) in enumerate(made, 1)
+            ),
+        ),
+    )
+    return f"<!DOCTYPE html>\n{element('html', _head(material.title), body, lang='en')}\n"
+
+
+def _head(title: str) -> Html:
+    return element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        element("meta", name_="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name_="color-scheme", content="light dark"),
+        element("link", rel="icon", href="data:,"),
+        element("title", f"{title}: pruning report"),
+        element("style", join([Html(style_sheet())])),
+    )
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write beside `path`, then rename: the file appears whole or not at all.
+
+    Raises:
+        OutputError: its directory does not exist, or the file cannot be written.
+    """
+    with new_file(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(page)

@@ -1,0 +1,46 @@
+"""What every JSON file of prunecli begins with."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from prunecli import __version__
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.tensors.origin import origin
+
+
+def header(
+    format: str,  # noqa: A002 (the key's name)
+    checkpoints: Sequence[Checkpoint],
+    seed: int | None,
+    command: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The fields that every document begins with.
+
+    Args:
+        format: "prunecli.NAME/VERSION".
+        checkpoints: the models that it speaks of.
+        seed: of everything random, or None where nothing is.
+        command: the command line; default: this process's.
+    """
+    return {
+        "format": format,
+        "prunecli": __version__,
+        "command": list(command) if command is not None else ["prunecli", *sys.argv[1:]],
+        "models": [
+            {
+                **origin(made.path),
+                **({"fingerprint": made.fingerprint} if made.is_local else {}),
+                "model_type": made.model_type,
+            }
+            for made in checkpoints
+        ],
+        "seed": seed,
+    }
+
+
+def sizes(checkpoint: Checkpoint) -> dict[str, int]:
+    """The fields of a result that say how big a checkpoint is."""
+    return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}

@@ -1,0 +1,1 @@
+"""How batches go through a model: in memory, layer by layer, in several processes."""

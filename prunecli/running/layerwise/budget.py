@@ -1,0 +1,179 @@
+"""What layer-major running holds at a time, and whether that fits in a given memory.
+
+On a CPU it is the whole process that must fit:
+
+    process + resident + buffers x largest block + activations of one batch + batches' states + workspace
+
+The states take what is left, and a file what finds no room there. On a GPU the same sum, without the process and the
+states, is the GPU's; the states are in the host's memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from prunecli.errors import UsageError
+from prunecli.modules.logits import block_positions
+
+WORKSPACE = 128 << 20
+"""Bytes for what is counted nowhere: compiled kernels, their scratch memory, threads, the allocator's slack."""
+
+MIN_BUFFERS = 2
+"""One for the layer at work, one for its experts or the next layer."""
+
+BUFFERS = 3
+"""One more, so that an expert is read while another computes."""
+
+MIN_STATES = 16 << 20
+"""Bytes of states in memory below which a run would do little but wait for its file."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Bytes that must be held whatever the memory.
+
+    Attributes:
+        process: before any weight is read: Python, torch, the tokenizer; 0 on a GPU.
+        resident: weights outside of the layers.
+        block: the largest layer (without experts) or expert.
+        activations: of the largest batch in one layer.
+    """
+
+    process: int
+    resident: int
+    block: int
+    activations: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a memory is used.
+
+    Attributes:
+        buffers: blocks of weights held at a time.
+        states: bytes left for the batches' states.
+    """
+
+    buffers: int
+    states: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a model, as far as activations depend on them.
+
+    Attributes:
+        d_model: width.
+        ffn_dim: of the widest FFN.
+        heads: of an attention.
+        experts: of a sparse layer; 0 where there is none.
+        top_k: experts per token.
+        itemsize: bytes per value.
+    """
+
+    d_model: int
+    ffn_dim: int
+    heads: int
+    experts: int
+    top_k: int
+    itemsize: int
+
+
+def smallest_memory(demand: Demand) -> int:
+    """The fewest bytes that `plan_memory` takes."""
+    return _fixed(demand) + MIN_BUFFERS * demand.block + MIN_STATES
+
+
+def _fixed(demand: Demand) -> int:
+    return demand.process + demand.resident + demand.activations + WORKSPACE
+
+
+def plan_memory(memory: int, demand: Demand) -> Plan:
+    """Use `memory` bytes.
+
+    Raises:
+        UsageError: too few; it names the smallest that will do.
+    """
+    for buffers in range(BUFFERS, MIN_BUFFERS - 1, -1):
+        left = memory - _fixed(demand) - buffers * demand.block
+        if left >= MIN_STATES:
+            return Plan(buffers, left)
+    smallest = smallest_memory(demand)
+    raise UsageError(
+        f"--memory {size_text(memory)} is too little: the smallest that works is {size_text(smallest)} "
+        f"(process {size_text(demand.process)}, weights outside of the layers {size_text(demand.resident)}, "
+        f"{MIN_BUFFERS} x {size_text(demand.block)} for layers, {size_text(demand.activations)} for a batch)",
+        "Give more, or a smaller --batch-tokens, or --dtype bfloat16.",
+    )
+
+
+def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
+    """Bytes that one layer needs for a batch, at most.
+
+    With t = batch x length tokens: queries, keys, values, attention and residuals of t x d_model, the FFN before and
+    after its activation, three times the attention weights; in a sparse layer the chosen rows and outputs in float32
+    and the gates.
+
+    Args:
+        shape: of the model.
+        batch: sequences.
+        length: padded tokens of each.
+        keys: tokens that are attended to, of the same or of the encoder's sequences.
+    """
+    tokens = batch * length
+    dense = tokens * (10 * shape.d_model + 2 * shape.ffn_dim) + batch * keys * 4 * shape.d_model
+    scores = 3 * batch * shape.heads * length * max(length, keys)
+    sparse = tokens * (3 * shape.top_k * shape.d_model + 8 * shape.experts) * 4 if shape.experts else 0
+    return (dense + scores) * shape.itemsize + sparse
+
+
+def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
+    """Bytes that one layer needs for a batch on the way back, at most; see `activation_bytes`.
+
+    With t = batch x length tokens: what the layer's operations keep of their inputs, and the gradients at work.
+    Parameters get none, so that linear layers keep nothing: 24 values of d_model a token are those of norms, residuals,
+    queries, keys, values and attention with their gradients; 10 of the FFN's width those of an activation that is
+    made of several operations; attention weights are counted five times where they exist at all.
+    """
+    tokens = batch * length
+    dense = tokens * (24 * shape.d_model + 10 * shape.ffn_dim) + batch * keys * 8 * shape.d_model
+    scores = 5 * batch * shape.heads * length * max(length, keys)
+    sparse = tokens * (8 * shape.top_k * shape.d_model + 12 * shape.experts) * 4 if shape.experts else 0
+    return (dense + scores) * shape.itemsize + sparse
+
+
+def output_bytes(shape: Shape, vocabulary: int, tokens: int, *, backward: bool) -> int:
+    """Bytes of a batch's logits and losses, at most: logits with and without their bias, in float32, logarithms.
+
+    They are those of a block of positions; on the way back of two. And 12 values of d_model a token for what comes
+    between the last layer and the logits.
+
+    Args:
+        vocabulary: values that a token's logits have.
+        tokens: with padding.
+        backward: whether gradients of all of them are held too.
+    """
+    cast = 4 if shape.itemsize < 4 else 0
+    forward = max(2 * shape.itemsize, shape.itemsize + cast + 4)
+    per_value = max(forward, 12 + cast) if backward else forward
+    held = min(tokens, block_positions(vocabulary) * (2 if backward else 1))
+    return held * vocabulary * per_value + tokens * 12 * shape.d_model * shape.itemsize
+
+
+def state_bytes(shape: Shape, tokens: int, real_tokens: int) -> int:
+    """Bytes of a batch's state between layers, and of its rows in a sparse one.
+
+    Args:
+        shape: of the model.
+        tokens: with padding.
+        real_tokens: without.
+    """
+    rows = real_tokens * shape.top_k * shape.d_model * 4 if shape.experts else 0
+    return tokens * shape.d_model * shape.itemsize + rows
+
+
+def size_text(count: int) -> str:
+    """A size to be typed again as it is, rounded up: "2.61GiB", "640MiB"."""
+    if count >= 1 << 30:
+        return f"{-(-count * 100 // (1 << 30)) / 100:g}GiB"
+    return f"{-(-count // (1 << 20))}MiB"

@@ -1,0 +1,206 @@
+"""A model whose layers' weights stay on disk: what is held throughout, and what a layer and an expert are made of."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunecli.architectures.records import Side
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import depth
+from prunecli.model.layout import SparseLayer, held_sparse_layers
+from prunecli.modules import building
+from prunecli.modules.attention import module_name
+from prunecli.modules.filling import Place, expert_names, fill_places, places
+from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+
+ALIGNMENT = 64
+"""Bytes at whose multiples a tensor begins in a buffer."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One tensor to be read.
+
+    Attributes:
+        name: in the checkpoint.
+        shape: of the tensor.
+        dtype: that it is computed in.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in a buffer."""
+        size = torch.Size(self.shape).numel() * self.dtype.itemsize
+        return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+Block = tuple[Spec, ...]
+"""What is read, and held, together: a layer without its experts, or one expert."""
+
+
+def block_of(places: Iterable[Place]) -> Block:
+    """The tensors of some places."""
+    return tuple(Spec(place.name, tuple(place.held.shape), place.dtype) for place in places)
+
+
+def block_bytes(block: Block) -> int:
+    """Bytes that a block takes in a buffer."""
+    return sum(spec.nbytes for spec in block)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One layer of the model.
+
+    Attributes:
+        name: as in the checkpoint.
+        side: of which stack.
+        module: the layer.
+        places: its tensors, without experts and without what other layers share.
+        attentions: its attention modules.
+        sparse: its mixture of experts, or None.
+        ffn: the module of that mixture, or None.
+    """
+
+    name: str
+    side: Side
+    module: nn.Module
+    places: tuple[Place, ...]
+    attentions: tuple[nn.Module, ...]
+    sparse: SparseLayer | None
+    ffn: SparseFFN | None
+
+    @property
+    def block(self) -> Block:
+        """The tensors of `places`."""
+        return block_of(self.places)
+
+    def expert(self, number: int) -> Block:
+        """The tensors of one expert, as it is numbered in the checkpoint: fc1's weight and bias, fc2's."""
+        assert self.sparse is not None and self.ffn is not None  # noqa: PT018
+        found = []
+        for attribute, suffix in EXPERT_PARTS.items():
+            stacked = getattr(self.ffn, attribute)
+            found.append(
+                Spec(self.sparse.expert_tensor(number, suffix), tuple(stacked.shape[1:]), stacked.dtype)
+            )
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A model on the meta device, and where its tensors belong.
+
+    Attributes:
+        model: of the family's stock class, every sparse FFN a `SparseFFN`, in evaluation mode.
+        stages: its layers, in the order in which they run.
+        resident: every other tensor that the checkpoint holds.
+        device: where it is to run.
+    """
+
+    model: Any
+    stages: tuple[Stage, ...]
+    resident: tuple[Place, ...]
+    device: torch.device
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes that are held throughout."""
+        return block_bytes(block_of(self.resident))
+
+    @property
+    def widest_bytes(self) -> int:
+        """Bytes of the largest block."""
+        blocks = [stage.block for stage in self.stages]
+        blocks += [stage.expert(0) for stage in self.stages if stage.ffn is not None]
+        return max(map(block_bytes, blocks))
+
+
+def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
+    """The model without a single weight, its floating tensors to be in `dtype` (routers in float32).
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: a tensor is missing, unexpected or misshapen.
+    """
+    model = building.assemble(checkpoint, device, dtype)
+    sparse = held_sparse_layers(checkpoint)
+    stages = tuple(_stages(model, checkpoint, sparse, dtype))
+    taken = {place.name for stage in stages for place in stage.places} | expert_names(sparse)
+    rest = [name for name in checkpoint.tensors if name not in taken]
+    resident = tuple(places(model, checkpoint, rest, dtype))
+    return Skeleton(model.eval(), stages, resident, device)
+
+
+def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
+    """Read what is held throughout, tie what is tied, compute what is computed.
+
+    Raises:
+        CheckpointError: a tensor cannot be read, or the checkpoint lacks one.
+    """
+    fill_places(skeleton.resident, checkpoint, skeleton.device)
+    layered = {id(place.held) for stage in skeleton.stages for place in stage.places}
+    layered |= {
+        id(getattr(stage.ffn, part))
+        for stage in skeleton.stages
+        if stage.ffn is not None
+        for part in EXPERT_PARTS
+    }
+    building.complete(skeleton.model, checkpoint, skeleton.device, layered)
+
+
+def _stages(
+    model: Any,
+    checkpoint: Checkpoint,
+    sparse: Sequence[SparseLayer],
+    dtype: torch.dtype,
+) -> Iterator[Stage]:
+    family, experts = checkpoint.require_architecture(), expert_names(sparse)
+    mixtures = {(layer.side, layer.layer): layer for layer in sparse}
+    layers = [
+        (stack, number, stack.layers.format(layer=number))
+        for stack in family.stacks
+        for number in range(depth(family, checkpoint.config, stack.depth))
+    ]
+    names = _by_layer(checkpoint, [name for _, _, name in layers])
+    modules = {name: model.get_submodule(module_name(model, name)) for _, _, name in layers}
+    shared = _shared(modules.values())
+    for stack, number, name in layers:
+        mixture = mixtures.get((stack.side, number))
+        own = places(model, checkpoint, [held for held in names[name] if held not in experts], dtype)
+        yield Stage(
+            name,
+            stack.side,
+            modules[name],
+            tuple(place for place in own if id(place.module) not in shared),
+            tuple(modules[name].get_submodule(attention.name) for attention in stack.attentions),
+            mixture,
+            model.get_submodule(module_name(model, mixture.name)) if mixture else None,
+        )
+
+
+def _by_layer(checkpoint: Checkpoint, layers: Sequence[str]) -> dict[str, list[str]]:
+    """The names of each layer's tensors."""
+    found: dict[str, list[str]] = {layer: [] for layer in layers}
+    pattern = re.compile("|".join(re.escape(layer) + r"(?=\.)" for layer in layers))
+    for name in checkpoint.tensors:
+        if match := pattern.match(name):
+            found[match[0]].append(name)
+    return found
+
+
+def _shared(layers: Iterable[nn.Module]) -> set[int]:
+    """Ids of the modules that more than one layer holds: a shared FFN."""
+    held = Counter(id(module) for layer in layers for module in layer.modules())
+    return {module for module, times in held.items() if times > 1}

@@ -1,0 +1,184 @@
+"""Sparse layers, layer by layer: passes are broken off at the experts, which are gone through one at a time for all.
+
+Then the passes are begun once more, the experts' outputs at hand. Experts that no token was routed to are not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunecli.architectures.records import Side
+from prunecli.modules.replay import replaced
+from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.threads import in_threads
+from prunecli.running.layerwise.entering import Entrances, Left, Pass
+from prunecli.running.layerwise.parts import Stage
+from prunecli.running.layerwise.reading import Loaded, Reader
+from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.swaps import runner, unobserved
+from prunecli.running.layerwise.trees import leaves, map_tree
+
+
+@dataclass
+class Routed:
+    """What one pass sends to the experts of a sparse layer.
+
+    Attributes:
+        rows: `[assignments, d_model]` float32, sorted by expert; each expert's outputs take the place of its rows.
+        starts: first row of each expert, and the end of the last.
+        shared_out: whether the layer would share the experts out to threads.
+        attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Held`.
+    """
+
+    rows: Held
+    starts: list[int]
+    shared_out: bool
+    attention: dict[int, Any] = field(default_factory=dict)
+
+    def span(self, expert: int) -> tuple[int, int]:
+        """First row of an expert, and the end of its last."""
+        return self.starts[expert], self.starts[expert + 1]
+
+    def goes_to(self, expert: int) -> bool:
+        """Whether any token goes there."""
+        return self.starts[expert] < self.starts[expert + 1]
+
+
+class SparsePasses:
+    """How passes go through a sparse layer.
+
+    Args:
+        reader: of the experts.
+        states: where rows and outputs are kept.
+        entrances: of the layers.
+        device: to compute on.
+        keep_attention: whether what a layer's attentions return is kept where there is room, or computed twice.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        states: States,
+        entrances: Entrances,
+        device: torch.device,
+        *,
+        keep_attention: bool = True,
+    ) -> None:
+        self._reader, self._states, self._entrances = reader, states, entrances
+        self._device, self._keep_attention = device, keep_attention
+
+    def route(
+        self,
+        stage: Stage,
+        ffn: SparseFFN,
+        passes: Sequence[Pass],
+        kept: Sequence[Mapping[Side, Any]],
+        after: Callable[[Stage, int], None],
+    ) -> tuple[list[Routed], list[int]]:
+        """All passes up to the experts.
+
+        Returns:
+            what each pass sends there; the experts that any does, which the reader is asked for in this order.
+        """
+        routed: list[Routed] = []
+        wanted: dict[int, None] = {}
+        for number, forward in enumerate(passes):
+            routed.append(self._route(stage, ffn, forward, kept[number], len(passes) - number))
+            after(stage, number)
+            for expert in range(ffn.num_experts):
+                if routed[-1].goes_to(expert) and expert not in wanted:
+                    wanted[expert] = None
+                    self._reader.want(stage.expert(expert))
+        return routed, list(wanted)
+
+    def run(self, ffn: SparseFFN, wanted: Sequence[int], routed: Sequence[Routed]) -> None:
+        """The experts, one after another, each on its rows of every pass."""
+        for expert in wanted:
+            loaded = self._reader.take()
+            self._run_expert(ffn, expert, loaded, routed)
+            self._reader.give_back(loaded)
+
+    @contextmanager
+    def answering(self, stage: Stage, ffn: SparseFFN, routed: Routed) -> Iterator[None]:
+        """Inside, a pass finds the experts' outputs at hand, and what was kept of attentions."""
+
+        def answer(index: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if index in routed.attention:
+                return map_tree(
+                    routed.attention[index], lambda held: self._states.get(held).to(self._device), Held
+                )
+            return real(*args, **kwargs)
+
+        with ExitStack() as stack:
+            stack.enter_context(
+                runner(
+                    ffn, lambda rows, _counts: self._states.rows(routed.rows, 0, len(rows)).to(self._device)
+                )
+            )
+            stack.enter_context(unobserved(ffn))
+            for index, module in enumerate(stage.attentions):
+                stack.enter_context(replaced(module, partial(answer, index)))
+            yield
+
+    def drop(self, routed: Routed) -> None:
+        """Give the room of rows and attentions back."""
+        self._states.drop(routed.rows)
+        for tree in routed.attention.values():
+            map_tree(tree, self._states.drop, Held)
+
+    def _route(
+        self, stage: Stage, ffn: SparseFFN, forward: Pass, kept: Mapping[Side, Any], to_come: int
+    ) -> Routed:
+        """One pass up to the experts; `to_come` passes, this one among them, still need room."""
+        attention: dict[int, Any] = {}
+
+        def leave(rows: Tensor, counts: Tensor) -> Tensor:
+            raise Left((rows, counts.tolist()))
+
+        def remember(index: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            output = real(*args, **kwargs)
+            # (output, weights): no layer reads the weights, and most attention functions return none.
+            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
+            nbytes = sum(
+                leaf.numel() * (ffn.top_k * 4 + len(stage.attentions) * leaf.itemsize)
+                for leaf in leaves(found, Tensor)
+            )
+            if self._states.free_memory > to_come * nbytes:
+                attention[index] = map_tree(found, self._states.put, Tensor)
+            return output
+
+        with ExitStack() as stack:
+            stack.enter_context(runner(ffn, leave))
+            for index, module in enumerate(stage.attentions) if self._keep_attention else ():
+                stack.enter_context(replaced(module, partial(remember, index)))
+            rows, counts = self._entrances.begin(forward, kept)
+        starts = [0]
+        for count in counts:
+            starts.append(starts[-1] + count)
+        return Routed(self._states.put(rows.float()), starts, ffn.shares_out(counts), attention)
+
+    def _run_expert(self, ffn: SparseFFN, expert: int, loaded: Loaded, routed: Sequence[Routed]) -> None:
+        first, first_bias, second, second_bias = loaded.tensors
+
+        def run(one: Routed) -> None:
+            start, end = one.span(expert)
+            rows = self._states.rows(one.rows, start, end).to(self._device, first.dtype)
+            outputs = ffn.run_expert(rows, (first, first_bias, second, second_bias))
+            self._states.write(one.rows, start, outputs)
+
+        busy = [one for one in routed if one.goes_to(expert)]
+        on_cpu = self._device.type == "cpu"
+        # The kernels of a whole layer, to the last bit: where it would give each expert to one thread, so is it here.
+        apart = [one for one in busy if one.shared_out and on_cpu]
+        if apart:
+            in_threads(run, sorted(apart, key=lambda one: one.starts[expert] - one.starts[expert + 1]))
+        for one in busy:
+            if not (one.shared_out and on_cpu):
+                run(one)

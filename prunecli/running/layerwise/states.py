@@ -1,0 +1,236 @@
+"""Tensors of all batches between two layers: in memory while there is room, then in a file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from bisect import insort
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from prunecli.errors import OutputError
+from prunecli.modules.machine import spill_directory
+
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tensor in a `States`.
+
+    Attributes:
+        shape: of the tensor.
+        dtype: of the tensor.
+        offset: of its first byte, in the memory or in the file.
+        in_memory: in which of the two.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    offset: int
+    in_memory: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one entry along the first axis."""
+        return torch.Size(self.shape[1:]).numel() * self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class States:
+    """Holds tensors, on the CPU; a context manager that gives memory and file back.
+
+    One block of memory is taken at the beginning, of which pages that were never used cost nothing. What finds no
+    room there goes to a file without a name in `directory`, made when it is first needed.
+
+    Args:
+        memory: bytes to hold in memory.
+        directory: of the file; None: the system's folder for temporary files.
+    """
+
+    def __init__(self, memory: int, directory: Path | None = None) -> None:
+        try:
+            self._memory = torch.empty(memory, dtype=torch.uint8)
+        except RuntimeError as error:  # which is how torch says so
+            raise OutputError(
+                f"{memory:,} bytes of memory for the batches' states cannot be had", "Give less --memory."
+            ) from error
+        self._space = _Space(memory)
+        self._file_space = _Space(None)
+        self._directory = spill_directory(directory)
+        self._file: int | None = None
+        self._file_bytes = 0
+
+    @property
+    def spilled_bytes(self) -> int:
+        """Size of the file."""
+        return self._file_bytes
+
+    @property
+    def free_memory(self) -> int:
+        """Bytes of the memory that are not in use."""
+        return self._space.free
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Held:
+        """Room for a tensor.
+
+        Raises:
+            OutputError: the file cannot grow: the disk is full, or the directory cannot be written to.
+        """
+        nbytes = torch.Size(shape).numel() * dtype.itemsize
+        offset = self._space.take(nbytes)
+        if offset is not None:
+            return Held(shape, dtype, offset, True)
+        offset = self._file_space.take(nbytes)
+        assert offset is not None
+        try:
+            self._reserve(offset + nbytes)
+        except BaseException:
+            self._file_space.give(offset, nbytes)
+            raise
+        return Held(shape, dtype, offset, False)
+
+    def put(self, tensor: Tensor, place: Held | None = None) -> Held:
+        """Keep a copy of `tensor`, in `place` where it has the same shape and type; else that is given back."""
+        shape = tuple(tensor.shape)
+        if place is None or (place.shape, place.dtype) != (shape, tensor.dtype):
+            if place is not None:
+                self.drop(place)
+            place = self.empty(shape, tensor.dtype)
+        if place.nbytes:
+            self.write(place, 0, tensor.reshape(1) if tensor.dim() == 0 else tensor)
+        return place
+
+    def get(self, held: Held) -> Tensor:
+        """A copy of the tensor."""
+        if not held.nbytes:
+            return torch.empty(held.shape, dtype=held.dtype)
+        if held.in_memory:
+            return self._view(held.offset, held.nbytes, held.dtype).view(held.shape).clone()
+        return self._load(held.offset, held.nbytes, held.dtype).view(held.shape)
+
+    def rows(self, held: Held, start: int, end: int) -> Tensor:
+        """Entries `start` to `end` along the first axis; where they are held in memory, no copy of them."""
+        offset, nbytes = held.offset + start * held.row_bytes, (end - start) * held.row_bytes
+        found = self._view if held.in_memory else self._load
+        return found(offset, nbytes, held.dtype).view(end - start, *held.shape[1:])
+
+    def write(self, held: Held, start: int, rows: Tensor) -> None:
+        """Replace the entries from `start` on along the first axis."""
+        offset = held.offset + start * held.row_bytes
+        if held.in_memory:
+            place = self._view(offset, rows.numel() * held.dtype.itemsize, held.dtype)
+            place.view(rows.shape).copy_(rows.detach())
+            return
+        assert self._file is not None
+        data = rows.detach().to("cpu", held.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+        while data:
+            try:
+                written = os.pwrite(self._file, data, offset)
+            except OSError as error:
+                raise self._failure(error) from error
+            data, offset = data[written:], offset + written
+
+    def drop(self, held: Held) -> None:
+        """Give a tensor's room back."""
+        (self._space if held.in_memory else self._file_space).give(held.offset, held.nbytes)
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def __enter__(self) -> States:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _view(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
+        return self._memory[offset : offset + nbytes].view(dtype)
+
+    def _load(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
+        assert self._file is not None
+        made = torch.empty(nbytes, dtype=torch.uint8)
+        view = made.numpy().data
+        done = 0
+        while done < nbytes:
+            count = os.preadv(self._file, [view[done:]], offset + done)
+            if count == 0:
+                raise OutputError(f"{self._directory}: the file with the batches' states was cut short")
+            done += count
+        return made.view(dtype)
+
+    def _reserve(self, nbytes: int) -> None:
+        if nbytes <= self._file_bytes:
+            return
+        try:
+            if self._file is None:
+                with tempfile.TemporaryFile(dir=self._directory, prefix="prunecli-") as file:
+                    self._file = os.dup(file.fileno())
+            # Room is taken, not promised: a full disk says so here and not in the middle of a layer.
+            os.posix_fallocate(self._file, self._file_bytes, nbytes - self._file_bytes)
+        except OSError as error:
+            raise self._failure(error) from error
+        self._file_bytes = nbytes
+
+    def _failure(self, error: OSError) -> OutputError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return OutputError(
+                f"{self._directory}: no room for the batches' states ({self._file_bytes:,} bytes are there)",
+                "Name a --spill-dir with more room, give more --memory, or run fewer pairs at a time.",
+            )
+        return OutputError(
+            f"{self._directory}: cannot hold the batches' states ({error.strerror})",
+            "Name a --spill-dir that can be written to.",
+        )
+
+
+class _Space:
+    """Which bytes are in use: first fit, neighbours joined. `size` None: without end."""
+
+    def __init__(self, size: int | None) -> None:
+        self._gaps: list[tuple[int, int]] = [] if size is None else [(0, size)]
+        self._end = 0 if size is None else None
+
+    @property
+    def free(self) -> int:
+        return sum(end - start for start, end in self._gaps)
+
+    def take(self, nbytes: int) -> int | None:
+        nbytes = _aligned(nbytes)
+        for index, (start, end) in enumerate(self._gaps):
+            if end - start >= nbytes:
+                self._gaps[index : index + 1] = [(start + nbytes, end)] if end - start > nbytes else []
+                return start
+        if self._end is None:
+            return None
+        self._end += nbytes
+        return self._end - nbytes
+
+    def give(self, offset: int, nbytes: int) -> None:
+        if not nbytes:
+            return
+        gap = offset, offset + _aligned(nbytes)
+        insort(self._gaps, gap)
+        index = self._gaps.index(gap)
+        for left in (index, index - 1):
+            if 0 <= left < len(self._gaps) - 1 and self._gaps[left][1] == self._gaps[left + 1][0]:
+                self._gaps[left : left + 2] = [(self._gaps[left][0], self._gaps[left + 1][1])]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,58 @@
+"""Parts of a model that are other ones for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.running.layerwise.parts import Stage
+from prunecli.running.layerwise.reading import Loaded
+
+
+@contextmanager
+def bound(stage: Stage, loaded: Loaded) -> Iterator[None]:
+    """Inside, the layer's parameters are the tensors that were read."""
+    before = [place.module._parameters[place.attribute] for place in stage.places]
+    for place, tensor in zip(stage.places, loaded.tensors, strict=True):
+        place.module._parameters[place.attribute] = nn.Parameter(tensor, requires_grad=False)
+    try:
+        yield
+    finally:
+        for place, parameter in zip(stage.places, before, strict=True):
+            place.module._parameters[place.attribute] = parameter
+
+
+@contextmanager
+def runner(ffn: SparseFFN, function: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+    """Inside, `function` computes what the experts would."""
+    before, ffn.runner = ffn.runner, function
+    try:
+        yield
+    finally:
+        ffn.runner = before
+
+
+@contextmanager
+def unobserved(ffn: SparseFFN) -> Iterator[None]:
+    """Inside, nobody hears of the routing."""
+    before, ffn.observer = ffn.observer, None
+    try:
+        yield
+    finally:
+        ffn.observer = before
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Parameters ask for no gradients within the block: those of activations are all that is needed."""
+    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)

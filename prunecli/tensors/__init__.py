@@ -1,0 +1,1 @@
+"""Checkpoint directories as named tensors: read lazily, written as a stream. Knows no model family."""

@@ -1,0 +1,273 @@
+"""Makes output tensors that are computed from others: block by block of rows, a few blocks in memory at a time.
+
+A row is one index of the first axis. Sums are carried out in float64 and rounded once, to the type of the output.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors.casting import cast
+from prunecli.tensors.dtypes import itemsize, numpy_dtype
+from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.stored import TensorInfo
+from prunecli.tensors.stream import (
+    Concat,
+    Copy,
+    Made,
+    Moved,
+    Noise,
+    Output,
+    Recipe,
+    Rows,
+    Slices,
+    Sum,
+    Zeros,
+    joined,
+    shape_of,
+    sources,
+)
+
+BLOCK_ELEMENTS = 1 << 18
+"""Elements of one block, at most (but one row at least): 2 MiB in float64."""
+
+_LOST_BITS = 29
+_LOST = np.int64((1 << _LOST_BITS) - 1)
+"""Bits of a float64's fraction that a float32 has no room for."""
+
+TILE = 1 << 16
+"""Random numbers that are drawn at once; what is drawn depends on it, and on nothing else but the seed."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a source tensor lies: a file descriptor, and the offset of its first byte."""
+
+    info: TensorInfo
+    file: int
+    offset: int
+
+
+Places = Mapping[str, Place]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows `start` to `stop` of a computed output, and where they go.
+
+    Attributes:
+        where: checkpoint and tensor, for messages.
+        places: every source tensor of the recipe.
+        target: file descriptor; `target_offset` in its file.
+    """
+
+    where: str
+    output: Output
+    places: Places
+    start: int
+    stop: int
+    target: int
+    target_offset: int
+
+    def carry_out(self) -> int:
+        """Compute and write; returns the bytes written. Blocks may be carried out side by side.
+
+        Raises:
+            CheckpointError: the source file ends early, or a value cannot be cast.
+            OSError: the disk is full, among others.
+        """
+        made = compute(self.output.recipe, self.places, self.start, self.stop, self.output.dtype, self.where)
+        data = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data
+        nbytes, offset = len(data), self.target_offset
+        while len(data):
+            count = os.pwrite(self.target, data, offset)
+            data, offset = data[count:], offset + count
+        return nbytes
+
+
+def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
+    """The work of a computed output that begins at `target_offset` of the file `target`."""
+    places = places_of(source, output.recipe)
+    rows = output.shape[0] if output.shape else 1
+    row_bytes = output.nbytes // rows if rows else 0
+    for start, stop in row_blocks(output.shape):
+        yield Block(
+            f"{source.path}: {output.name}",
+            output,
+            places,
+            start,
+            stop,
+            target,
+            target_offset + start * row_bytes,
+        )
+
+
+def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """The rows of a tensor of this shape, as ranges of at most BLOCK_ELEMENTS elements; none of an empty one."""
+    rows = shape[0] if shape else 1
+    width = math.prod(shape[1:])
+    step = max(BLOCK_ELEMENTS // max(width, 1), 1)
+    for start in range(0, rows if width else 0, step):
+        yield start, min(start + step, rows)
+
+
+def places_of(source: TensorReader, recipe: Recipe) -> dict[str, Place]:
+    """Where the tensors of `recipe` lie; opens their files, so that threads need not."""
+    found = {}
+    for name in sources(recipe):
+        file, offset, _ = source.location(name)
+        found[name] = Place(source.info(name), file, offset)
+    return found
+
+
+def values(source: TensorReader, recipe: Recipe, dtype: str = "F32") -> Iterator[np.ndarray]:
+    """What `recipe` makes, in blocks of rows, one after another; messages name the first of its sources."""
+    places = places_of(source, recipe)
+    where = f"{source.path}: {next(iter(places), '')}"
+    for start, stop in row_blocks(shape_of(source, recipe, "values")):
+        yield compute(recipe, places, start, stop, dtype, where)
+
+
+def compute(recipe: Recipe, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
+    """Rows `start` to `stop` of what `recipe` makes, in the safetensors type `dtype`.
+
+    Raises:
+        CheckpointError: a source file ends early, or a value cannot be cast.
+    """
+    if isinstance(recipe, Concat):
+        return _joined(recipe, places, start, stop, dtype, where)
+    if isinstance(recipe, Zeros):
+        return np.zeros((stop - start, *recipe.shape[1:]), numpy_dtype(dtype))
+    if isinstance(recipe, Made):
+        return cast(np.asarray(recipe.rows(start, stop)), dtype, where)
+    if isinstance(recipe, Noise):
+        return cast(_noise(recipe, start, stop), dtype, where)
+    if isinstance(recipe, Sum):
+        total = _sum(recipe, places, start, stop, where)
+        return cast(_odd_float32(total) if dtype == "BF16" else total, dtype, where)
+    made = _read(recipe, places[recipe.source], start, stop)
+    return made if places[recipe.source].info.dtype == dtype else cast(made, dtype, where)
+
+
+def _sum(recipe: Sum, places: Places, start: int, stop: int, where: str) -> np.ndarray:
+    total: np.ndarray | None = None
+    for part, weight in zip(recipe.parts, recipe.weights, strict=True):
+        if isinstance(part, (Copy, Rows, Slices)):  # what is no number shows in the sum
+            made = _read(part, places[part.source], start, stop).astype(np.float64)
+        else:
+            made = compute(part, places, start, stop, "F64", where)
+        if weight != 1:
+            made *= weight
+        total = made if total is None else np.add(total, made, out=total)
+    assert total is not None
+    return total
+
+
+def _odd_float32(values: np.ndarray) -> np.ndarray:
+    """float64 as float32, what is inexact ending in a one: rounding that to bfloat16 rounds once. Overwrites `values`.
+
+    What `cast` does too, but many times faster; below 2^-126 what is inexact may round twice.
+    """
+    bits = values.view(np.int64)
+    lost = bits & _LOST
+    bits -= lost
+    bits |= np.minimum(lost, 1) << _LOST_BITS
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
+
+
+def _joined(recipe: Concat, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
+    if recipe.axis:
+        parts = [compute(part, places, start, stop, dtype, where) for part in recipe.parts]
+        return np.concatenate(parts, axis=recipe.axis)
+    found, before = [], 0
+    for part in recipe.parts:
+        rows = _rows(part, places)
+        first, last = max(start - before, 0), min(stop - before, rows)
+        if first < last:
+            found.append(compute(part, places, first, last, dtype, where))
+        before += rows
+    return np.concatenate(found)
+
+
+def _rows(recipe: Recipe, places: Places) -> int:
+    """Rows of what `recipe` makes."""
+    if isinstance(recipe, (Noise, Zeros, Made)):
+        return recipe.shape[0]
+    if isinstance(recipe, Sum):
+        return _rows(recipe.parts[0], places)
+    if isinstance(recipe, Concat):
+        return sum(_rows(part, places) for part in recipe.parts[: 1 if recipe.axis else None])
+    if isinstance(recipe, Rows):
+        return len(recipe.rows)
+    if isinstance(recipe, Slices) and recipe.axis == 0:
+        return sum(last - first for first, last in recipe.ranges)
+    return places[recipe.source].info.shape[0]
+
+
+def _noise(recipe: Noise, start: int, stop: int) -> np.ndarray:
+    """Rows of draws that are made tile by tile, each from a generator of its own, so that blocks do not matter."""
+    width = math.prod(recipe.shape[1:])
+    first, last = start * width, stop * width
+    tiles = [
+        np.random.Generator(np.random.Philox(key=recipe.seed, counter=[0, 0, 0, tile])).standard_normal(
+            TILE, np.float32
+        )
+        for tile in range(first // TILE, -(-last // TILE))
+    ]
+    drawn = np.concatenate(tiles)[first % TILE :][: last - first]
+    drawn *= np.float32(recipe.std)
+    return drawn.reshape(stop - start, *recipe.shape[1:])
+
+
+def _read(recipe: Moved, place: Place, start: int, stop: int) -> np.ndarray:
+    """Rows `start` to `stop` of the selection of a source tensor, in its own type."""
+    shape = place.info.shape
+    if isinstance(recipe, Copy):
+        return _rows_read(place, [(start, stop)]).reshape((stop - start, *shape[1:]) if shape else ())
+    if isinstance(recipe, Slices) and recipe.axis:
+        whole = _rows_read(place, [(start, stop)])
+        taken = np.concatenate([np.arange(first, last) for first, last in recipe.ranges])
+        return whole.take(taken, axis=recipe.axis)
+    if isinstance(recipe, Rows):
+        ranges = joined((row, row + 1) for row in recipe.rows[start:stop])
+    else:
+        ranges = list(_cut(recipe.ranges, start, stop))
+    return _rows_read(place, ranges)
+
+
+def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Of the indices that `ranges` spell out, those at the places `start` to `stop`."""
+    before = 0
+    for first, last in ranges:
+        low, high = max(start - before, 0), min(stop - before, last - first)
+        if low < high:
+            yield first + low, first + high
+        before += last - first
+
+
+def _rows_read(place: Place, ranges: list[tuple[int, int]]) -> np.ndarray:
+    """These ranges of rows, one after another."""
+    shape = place.info.shape
+    width = math.prod(shape[1:]) * itemsize(place.info.dtype)
+    rows = sum(last - first for first, last in ranges)
+    made = np.empty((rows, *shape[1:]), numpy_dtype(place.info.dtype))
+    view, done = made.reshape(-1).view(np.uint8).data, 0
+    for first, last in joined(ranges):
+        end = done + (last - first) * width
+        offset = place.offset + first * width
+        while done < end:
+            count = os.preadv(place.file, [view[done:end]], offset)
+            if count == 0:
+                raise CheckpointError(
+                    f"{place.info.name}: its file ended early while it was read",
+                    "Download or copy the file again.",
+                )
+            done, offset = done + count, offset + count
+    return made

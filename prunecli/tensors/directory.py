@@ -1,0 +1,153 @@
+"""The files of a checkpoint directory: config, and weight files with their index."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from prunecli.architectures import OLDER_TYPES
+from prunecli.errors import CheckpointError
+from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.hub.names import no_such_directory
+from prunecli.tensors.json_text import LONE, has_lone_surrogates, is_finite
+from prunecli.tensors.safetensors_files import read_header, unique_keys
+from prunecli.tensors.side_files import MODULES_FILE, module_folders
+from prunecli.tensors.stored import WeightFile
+
+WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
+"""In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """config.json, its model type as it is called now.
+
+    Raises:
+        CheckpointError: no such directory, or no readable config.json in it.
+    """
+    if not directory.exists():
+        raise no_such_directory(directory)
+    if not directory.is_dir():
+        raise CheckpointError(
+            f"{directory}: a file, not a directory", "Give the directory that holds config.json."
+        )
+    path = directory / "config.json"
+    if not path.is_file():
+        raise _elsewhere(directory) or CheckpointError(
+            f"{directory}: not a checkpoint (it holds no config.json)",
+            "Give the directory that holds config.json.",
+        )
+    config = _read_object(path)
+    if not is_finite(config):
+        raise CheckpointError(
+            f"{path}: holds NaN or infinity, which are no values of JSON", "Correct the value."
+        )
+    if has_lone_surrogates(config):
+        raise CheckpointError(f"{path}: holds text that no file could ({LONE})", "Correct the value.")
+    older = config.get("model_type")
+    if isinstance(older, str) and older in OLDER_TYPES:
+        config["model_type"] = OLDER_TYPES[older]
+    return config
+
+
+def find_weights(directory: Path) -> tuple[WeightFile, ...]:
+    """The described weight files, in the order of their names in the index.
+
+    Raises:
+        CheckpointError: there are none, one is missing or damaged, or the index names what is not there.
+    """
+    for name in WEIGHT_NAMES:
+        if (directory / name).is_file():
+            return (_describe(directory / name),)
+        index = directory / f"{name}.index.json"
+        if index.is_file():
+            return _sharded(directory, index)
+    raise _elsewhere(directory) or CheckpointError(
+        f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
+        "Download or copy the weight files into it.",
+    )
+
+
+def _elsewhere(directory: Path) -> CheckpointError | None:
+    """What to say of a sentence-transformers model whose transformer has a folder of its own."""
+    for folder in module_folders(directory):
+        if _is_transformer(directory / folder / "config.json"):
+            return CheckpointError(
+                f"{directory}: not a checkpoint (the transformer lies in {folder}, as {MODULES_FILE} says)",
+                f"Give {directory / folder}; its result takes the place of {folder} in a copy of the directory.",
+            )
+    return None
+
+
+def _is_transformer(config: Path) -> bool:
+    return config.is_file() and "model_type" in _read_object(config)
+
+
+def _describe(path: Path) -> WeightFile:
+    if path.suffix == ".safetensors":
+        return read_header(path)
+    from prunecli.tensors.pickled import read_pickled
+
+    return read_pickled(path)
+
+
+def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
+    weight_map = _read_object(index).get("weight_map")
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(f, str) for f in weight_map.values())
+    ):
+        raise CheckpointError(f"{index}: holds no weight_map from tensors to files", "Download it again.")
+    odd = [text for entry in weight_map.items() for text in entry if not text.isprintable()]
+    if odd:
+        raise CheckpointError(
+            f"{index}: damaged: {odd[0]!r} is no name of a tensor or file", "Download it again."
+        )
+    shards = {shard: directory / shard for shard in sorted(set(weight_map.values()))}
+    for shard, path in shards.items():
+        parts = PurePosixPath(shard.replace("\\", "/"))
+        if parts.is_absolute() or ".." in parts.parts or not parts.parts:
+            raise CheckpointError(
+                f'{index}: names a file outside of its directory: "{shard}"', "Download it again."
+            )
+        if path.suffix not in (".safetensors", ".bin"):
+            raise CheckpointError(f'{index}: "{shard}" is no weight file', "Download it again.")
+    missing = [shard for shard, path in shards.items() if not _is_file(path)]
+    if missing:
+        raise CheckpointError(
+            f"{directory / missing[0]}: missing ({len(missing)} of {len(shards)} files in {index.name})",
+            "Download or copy the missing files.",
+        )
+    files = {shard: _describe(path) for shard, path in shards.items()}
+    absent = [name for name, shard in weight_map.items() if name not in files[shard].tensors]
+    if absent:
+        raise CheckpointError(
+            f"{index}: {absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such tensors)",
+            "Index and shards are not of one download; download them again.",
+        )
+    return tuple(_chosen(file, shard, weight_map) for shard, file in files.items())
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file system takes
+        return False
+
+
+def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightFile:
+    """The file without tensors that the index assigns to another one."""
+    kept = {name: stored for name, stored in file.tensors.items() if weight_map.get(name, shard) == shard}
+    return WeightFile(file.path, kept, file.spool)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    refuse_pointer(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: not JSON ({error})", "Download or copy the file again.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object", "Download or copy the file again.")
+    return value

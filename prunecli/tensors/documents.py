@@ -1,0 +1,127 @@
+"""JSON documents: read with plain errors, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import OutputError, PruneError, StatisticsError
+from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.json_text import LONE, escaped, has_lone_surrogates
+from prunecli.tensors.whole_file import new_file
+
+
+def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = False) -> None:
+    """Write `payload` beside `path`, then rename: the file appears whole or not at all.
+
+    Raises:
+        OutputError: it exists and `force` is not given, or its directory does not.
+        PruneError: a number is NaN or infinite, or a value has no form in JSON.
+    """
+    path = Path(path)
+    refuse_unwritable(path, force=force)
+    try:
+        text = escaped(_text(payload, 0)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise PruneError(f"{path}: not written: {error}") from error
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def refuse_unwritable(path: Path, *, force: bool) -> None:
+    """For a command's beginning, so that long work does not end at an output that cannot be written.
+
+    Raises:
+        OutputError: `path` is a directory, exists and `force` is not given, or lies in no directory.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
+    if path.exists() and not force:
+        raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+
+
+def read_json(
+    path: Path | str,
+    format: str | None = None,  # noqa: A002
+    *,
+    error: type[PruneError] = StatisticsError,
+) -> Any:
+    """Read a document.
+
+    Args:
+        path: the file.
+        format: what its "format" must be; None: any JSON, such as the lists that others published.
+        error: what to raise.
+
+    Returns:
+        The value; a dict where `format` is given.
+
+    Raises:
+        StatisticsError: (or `error`) the file is missing, empty, cut short, a Git LFS pointer, holds NaN, or has
+            another format.
+    """
+    path = Path(path)
+    refuse_pointer(path, error)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise error(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise error(f"{path}: a directory, not a JSON file") from None
+    except UnicodeDecodeError as fault:
+        raise error(f"{path}: not a JSON file ({fault.reason} at byte {fault.start})") from fault
+    if not text.strip():
+        raise error(f"{path}: an empty file", "Make it again.")
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as fault:
+        cut = fault.pos >= len(text.rstrip()) - 1 or "Unterminated" in fault.msg
+        raise error(
+            f"{path}: {'cut short' if cut else 'not JSON'} at line {fault.lineno} ({fault.msg})",
+            "Make it again.",
+        ) from fault
+    except (ValueError, RecursionError) as fault:
+        raise error(f"{path}: {fault}", "Make it again.") from fault
+    if "\\ud" in text.lower() and has_lone_surrogates(value):
+        raise error(f"{path}: holds text that no file could ({LONE})", "Make it again.")
+    if format is not None:
+        _check_format(path, value, format, error)
+    return value
+
+
+def _check_format(path: Path, value: Any, wanted: str, error: type[PruneError]) -> None:
+    found = value.get("format") if isinstance(value, dict) else None
+    if found == wanted:
+        return
+    if isinstance(found, str) and found.rpartition("/")[0] == wanted.rpartition("/")[0]:
+        raise error(
+            f'{path}: has the format "{found}", this prunecli reads "{wanted}"',
+            "Use the prunecli that made it.",
+        )
+    what = f'has the format "{found}"' if found is not None else "has no format"
+    raise error(f'{path}: {what}, not "{wanted}"', "Give a file of the right kind.")
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"holds {name}, which is no number")
+
+
+def _text(value: Any, depth: int) -> str:
+    """JSON with one space of indent per level; a list of plain values stays on one line."""
+    pad = "\n" + " " * (depth + 1)
+    end = "\n" + " " * depth
+    if isinstance(value, Mapping) and value:
+        fields = (
+            f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1)}"
+            for key, item in value.items()
+        )
+        return "{" + pad + f",{pad}".join(fields) + end + "}"
+    if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
+        return "[" + pad + f",{pad}".join(_text(item, depth + 1) for item in value) + end + "]"
+    return json.dumps(
+        dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False
+    )

@@ -1,0 +1,133 @@
+"""What goes wrong between here and the hub, in one or two plain lines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prunecli.errors import CheckpointError, HubError, PruneError
+from prunecli.tensors.hub.names import HubName
+
+LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
+
+_HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
+"""Of the versions of huggingface_hub, whose errors come through where no connection is had."""
+
+
+@contextmanager
+def plain_errors(name: HubName) -> Iterator[None]:
+    """Errors of huggingface_hub as `HubError`; those of the disk and of Python as they are."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise HubError(
+            f"{name}: {error.message}", error.remedy or "Choose another model or revision."
+        ) from error
+    except PruneError:
+        raise
+    except Exception as error:
+        described = describe(name, error)
+        if described is None:
+            raise
+        raise described from error
+
+
+def describe(name: HubName, error: BaseException) -> HubError | None:
+    """The plain lines for an error of huggingface_hub; None for any other."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, errors.OfflineModeIsEnabled):
+        return HubError(
+            f"{name}: no such directory here, and not (or not whole) in the cache; HF_HUB_OFFLINE forbids to fetch it",
+            f"Unset HF_HUB_OFFLINE, or fetch it where there is a network: {download(name)}",
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return _refused(name, error)
+    if is_unreachable(error) or isinstance(error, errors.FileMetadataError):
+        return HubError(
+            f"{name}: no such directory here, not (or not whole) in the cache, and {reason(error)} ({one_line(error)})",
+            "Check the network, HF_ENDPOINT and the proxy; what is in the cache opens without a network.",
+        )
+    if "onsistency check failed" in str(error):
+        return HubError(
+            f"{name}: a file came with another size than {host()} had said ({one_line(error)})",
+            "Start the same command again: what is complete stays in the cache.",
+        )
+    if isinstance(error, RuntimeError) or type(error).__module__.startswith(
+        "huggingface_hub."
+    ):  # of hf_xet, say
+        return HubError(
+            f"{name}: the download from {host()} broke off ({one_line(error)})",
+            "Start the same command again: what is complete stays in the cache.",
+        )
+    return None
+
+
+def reason(error: BaseException) -> str:
+    """Why the hub gave nothing, in a few words."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    if status is None:
+        return f"{host()} cannot be reached" if is_unreachable(error) else f"{host()} gives no answer of use"
+    known = {401: "does not know you", 403: "gives no permission", 404: "has no such model or revision"}
+    return f"{host()} {known.get(status, 'answers with an error')} ({status})"
+
+
+def is_unreachable(error: BaseException | None) -> bool:
+    """Whether it says that no connection was had, or that it broke."""
+    return type(error).__module__.partition(".")[0] in _HTTP_LIBRARIES
+
+
+def is_offline() -> bool:
+    """Whether the environment forbids the network: HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def host() -> str:
+    """`huggingface.co`, or that of HF_ENDPOINT."""
+    from huggingface_hub import constants
+
+    return str(constants.ENDPOINT).partition("://")[2]
+
+
+def download(name: HubName) -> str:
+    """The command of huggingface_hub that fetches it whole."""
+    return f"hf download {name.repo}" + ("" if name.revision is None else f" --revision {name.revision}")
+
+
+def one_line(error: BaseException) -> str:
+    """The beginning of its message, without what huggingface_hub advises."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _refused(name: HubName, error: BaseException) -> HubError:
+    from huggingface_hub import constants, errors
+
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    page = f"{constants.ENDPOINT}/{name.repo}"
+    if isinstance(error, errors.GatedRepoError):
+        return HubError(
+            f"{name}: its authors give access on request, and you have none",
+            f"Ask for it on {page}, then {LOG_IN}.",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return HubError(
+            f"{name}: {host()} has {name.repo}, but no branch, tag or commit {name.revision}",
+            f"Leave out @{name.revision}, or choose a revision on {page}.",
+        )
+    if isinstance(error, errors.RepositoryNotFoundError) or status == 401:
+        return HubError(
+            f"{name}: no such directory here, and no such model on {host()}, or a private one",
+            f"Check the name; for a private model {LOG_IN}.",
+        )
+    if status == 403:
+        return HubError(f"{name}: {reason(error)}", f"Check your access, or {LOG_IN}.")
+    if status == 429:
+        return HubError(f"{name}: {host()} asks to wait: too many requests (429)", f"Try later, or {LOG_IN}.")
+    return HubError(
+        f"{name}: {host()} answers with an error ({one_line(error)})",
+        "Try again later; what is in the cache opens with HF_HUB_OFFLINE=1.",
+    )

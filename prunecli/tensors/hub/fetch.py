@@ -1,0 +1,221 @@
+"""A model of the hub as a directory of the hub's cache, its files fetched by huggingface_hub."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import CheckpointError, HubError, OutputError
+from prunecli.progress import Progress, bytes_text, silent
+from prunecli.tensors.hub.failures import host, is_offline, plain_errors, reason
+from prunecli.tensors.hub.files import missing_weights, needed_files
+from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
+
+CONFIG = "config.json"
+
+Say = Callable[[str], None]
+"""Takes one plain line for the user."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model at one commit, in the cache: some of its files may not be there yet.
+
+    Attributes:
+        name: as it was asked for.
+        directory: in the cache, named by the commit; it holds config.json.
+        sizes: file -> bytes, of every file that the hub has; None where the hub could not be asked.
+        blobs: file -> the name of its content in the cache.
+    """
+
+    name: HubName
+    directory: Path
+    sizes: Mapping[str, int] | None
+    blobs: Mapping[str, str]
+
+    @property
+    def commit(self) -> str:
+        """The hash of the commit."""
+        return self.directory.name
+
+    def __str__(self) -> str:
+        return f"{self.name.repo} at {self.commit[:7]}"
+
+    def read(self, file: str) -> Any:
+        """The JSON of a small file, fetched where it is not there."""
+        path = self.directory / file
+        if not path.is_file():
+            with _bars(False):
+                path = _fetch(self.name.repo, file, self.commit)
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise CheckpointError(f"its {file} is not JSON ({error})") from error
+
+    def is_whole(self) -> bool:
+        """Whether its weights are all there, as far as that can be known without the hub."""
+        return not missing_weights(self.directory, self.read)
+
+
+def local_directory(
+    name: Path | str, *, say: Say = lambda _line: None, progress: Progress = silent, bars: bool = True
+) -> Path:
+    """The directory of a checkpoint: `name` itself, or, for `org/name[@revision]`, its snapshot in the hub's cache.
+
+    What is missing there is fetched first; with HF_HUB_OFFLINE, or where the hub cannot be reached, what is there
+    must do. No path causes a request: see `hub_name`.
+
+    Args:
+        say: is told what is fetched and how much, before it is.
+        progress: advances by the bytes of each file, once it is there.
+        bars: whether huggingface_hub shows its own, in a terminal.
+
+    Raises:
+        HubError: there is no such model or revision, no access, no network, or it is not what prunecli reads.
+        OutputError: the disk lacks room.
+        CheckpointError: a folder of the cache that holds several snapshots.
+    """
+    found = hub_name(name)
+    if found is None:
+        return snapshot_in(Path(name))
+    with plain_errors(found):
+        snapshot = look_up(found, say)
+        if snapshot.sizes is not None:
+            _complete(snapshot, snapshot.sizes, say, progress, bars)
+        return snapshot.directory
+
+
+@cache
+def commit_of(name: HubName) -> str:
+    """The commit that a model is at, or, without a network, that of the cache; asked once in a process.
+
+    Raises:
+        HubError: as `local_directory`.
+    """
+    with plain_errors(name):
+        answer = _ask(name)
+        held = _held_config(name)
+        if isinstance(answer, Exception) and held is None:
+            raise answer
+        return held.parent.name if held is not None and isinstance(answer, Exception) else str(answer.sha)
+
+
+def look_up(name: HubName, say: Say = lambda _line: None) -> Snapshot:
+    """List what there is, and fetch config.json alone.
+
+    Raises:
+        HubError: it holds no config.json.
+        Exception: of huggingface_hub, where it cannot be asked and the cache does not hold all weights; to be called
+            within `plain_errors`.
+    """
+    answer, held = _ask(name), _held_config(name)
+    if isinstance(answer, Exception):
+        snapshot = None if held is None else Snapshot(name, held.parent, None, {})
+        if snapshot is None or not snapshot.is_whole():
+            raise answer
+        if not is_offline():
+            say(f"{reason(answer)}: using {snapshot} from the cache.")
+        return snapshot
+    files = answer.siblings or []
+    sizes = {file.rfilename: file.size or 0 for file in files}
+    if CONFIG not in sizes:
+        raise CheckpointError(f"it holds no {CONFIG}, so it is no checkpoint of transformers")
+    if held is None or held.parent.name != answer.sha:
+        with _bars(False):  # by the revision, so that the cache knows later what it stands for
+            held = _fetch(name.repo, CONFIG, name.revision)
+        if held.parent.name != answer.sha:  # it moved on between two requests
+            return look_up(HubName(name.repo, held.parent.name), say)
+    blobs = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
+    return Snapshot(name, held.parent, sizes, blobs)
+
+
+def _ask(name: HubName) -> Any:
+    """What the hub says of a model, or the error in its place."""
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    if is_offline():
+        return OfflineModeIsEnabled()
+    try:
+        return HfApi(library_name="prunecli").model_info(
+            name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+    except Exception as error:
+        return error
+
+
+def _held_config(name: HubName) -> Path | None:
+    """config.json in the cache, of the revision as it was last known."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name.repo, CONFIG, revision=name.revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _complete(snapshot: Snapshot, sizes: Mapping[str, int], say: Say, progress: Progress, bars: bool) -> None:
+    """Fetch what the snapshot lacks of the files that make the checkpoint."""
+    files = needed_files(sizes, snapshot.read)
+    missing = [file for file in files if not (snapshot.directory / file).is_file()]
+    held = snapshot.directory.parents[1] / "blobs"  # another snapshot may have the same content
+    left = {file: sizes[file] for file in missing if not (held / snapshot.blobs.get(file, "")).is_file()}
+    total = sum(left.values())
+    if left:
+        count = f"{len(left)} files" if len(left) > 1 else next(iter(left))
+        cache = snapshot.directory.parents[2]
+        say(f"Fetching {snapshot} from {host()}: {count}, {bytes_text(total)}, into {_short(cache)}")
+        _require_room(snapshot, cache, total)
+    try:
+        with _bars(bars), progress(f"{snapshot.name.repo}: fetching", total, "bytes") as advance:
+            for file in missing:
+                _fetch(snapshot.name.repo, file, snapshot.commit)
+                advance(left.get(file, 0))
+    except KeyboardInterrupt:
+        say("What is complete stays in the cache: the same command goes on from there.")
+        raise
+    if short := [file for file in missing if (snapshot.directory / file).stat().st_size != sizes[file]]:
+        raise HubError(
+            f"{snapshot.name}: {short[0]} has another size in the cache than on {host()}",
+            f"Remove {(snapshot.directory / short[0]).resolve()}, and start the same command again.",
+        )
+
+
+def _fetch(repo: str, file: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repo, file, revision=revision, library_name="prunecli"))
+
+
+def _require_room(snapshot: Snapshot, cache: Path, total: int) -> None:
+    free = shutil.disk_usage(cache).free
+    if free < total:
+        raise OutputError(
+            f"{snapshot.name}: {bytes_text(total)} are to be fetched into {cache}, {bytes_text(free)} are free there",
+            "Free some space, or set HF_HUB_CACHE to a directory on another disk.",
+        )
+
+
+def _short(path: Path) -> str:
+    """With `~` in the place of the home directory."""
+    home = Path.home()
+    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)
+
+
+@contextmanager
+def _bars(shown: bool) -> Iterator[None]:
+    """Those of huggingface_hub."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    if shown or are_progress_bars_disabled():
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

@@ -1,0 +1,161 @@
+"""Pickled weight files (pytorch_model*.bin): where each tensor's bytes lie, found without reading them.
+
+A zip file of torch.save stores every tensor's values uncompressed, so that they can be read in place. Only
+`weights_only=True` is used: a file that holds anything but tensors and plain values is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.tensors.dtypes import is_known, parse_dtype
+from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+
+if TYPE_CHECKING:
+    import torch
+
+ZIP_MAGIC = b"PK\x03\x04"
+OFFSET = "_checkpoint_offset"
+"""Attribute of a storage without values: the first byte of its values in the file."""
+
+
+def read_pickled(path: Path) -> WeightFile:
+    """The tensors of a .bin file, in its order.
+
+    Contiguous tensors and contiguous views are read from the file itself, later and piece by piece. Others
+    (transposed, expanded) are written row-major into an unnamed temporary file now, one at a time. So are all
+    tensors of the format before torch 1.6, which is no zip file: there the whole file passes through memory.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or holds more than tensors.
+    """
+    refuse_pointer(path)
+    with path.open("rb") as file:
+        magic = file.read(len(ZIP_MAGIC))
+    if magic != ZIP_MAGIC:
+        return _spooled(path, _load(path), {})
+    described = _load(path, describe=True)
+    in_place = {
+        name: stored for name, tensor in described.items() if (stored := _in_place(path, name, tensor))
+    }
+    if len(in_place) == len(described):
+        return WeightFile(path, in_place)
+    return _spooled(path, _load(path, mmap=True), in_place)
+
+
+def _load(path: Path, *, describe: bool = False, mmap: bool = False) -> dict[str, torch.Tensor]:
+    """What torch.load finds; with `describe`, tensors without values whose storages know their offset in the file."""
+    import torch
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if describe:
+                _check_byte_order(path)
+                loaded = _described(path)
+            else:
+                loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path}: not a plain file of tensors (torch.load with weights_only=True refuses it)",
+            "Files that would run code are not opened; use a .safetensors copy of the checkpoint.",
+        ) from error
+    except (CheckpointError, MemoryError):
+        raise
+    except Exception as error:  # a damaged pickle may raise anything
+        raise CheckpointError(
+            f"{path}: truncated or damaged ({_first_line(error)})", "Download or copy the file again."
+        ) from error
+    return _state_dict(path, loaded)
+
+
+def _described(path: Path) -> Any:
+    import torch
+
+    loaded = torch.load(path, map_location="meta", weights_only=True)
+    values = loaded.values() if isinstance(loaded, dict) else ()
+    dense = [one for one in values if isinstance(one, torch.Tensor) and one.layout == torch.strided]
+    if all(hasattr(tensor.untyped_storage(), OFFSET) for tensor in dense):
+        return loaded
+    from torch._subclasses.fake_tensor import FakeTensorMode  # an older torch tells offsets here only; slow
+
+    with FakeTensorMode():
+        return torch.load(path, map_location="cpu", weights_only=True)
+
+
+def _check_byte_order(path: Path) -> None:
+    import torch
+
+    reader: Any = torch._C.PyTorchFileReader(str(path))
+    if reader.has_record("byteorder") and reader.get_record("byteorder") != b"little":
+        raise CheckpointError(f"{path}: big-endian values", "Save the checkpoint again on a common machine.")
+
+
+def _state_dict(path: Path, loaded: Any) -> dict[str, torch.Tensor]:
+    import torch
+
+    if not isinstance(loaded, dict) or not loaded:
+        raise CheckpointError(f"{path}: holds no named tensors but a {type(loaded).__name__}")
+    for name, value in loaded.items():
+        is_name = isinstance(name, str) and name.isprintable()
+        if not is_name or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            raise CheckpointError(
+                f"{path}: the entry {name!r} is no dense tensor but a {type(value).__name__}",
+                "Weight files hold a flat mapping from names to tensors; a training checkpoint is not one.",
+            )
+    return cast("dict[str, torch.Tensor]", loaded)
+
+
+def _info(path: Path, name: str, tensor: torch.Tensor) -> TensorInfo:
+    try:
+        dtype = parse_dtype(str(tensor.dtype))
+    except UsageError:
+        dtype = ""
+    if not is_known(dtype):
+        raise CheckpointError(f"{path}: {name} has the type {tensor.dtype}, which prunecli does not read")
+    return TensorInfo(name, dtype, tuple(tensor.shape))
+
+
+def _in_place(path: Path, name: str, tensor: torch.Tensor) -> Stored | None:
+    """Where a described tensor's values lie in the zip file; None where they are no plain run of bytes."""
+    info = _info(path, name, tensor)
+    storage = tensor.untyped_storage()
+    start: int | None = getattr(storage, OFFSET, None)
+    if start is None or not tensor.is_contiguous():
+        return None
+    shift = int(tensor.storage_offset()) * tensor.element_size()
+    end = start + shift + info.nbytes
+    if end > path.stat().st_size or (info.nbytes and shift + info.nbytes > storage.nbytes()):
+        raise CheckpointError(
+            f"{path}: truncated ({name} ends at {end:,})", "Download or copy the file again."
+        )
+    return Stored(info, start + shift)
+
+
+def _spooled(path: Path, tensors: dict[str, torch.Tensor], in_place: dict[str, Stored]) -> WeightFile:
+    """All tensors of the file; those that are not `in_place` are copied into an unnamed temporary file."""
+    import torch
+
+    spool = cast("BinaryIO", tempfile.TemporaryFile(prefix="prunecli-"))  # noqa: SIM115 (the checkpoint closes it)
+    found: dict[str, Stored] = {}
+    for name in list(tensors):
+        tensor = tensors.pop(name)
+        if name in in_place:
+            found[name] = in_place[name]
+            continue
+        found[name] = Stored(_info(path, name, tensor), spool.tell(), spooled=True)
+        flat = tensor.detach().contiguous().reshape(-1)
+        if flat.numel():
+            spool.write(flat.view(torch.uint8).numpy().data)
+    spool.flush()
+    return WeightFile(path, found, spool)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:120]

@@ -1,0 +1,173 @@
+"""The named tensors of a checkpoint directory's weight files, read piece by piece.
+
+Bytes come through `pread`, never through a memory map, so that resident memory is what a caller asks for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors.dtypes import numpy_dtype
+from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class TensorReader:
+    """Tensors of some files, under the names that a subclass gives them; a context manager.
+
+    Attributes:
+        path: the directory.
+        files: the weight files.
+        tensors: what they hold, in file order.
+    """
+
+    def __init__(self, path: Path, files: tuple[WeightFile, ...]) -> None:
+        self.path = path
+        self.files = tuple(file.path for file in files)
+        self._descriptors: dict[tuple[int, bool], int] = {}
+        self._files = files
+        self._stored = self._named()
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {
+                name: TensorInfo(name, place.info.dtype, place.info.shape)
+                for name, (_, place) in self._stored.items()
+            }
+        )
+
+    def _named(self) -> dict[str, tuple[int, Stored]]:
+        """The tensors by name: (file number, place)."""
+        return self._found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its tensors can be read."""
+        return True
+
+    def file_bytes(self, path: Path) -> int:
+        """The size of one of `files`."""
+        return path.stat().st_size
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def total_parameters(self) -> int:
+        """Values of all tensors."""
+        return sum(info.numel for info in self.tensors.values())
+
+    def info(self, name: str) -> TensorInfo:
+        """What is known of one tensor.
+
+        Raises:
+            CheckpointError: there is none of this name.
+        """
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise CheckpointError(f"{self.path}: holds no tensor {name}") from None
+
+    def read(self, name: str) -> np.ndarray:
+        """The whole tensor; bfloat16 and float8 as types of ml_dtypes."""
+        info = self.info(name)
+        values = np.empty(info.shape, dtype=numpy_dtype(info.dtype))
+        if info.nbytes:
+            self.read_range(name, 0, info.nbytes, values.reshape(-1).view(np.uint8).data)
+        return values
+
+    def read_range(
+        self, name: str, start_byte: int, end_byte: int, buffer: memoryview | bytearray
+    ) -> memoryview:
+        """Bytes `start_byte` to `end_byte` of a tensor, read into the beginning of `buffer`.
+
+        Returns:
+            The part of `buffer` that was filled.
+
+        Raises:
+            CheckpointError: no such tensor, or the file ends early.
+        """
+        descriptor, offset, nbytes = self.location(name)
+        if not 0 <= start_byte <= end_byte <= nbytes:
+            raise ValueError(f"{name} has {nbytes} bytes; {start_byte} to {end_byte} were asked for")
+        view = memoryview(buffer).cast("B")[: end_byte - start_byte]
+        done = 0
+        while done < len(view):
+            count = os.preadv(descriptor, [view[done:]], offset + start_byte + done)
+            if count == 0:
+                raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})")
+            done += count
+        return view
+
+    def location(self, name: str) -> tuple[int, int, int]:
+        """Where a tensor's bytes lie: (file descriptor, offset, bytes). The checkpoint owns the descriptor.
+
+        Raises:
+            CheckpointError: no such tensor.
+        """
+        self.info(name)
+        index, stored = self._stored[name]
+        return self._descriptor(index, stored.spooled), stored.offset, stored.info.nbytes
+
+    def close(self) -> None:
+        """Close its files; reading opens them again, temporary copies excepted."""
+        for (_, spooled), descriptor in self._descriptors.items():
+            if not spooled:
+                os.close(descriptor)
+        self._descriptors.clear()
+        for file in self._files:
+            if file.spool is not None:
+                file.spool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_files"):
+            self.close()
+
+    def _file_of(self, name: str) -> Path:
+        return self.files[self._stored[name][0]]
+
+    def _descriptor(self, index: int, spooled: bool) -> int:
+        key = index, spooled
+        if key not in self._descriptors:
+            file = self._files[index]
+            if spooled and file.spool is not None:
+                self._descriptors[key] = file.spool.fileno()
+            else:
+                self._descriptors[key] = _open(file.path)
+        return self._descriptors[key]
+
+    @cached_property
+    def _found(self) -> dict[str, tuple[int, Stored]]:
+        """Every tensor under its name in the files -> (file number, place)."""
+        found: dict[str, tuple[int, Stored]] = {}
+        for index, file in enumerate(self._files):
+            for name, stored in file.tensors.items():
+                found.setdefault(name, (index, stored))
+        return found
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path}: {error.strerror}", "It was there when the checkpoint was opened."
+        ) from error

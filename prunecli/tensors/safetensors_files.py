@@ -1,0 +1,113 @@
+"""Headers of .safetensors files, checked strictly: eight bytes of length, JSON, tensors without gaps."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors.dtypes import is_known
+from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+
+MAX_HEADER_BYTES = 100_000_000
+"""As in the safetensors library: a longer header is damage."""
+
+
+def read_header(path: Path) -> WeightFile:
+    """The tensors of a .safetensors file, in the order of their bytes; reads the header only.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or its header is not a valid one.
+    """
+    refuse_pointer(path)
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        header = file.read(8)
+        if len(header) < 8:
+            raise _truncated(path, f"{size} bytes")
+        (length,) = struct.unpack("<Q", header)
+        if length > MAX_HEADER_BYTES:
+            raise _damaged(path, f"its header would be {length:,} bytes long")
+        if 8 + length > size:
+            raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
+        file.seek(8)
+        text = file.read(length)
+    entries = _parse(path, text)
+    found = [
+        _entry(path, name, value, 8 + length) for name, value in entries.items() if name != "__metadata__"
+    ]
+    found.sort(key=lambda stored: (stored.offset, stored.info.nbytes))
+    _check_layout(path, found, 8 + length, size)
+    return WeightFile(path, {stored.info.name: stored for stored in found})
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads(object_pairs_hook=…)`: a key that occurs twice is a ValueError."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
+    return made
+
+
+def _parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"its header cannot be read ({error})") from error
+    if not isinstance(entries, dict):
+        raise _damaged(path, "its header is not an object")
+    return entries
+
+
+def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
+    if not name.isprintable():
+        raise _damaged(path, f"{name!r} is no name of a tensor")
+    try:
+        dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(path, f"the entry of {name} is not of the safetensors form") from error
+    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
+        raise _damaged(
+            path, f"{name} has a shape or offset that is not a count: {list(shape)}, {begin}, {end}"
+        )
+    if not isinstance(dtype, str) or not is_known(dtype):
+        raise CheckpointError(
+            f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
+            "Convert the checkpoint to float32, float16 or bfloat16 first.",
+        )
+    info = TensorInfo(name, dtype, shape)
+    if end - begin != info.nbytes:
+        raise _damaged(
+            path,
+            f"{name} has {end - begin:,} bytes, its shape {list(shape)} in {dtype} needs {info.nbytes:,}",
+        )
+    return Stored(info, start + begin)
+
+
+def _check_layout(path: Path, found: list[Stored], start: int, size: int) -> None:
+    """The tensors must cover the bytes from `start` to the end of the file without gap or overlap."""
+    position, previous = start, "the header"
+    for stored in found:
+        name = stored.info.name
+        if stored.offset + stored.info.nbytes > size:
+            raise _truncated(path, f"{size:,} bytes, {name} ends at {stored.offset + stored.info.nbytes:,}")
+        if stored.offset < position:
+            raise _damaged(path, f"{name} overlaps {previous}")
+        if stored.offset > position:
+            raise _damaged(path, f"{stored.offset - position:,} unused bytes between {previous} and {name}")
+        position, previous = stored.offset + stored.info.nbytes, name
+    if position != size:
+        raise _damaged(path, f"{size - position:,} bytes after the last tensor")
+
+
+def _truncated(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: truncated ({what})", "Download or copy the file again.")
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path}: damaged: {what}", "Download or copy the file again.")

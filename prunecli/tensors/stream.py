@@ -1,0 +1,249 @@
+"""What an output tensor is made of: the values that a method's `rewrite` returns and the writer carries out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prunecli.tensors.dtypes import is_float
+from prunecli.tensors.stored import TensorInfo
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from prunecli.tensors.reader import TensorReader
+
+
+@dataclass(frozen=True)
+class Copy:
+    """All of a source tensor; cast where the output has another type."""
+
+    source: str
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a source tensor's first axis, in the given order."""
+
+    source: str
+    rows: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Slices:
+    """Parts of a source tensor along one axis: the index ranges (start, stop), in order."""
+
+    source: str
+    axis: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The weighted sum of like tensors, in float64, rounded once: sum_i w_i x_i.
+
+    Attributes:
+        parts: the x_i.
+        weights: the w_i; a mean of k has 1/k each, a single part is scaled by its weight.
+    """
+
+    parts: tuple[Recipe, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Concat:
+    """Parts one after another along `axis`."""
+
+    axis: int
+    parts: tuple[Recipe, ...]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Draws from a normal distribution of mean 0; equal for an equal seed, whatever else is written."""
+
+    shape: tuple[int, ...]
+    std: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class Zeros:
+    """Zeros."""
+
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Made:
+    """Values that are given, or made as they are written.
+
+    Attributes:
+        shape: of all of them.
+        rows: (start, stop) -> those rows of the first axis, in floating-point numbers; asked for in any order, several
+            times, and by several threads at once.
+    """
+
+    shape: tuple[int, ...]
+    rows: Callable[[int, int], np.ndarray]
+
+
+Moved = Copy | Rows | Slices
+"""Bytes of one source tensor that go as they are, or cast."""
+
+Recipe = Moved | Sum | Concat | Noise | Zeros | Made
+
+
+def sources(recipe: Recipe) -> Iterator[str]:
+    """The tensors that it is made of, in order; one that is used twice comes twice."""
+    if isinstance(recipe, (Sum, Concat)):
+        for part in recipe.parts:
+            yield from sources(part)
+    elif isinstance(recipe, (Copy, Rows, Slices)):
+        yield recipe.source
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the result: everything about it is known before a byte is read.
+
+    Attributes:
+        name: in the result.
+        dtype: safetensors type ("F16"); one with a fraction where the recipe computes.
+        shape: in the result.
+        recipe: how it is made.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    recipe: Recipe
+
+    @property
+    def info(self) -> TensorInfo:
+        """Name, type and shape."""
+        return TensorInfo(self.name, self.dtype, self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return self.info.nbytes
+
+
+def check_outputs(source: TensorReader, outputs: Sequence[Output]) -> None:
+    """Whether each output can be made of what `source` holds.
+
+    Raises:
+        CheckpointError: a tensor that the source lacks.
+        ValueError: a name twice, rows, ranges or a shape that the source tensor does not have, a cast that is not
+            between floating-point types: a fault of the method that made the outputs.
+    """
+    names: set[str] = set()
+    for output in outputs:
+        shape = shape_of(source, output.recipe, output.name)
+        if output.shape != shape:
+            raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
+        moved = isinstance(output.recipe, (Copy, Rows, Slices))
+        for name in sources(output.recipe):
+            dtype = source.info(name).dtype
+            if not (moved and output.dtype == dtype) and not (is_float(output.dtype) and is_float(dtype)):
+                raise ValueError(f"{output.name}: no cast from {dtype} to {output.dtype}")
+        if not moved and not is_float(output.dtype):
+            raise ValueError(f"{output.name}: {output.dtype} cannot be computed")
+        if output.name in names:
+            raise ValueError(f"{output.name} would be written twice")
+        names.add(output.name)
+
+
+def shape_of(source: TensorReader, recipe: Recipe, name: str) -> tuple[int, ...]:
+    """The shape of what `recipe` makes of the tensors of `source`.
+
+    Args:
+        source: where its tensors lie.
+        recipe: what to make.
+        name: of the output, for messages.
+
+    Raises:
+        CheckpointError: a tensor that the source lacks.
+        ValueError: rows or ranges that a source tensor does not have, parts that do not fit together.
+    """
+    if isinstance(recipe, (Noise, Zeros, Made)):
+        return recipe.shape
+    if isinstance(recipe, Sum):
+        shapes = {shape_of(source, part, name) for part in recipe.parts}
+        if len(shapes) != 1 or len(recipe.parts) != len(recipe.weights):
+            raise ValueError(f"{name}: a sum of {len(recipe.parts)} parts of shapes {sorted(shapes)}")
+        return shapes.pop()
+    if isinstance(recipe, Concat):
+        parts = [shape_of(source, part, name) for part in recipe.parts]
+        axis = recipe.axis
+        around = {(*shape[:axis], *shape[axis + 1 :]) for shape in parts}
+        if len(around) != 1 or not all(0 <= axis < len(shape) for shape in parts):
+            raise ValueError(f"{name}: parts of shapes {parts} cannot be joined along axis {axis}")
+        return (*parts[0][:axis], sum(shape[axis] for shape in parts), *parts[0][axis + 1 :])
+    shape = source.info(recipe.source).shape
+    if isinstance(recipe, Rows):
+        if not shape or not all(0 <= row < shape[0] for row in recipe.rows):
+            raise ValueError(f"{name}: {recipe.source} {list(shape)} lacks some of the rows")
+        return (len(recipe.rows), *shape[1:])
+    return _sliced(shape, recipe, name) if isinstance(recipe, Slices) else shape
+
+
+def _sliced(shape: tuple[int, ...], recipe: Slices, name: str) -> tuple[int, ...]:
+    axis = recipe.axis
+    if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in recipe.ranges):
+        raise ValueError(f"{name}: {recipe.source} {list(shape)} lacks some of the ranges")
+    return (*shape[:axis], sum(b - a for a, b in recipe.ranges), *shape[axis + 1 :])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Bytes of a source tensor that an output is made of.
+
+    Attributes:
+        start: first byte.
+        nbytes: how many.
+        row_bytes: of a row, where only parts of each row are taken; else 0.
+        picks: those parts, as (start, stop) bytes of a row; empty: all.
+    """
+
+    start: int
+    nbytes: int
+    row_bytes: int = 0
+    picks: tuple[tuple[int, int], ...] = ()
+
+
+def pieces(output: Output, info: TensorInfo) -> Iterator[Piece]:
+    """Which bytes of its source the output is made of, in order; neighbours as one. For recipes that move."""
+    recipe = output.recipe
+    if isinstance(recipe, Copy):
+        yield Piece(0, info.nbytes)
+        return
+    if isinstance(recipe, Rows):
+        axis, ranges = 0, joined((row, row + 1) for row in recipe.rows)
+    elif not isinstance(recipe, Slices):
+        raise ValueError(f"{output.name} is computed, not moved")
+    else:
+        axis, ranges = recipe.axis, joined(recipe.ranges)
+    rows = math.prod(info.shape[:axis])
+    row_bytes = info.nbytes // rows if rows else 0
+    inner = row_bytes // info.shape[axis] if info.shape[axis] else 0  # bytes of one index
+    picks = tuple((start * inner, stop * inner) for start, stop in ranges)
+    if rows == 1:
+        yield from (Piece(start, stop - start) for start, stop in picks)
+    elif picks:
+        yield Piece(0, info.nbytes, row_bytes, picks)
+
+
+def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges without the empty ones, each that begins where the one before it ends joined to that."""
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = found[-1][0], stop
+        elif start < stop:
+            found.append((start, stop))
+    return found

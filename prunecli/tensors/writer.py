@@ -1,0 +1,188 @@
+"""Writes safetensors files as a stream: every size is known beforehand, a few blocks are in memory at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from prunecli.progress import Progress, silent
+from prunecli.tensors.computing import Block, blocks
+from prunecli.tensors.copying import Move, carry_out, reserve
+from prunecli.tensors.dtypes import itemsize
+from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.stream import Copy, Moved, Output, Rows, Slices, check_outputs, pieces
+
+SHARD_BYTES = 5_000_000_000
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+THREADS = 4
+"""Casts are bound by the processor, plain copies by the memory; neither gains from many more."""
+
+MOST_RANGES = 256
+"""Ranges of a tensor that are moved one by one; of more, blocks of rows are put together."""
+
+
+def write_tensors(
+    source: TensorReader,
+    outputs: Sequence[Output],
+    directory: Path,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress = silent,
+) -> dict[str, str]:
+    """Write `outputs` into `directory`: one file, or shards of at most `shard_bytes` with an index.
+
+    Equal types are copied, neighbours in the source at once; others are cast block by block, each value rounded
+    to the nearest, ties to even; what is made of several tensors is computed block by block. The bytes depend on
+    nothing but the arguments.
+
+    Returns:
+        Tensor's name -> file.
+
+    Raises:
+        CheckpointError: a source tensor is missing or cut short, or a value cannot be cast.
+        OSError: the disk is full, among others.
+    """
+    check_outputs(source, outputs)
+    shards = shards_of(outputs, shard_bytes)
+    names = _file_names(len(shards))
+    weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
+    threads = min(THREADS, os.cpu_count() or 1)
+    with progress("writing", sum(output.nbytes for output in outputs), "bytes") as advance:
+        for file, shard in zip(names, shards, strict=True):
+            _write_shard(source, shard, directory / file, threads, advance)
+    if len(shards) > 1:
+        index = {
+            "metadata": {
+                "total_parameters": sum(output.info.numel for output in outputs),
+                "total_size": sum(output.nbytes for output in outputs),
+            },
+            "weight_map": dict(sorted(weight_map.items())),
+        }
+        (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return weight_map
+
+
+def shards_of(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]:
+    """Cut in order; a shard is over the limit only where one tensor is."""
+    shards: list[list[Output]] = [[]]
+    held = 0
+    for output in outputs:
+        if shards[-1] and held + output.nbytes > shard_bytes:
+            shards.append([])
+            held = 0
+        shards[-1].append(output)
+        held += output.nbytes
+    return shards
+
+
+def header_bytes(outputs: Sequence[Output]) -> bytes:
+    """The length and the JSON that a safetensors file of these tensors begins with, padded to 8 bytes."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for output in outputs:
+        end = offset + output.nbytes
+        header[output.name] = {
+            "dtype": output.dtype,
+            "shape": list(output.shape),
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _file_names(count: int) -> list[str]:
+    if count == 1:
+        return [SINGLE_FILE]
+    return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
+
+
+def _write_shard(
+    source: TensorReader,
+    shard: Sequence[Output],
+    path: Path,
+    threads: int,
+    advance: Callable[[float], None],
+) -> None:
+    # Wide types first, as the safetensors library does: every tensor is then aligned to its type.
+    ordered = sorted(shard, key=lambda output: -itemsize(output.dtype))
+    head = header_bytes(ordered)
+    with path.open("wb", buffering=0) as file:
+        reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
+        file.write(head)
+        pool = ThreadPoolExecutor(threads)
+        try:
+            for job in [pool.submit(task) for task in _tasks(source, ordered, file.fileno(), len(head))]:
+                advance(job.result())
+        finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
+            pool.shutdown(cancel_futures=True)
+
+
+def _tasks(
+    source: TensorReader, outputs: Sequence[Output], target: int, start: int
+) -> Iterator[Callable[[], int]]:
+    """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
+    moves: list[Move] = []
+    computed: list[Block] = []
+    for output in outputs:
+        if isinstance(output.recipe, (Copy, Rows, Slices)) and not _is_scattered(output.recipe):
+            moves += _moves(source, output, output.recipe.source, target, start)
+        else:
+            computed += blocks(source, output, target, start)
+        start += output.nbytes
+    tasks: list[tuple[int, Callable[[], int]]] = [
+        (part.target_offset, partial(carry_out, part))
+        for move in coalesced(iter(moves))
+        for part in move.parts()
+    ]
+    tasks += [(block.target_offset, block.carry_out) for block in computed]
+    for _, task in sorted(tasks, key=lambda found: found[0]):
+        yield task
+
+
+def _is_scattered(recipe: Moved) -> bool:
+    """Whether it is of so many parts that they are not worth a move each."""
+    return isinstance(recipe, Slices) and len(recipe.ranges) > MOST_RANGES
+
+
+def _moves(source: TensorReader, output: Output, name: str, target: int, start: int) -> Iterator[Move]:
+    info = source.info(name)
+    file, offset, _ = source.location(name)
+    cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
+    for piece in pieces(output, info):
+        where = f"{source.path}: {name}"
+        rows = piece.row_bytes, piece.picks
+        move = Move(where, file, offset + piece.start, piece.nbytes, target, start, cast, *rows)
+        yield move
+        start += move.written
+
+
+def coalesced(moves: Iterator[Move]) -> Iterator[Move]:
+    """Plain copies of neighbouring bytes joined to one; empty ones left out."""
+    held: Move | None = None
+    for move in moves:
+        if not move.nbytes:
+            continue
+        if (
+            held is not None
+            and held.is_plain
+            and move.is_plain
+            and held.source == move.source
+            and held.source_offset + held.nbytes == move.source_offset
+            and held.target_offset + held.nbytes == move.target_offset
+        ):
+            held = replace(held, nbytes=held.nbytes + move.nbytes)
+            continue
+        if held is not None:
+            yield held
+        held = move
+    if held is not None:
+        yield held

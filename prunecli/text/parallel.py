@@ -1,0 +1,304 @@
+"""Text that is aligned by line: one file per language, one sentence per line."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from prunecli.errors import DataError, UsageError
+from prunecli.tensors.git_lfs import refuse_pointer
+
+_LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
+_UNPACKED_BY = {".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
+PACKED = ".gz"
+"""Ending of the names of files that are unpacked as they are read."""
+_ONE_A_LINE = "Name a file of text, one entry per line."
+_SHOWN = 12
+"""Languages or splits that a message lists at most."""
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """The sentences of one split.
+
+    Attributes:
+        split: its name, or that of the files it was read from.
+        sentences: language -> lines, all of one length; line i of each language says the same. Blank lines
+            are kept, as empty sentences, so that the languages stay aligned.
+    """
+
+    split: str
+    sentences: Mapping[str, tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.sentences.values()), ()))
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The languages, in the order in which they were asked for."""
+        return tuple(self.sentences)
+
+    def first(self, count: int | None) -> ParallelText:
+        """The first `count` sentences; all of them where it is None.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        if count is None:
+            return self
+        if count > len(self):
+            raise DataError(
+                f"{self.split}: {count:,} sentences were asked for, it holds {len(self):,}",
+                f"Ask for at most {len(self):,}.",
+            )
+        return ParallelText(self.split, {name: lines[:count] for name, lines in self.sentences.items()})
+
+
+def pair_name(source: str, target: str) -> str:
+    """The name of a direction: `eng_Latn-fra_Latn`."""
+    return f"{source}-{target}"
+
+
+def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:
+    """What a message adds about an unknown `name`: the nearest of `known`, or, after `label`, a few of them."""
+    names = sorted(set(known))
+    near = get_close_matches(name, names, n=3, cutoff=0.8)
+    near = near or [other for other in names if name and other.startswith(name)][:3]
+    if near:
+        return f"Did you mean {' or '.join(near)}?"
+    shown = ", ".join(names[:_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")
+    return f"{label}: {shown}." if names else f"{label}: none."
+
+
+def parse_pairs(
+    pairs: str | None, langs: str | None, available: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """Directions (source, target) from the options `--pairs` and `--langs`, each once, in the order given.
+
+    Args:
+        pairs: "a-b,c-d", or None.
+        langs: "a,b,c" for all directions between them, or None. With neither: all between `available`.
+        available: the languages that there are.
+
+    Raises:
+        UsageError: both are given, a pair is not of the form a-b, or no pair is left.
+        DataError: a language is not among `available`.
+    """
+    if pairs is not None and langs is not None:
+        raise UsageError("--pairs and --langs were both given", "Give one of them.")
+    if pairs is not None:
+        found = [_parse_pair(part, available) for part in _listed(pairs)]
+    else:
+        names = list(available) if langs is None else _listed(langs)
+        for name in names:
+            _check_language(name, available)
+        found = [(source, target) for source in names for target in names if source != target]
+    if not found:
+        raise UsageError(
+            "no language pair: a pair needs two languages", "Give --pairs a-b, or --langs with two or more."
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _listed(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def _parse_pair(text: str, available: Sequence[str]) -> tuple[str, str]:
+    # A language code may hold a hyphen itself, so that the place of the cut is known by the languages.
+    cuts = [(text[:i], text[i + 1 :]) for i, letter in enumerate(text) if letter == "-"]
+    cuts = [(source, target) for source, target in cuts if source and target]
+    if not cuts:
+        raise UsageError(
+            f"{text!r} is not a language pair", "Write SOURCE-TARGET, such as eng_Latn-fra_Latn."
+        )
+    source, target = next((cut for cut in cuts if cut[0] in available and cut[1] in available), cuts[0])
+    _check_language(source, available)
+    _check_language(target, available)
+    if source == target:
+        raise UsageError(f"{text!r}: source and target are the same language")
+    return source, target
+
+
+def _check_language(name: str, available: Sequence[str]) -> None:
+    if name not in available:
+        raise DataError(f"unknown language {name!r}: there is no text in it", near_names(name, available))
+
+
+def languages_of(directory: Path | str, split: str) -> tuple[str, ...]:
+    """The languages that `split` has text in, sorted.
+
+    Raises:
+        DataError: no such directory, or no such split (the message lists the splits that there are).
+    """
+    return tuple(_language_files(Path(directory), split))
+
+
+def has_split(directory: Path, split: str) -> bool:
+    """Whether there is text of `split` in `directory`."""
+    return directory.is_dir() and split in _splits(directory)
+
+
+def read_parallel(
+    directory: Path | str,
+    split: str,
+    languages: Sequence[str] | None = None,
+    max_sentences: int | None = None,
+) -> ParallelText:
+    """Read one split: `SPLIT.LANG` (`val.eng_Latn`), or FLORES-200's `SPLIT/LANG.SPLIT` (`dev/eng_Latn.dev`).
+
+    Either may be packed (`val.eng_Latn.gz`); where a file is there twice, the unpacked one is read.
+
+    Args:
+        directory: where the files lie.
+        split: such as "val".
+        languages: those to read; None: all that there are.
+        max_sentences: only the first so many; None: all.
+
+    Raises:
+        DataError: no such directory, split or language; an empty file; a file that is not UTF-8; files of
+            different line counts; fewer than `max_sentences` sentences.
+    """
+    files = _language_files(Path(directory), split)
+    names = tuple(files) if languages is None else tuple(dict.fromkeys(languages))
+    for name in names:
+        if name not in files:
+            raise DataError(f"{directory}: split {split!r} has no text in {name!r}", near_names(name, files))
+    return _aligned(split, {name: files[name] for name in names}).first(max_sentences)
+
+
+def read_pair(source_file: Path | str, target_file: Path | str, pair: str) -> ParallelText:
+    """Read the two files of one direction; `pair` names their languages (`eng_Latn-fra_Latn`).
+
+    Raises:
+        UsageError: `pair` is not one direction.
+        DataError: as `read_parallel`.
+    """
+    parts = _listed(pair)
+    halves = parts[0].split("-") if len(parts) == 1 else []
+    if len(halves) != 2 or not all(halves) or halves[0] == halves[1]:
+        raise UsageError(
+            f"{pair!r} does not name the languages of the two files",
+            "Write one pair SOURCE-TARGET, such as --pairs eng_Latn-fra_Latn.",
+        )
+    source, target = Path(source_file), Path(target_file)
+    return _aligned(source.name, {halves[0]: source, halves[1]: target})
+
+
+def _aligned(split: str, files: Mapping[str, Path]) -> ParallelText:
+    sentences = {name: read_lines(path) for name, path in files.items()}
+    names = list(sentences)
+    for name in names[1:]:
+        first, here = len(sentences[names[0]]), len(sentences[name])
+        if here != first:
+            raise DataError(
+                f"{files[names[0]]} has {first:,} lines, {files[name]} has {here:,}",
+                "Aligned files have as many lines, one sentence per line; blank lines count.",
+            )
+    return ParallelText(split, sentences)
+
+
+def read_lines(path: Path | str) -> tuple[str, ...]:
+    r"""The lines of a UTF-8 file without their line ends (`\n` or `\r\n`) and without a byte order mark.
+
+    A file whose name ends in `.gz` is unpacked.
+
+    Raises:
+        DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the
+            line).
+    """
+    path = Path(path)
+    refuse_pointer(path, DataError)
+    data = _read(path)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        raise DataError(
+            f"{path}, line {line:,}: not UTF-8 (byte 0x{data[error.start]:02x})", "Convert the file to UTF-8."
+        ) from error
+    if not text.strip():
+        raise DataError(f"{path}: the file is empty", "It needs one sentence per line.")
+    # Not splitlines(), which would also cut at U+2028, form feeds and the like, inside a sentence.
+    lines = text.split("\n")
+    if not lines[-1]:
+        lines.pop()
+    return tuple(line.removesuffix("\r") for line in lines)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
+    if path.suffix != PACKED or not data:
+        return data
+    try:
+        return gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path}: not a whole gzip file ({' '.join(str(error).split())})", "Copy the file again."
+        ) from error
+
+
+def _language_files(directory: Path, split: str) -> dict[str, Path]:
+    if directory.is_file():
+        raise DataError(
+            f"{directory}: a file, not a directory", "Name a directory of files SPLIT.LANG with --data."
+        )
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such directory", "Name a directory of text with --data.")
+    found = _splits(directory).get(split)
+    if not found:
+        _refuse_compressed(directory, split)
+        splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
+        raise DataError(
+            f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
+            f"Splits found: {', '.join(splits[:_SHOWN])}." if splits else "No split was found in it.",
+        )
+    return dict(sorted(found.items()))
+
+
+def _refuse_compressed(directory: Path, split: str) -> None:
+    """Say that a split is there, but packed."""
+    for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):
+        names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+        for suffix, tool in _UNPACKED_BY.items():
+            found = [name for name in names if fnmatchcase(name, pattern + suffix)]
+            if found:
+                more = ", …" if len(found) > 1 else ""
+                raise DataError(
+                    f"{directory}: the split {split!r} is compressed ({min(found)}{more})",
+                    f"Unpack it: {tool} --keep {folder / pattern}{suffix}",
+                )
+
+
+def _splits(directory: Path) -> dict[str, dict[str, Path]]:
+    splits: dict[str, dict[str, Path]] = {}
+    for folder in sorted(path for path in directory.iterdir() if path.is_dir()):
+        inside = {
+            Path(name).stem: p for name, p in _files(folder).items() if name.endswith(f".{folder.name}")
+        }
+        found = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
+        if found:
+            splits[folder.name] = found
+    for name, path in _files(directory).items():
+        split, _, language = name.rpartition(".")
+        if _LANGUAGE.fullmatch(language):
+            splits.setdefault(split, {}).setdefault(language, path)
+    return splits
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """The name that each file has unpacked -> the file; the unpacked one where it is there twice."""
+    files = sorted(path for path in directory.iterdir() if path.is_file())
+    packed = {path.stem: path for path in files if path.suffix == PACKED}
+    return packed | {path.name: path for path in files if path.suffix != PACKED}

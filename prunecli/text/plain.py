@@ -1,0 +1,69 @@
+"""Plain text: files of one text per line, or each file one text."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prunecli.errors import DataError, UsageError
+from prunecli.text.parallel import read_lines
+
+
+@dataclass(frozen=True)
+class PlainText:
+    """Texts, in the order of the files and of their lines.
+
+    Attributes:
+        files: where they are from.
+        texts: without line ends at their ends; none is blank.
+    """
+
+    files: tuple[Path, ...]
+    texts: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the texts."""
+        return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
+
+    def first(self, count: int | None) -> PlainText:
+        """The first `count` texts; all of them where it is None.
+
+        Raises:
+            DataError: there are fewer.
+        """
+        if count is None:
+            return self
+        if count > len(self):
+            names = ", ".join(map(str, self.files))
+            raise DataError(
+                f"{names}: {count:,} texts were asked for, there are {len(self):,}",
+                f"Ask for at most {len(self):,}.",
+            )
+        return PlainText(self.files, self.texts[:count])
+
+
+def read_plain(files: Sequence[Path | str], *, whole_files: bool = False) -> PlainText:
+    r"""Read UTF-8 text; blank lines are skipped, a byte order mark and the `\r` of line ends are left out.
+
+    Args:
+        files: in the order in which they are to be read.
+        whole_files: each file is one text, its line ends and blank lines included; else each line is one.
+
+    Raises:
+        UsageError: no file is given.
+        DataError: no such file, an empty one, or one that is not UTF-8 (with the line).
+    """
+    if not files:
+        raise UsageError("no file of text was given", "Name one or more with --text.")
+    paths = tuple(Path(file) for file in files)
+    texts: list[str] = []
+    for path in paths:
+        lines = read_lines(path)
+        texts += ["\n".join(lines)] if whole_files else [line for line in lines if line.strip()]
+    return PlainText(paths, tuple(texts))

@@ -1,0 +1,137 @@
+"""A checkpoint's tokenizer, with the language tokens of translation models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
+from prunecli.errors import CheckpointError, DataError
+from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
+from prunecli.text.parallel import near_names
+
+Tokenizer = Any
+"""A tokenizer of transformers."""
+
+
+def load_tokenizer(path: Path | str) -> Tokenizer:
+    """The tokenizer of a checkpoint directory, from its own files alone; no code of the directory is run.
+
+    Raises:
+        CheckpointError: no such directory, no tokenizer in it that transformers can read, or Git LFS pointers.
+    """
+    directory = Path(path)
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: no such directory", "Name a checkpoint directory.")
+    refuse_pointers_beside_weights(directory)
+    from transformers import AutoTokenizer
+
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    config = _stock_config(directory)
+    if config is not None:
+        options["config"] = config
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), **options)
+    except Exception as error:  # the parsers of transformers and of tokenizers raise anything
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise CheckpointError(
+            f"{directory}: no tokenizer could be loaded ({reason})",
+            "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
+        ) from error
+
+
+def _stock_config(directory: Path) -> Any:
+    """A config of the family, where transformers would stumble over the checkpoint's type or `auto_map`."""
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        model_type = config["model_type"]
+        is_stock = not model_type.startswith(REDUCED_PREFIX) and model_type not in OLDER_TYPES
+        if is_stock and "auto_map" not in config:
+            return None
+        model_type = OLDER_TYPES.get(model_type, model_type)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None  # the model's reader says what is wrong with it
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(model_type.removeprefix(REDUCED_PREFIX))
+    except ValueError:
+        return None
+
+
+def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The language codes that the tokenizer has a token for, sorted; empty where it knows none."""
+    plain = {
+        tokenizer.bos_token,
+        tokenizer.eos_token,
+        tokenizer.unk_token,
+        tokenizer.pad_token,
+        tokenizer.cls_token,
+        tokenizer.sep_token,
+        tokenizer.mask_token,
+    }
+    names = {str(name) for name in tokenizer.all_special_tokens} | set(tokenizer.get_added_vocab())
+    return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
+
+
+def language_id(tokenizer: Tokenizer, language: str) -> int:
+    """The token id of a language code (`eng_Latn`), which translation models force as the first output token.
+
+    Raises:
+        DataError: the tokenizer has no token for it; the message lists a few near ones.
+    """
+    known = languages(tokenizer)
+    if language not in known:
+        raise DataError(
+            f"unknown language {language!r}: the model's tokenizer lacks it",
+            f"{near_names(language, known)} Give text in languages of the model with --data.",
+        )
+    return int(tokenizer.convert_tokens_to_ids(language))
+
+
+def encode(
+    tokenizer: Tokenizer,
+    sentences: Sequence[str],
+    language: str,
+    *,
+    as_target: bool = False,
+    max_length: int | None = None,
+) -> list[list[int]]:
+    """Token ids of each sentence, with the language token and the end token that the model expects.
+
+    An empty sentence is those tokens alone. Where the tokenizer knows no languages, `language` is not used.
+
+    Args:
+        language: the sentences' language.
+        as_target: mark them as the output language (labels) instead of the input language.
+        max_length: cut longer sentences to so many tokens, special tokens included; None: never.
+
+    Raises:
+        DataError: the tokenizer lacks `language`.
+    """
+    if hasattr(tokenizer, "src_lang") and languages(tokenizer):
+        language_id(tokenizer, language)
+        setattr(tokenizer, "tgt_lang" if as_target else "src_lang", language)
+    if not sentences:
+        return []  # which tokenizers stumble over
+    key = "text_target" if as_target else "text"
+    options = {} if max_length is None else {"truncation": True, "max_length": max_length}
+    return [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
+
+
+def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
+    """`tokenizer(*texts, **options)`.
+
+    Raises:
+        CheckpointError: it fails, because its files say what cannot be.
+    """
+    try:
+        return tokenizer(*texts, **options)
+    except Exception as error:  # whatever a value of the wrong kind runs into
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: the tokenizer does not work ({type(error).__name__}: {reason})",
+            "Copy the model's tokenizer files into it again.",
+        ) from error

@@ -1,0 +1,72 @@
+"""The attentions of a checkpoint, as found from its record, config and structure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.attention import HeadPlaces, attention_layers
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.structure import KEY, Structure
+from tests.tiny import tiny_nllb_moe
+
+
+def with_structure(directory: Path, structure: Structure, **changes: Any) -> Path:
+    path = directory / "config.json"
+    config = {**json.loads(path.read_text()), KEY: structure.to_json(), **changes}
+    path.write_text(json.dumps(config))
+    return directory
+
+
+def test_every_attention_in_order(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "tiny", layers=2)) as checkpoint:
+        layers = attention_layers(checkpoint)
+    assert [(layer.kind, layer.layer, layer.name) for layer in layers] == [
+        ("encoder", 0, "model.encoder.layers.0.self_attn"),
+        ("encoder", 1, "model.encoder.layers.1.self_attn"),
+        ("decoder", 0, "model.decoder.layers.0.self_attn"),
+        ("decoder", 1, "model.decoder.layers.1.self_attn"),
+        ("cross", 0, "model.decoder.layers.0.cross_attention"),
+        ("cross", 1, "model.decoder.layers.1.cross_attention"),
+    ]
+    first = layers[0]
+    assert (first.heads, first.original_heads, first.num_heads) == ((0, 1), 2, 2)
+    assert first.output == "model.encoder.layers.0.self_attn.out_proj"
+    assert first.tensors["model.encoder.layers.0.self_attn.k_proj.bias"] == HeadPlaces(0)
+    assert first.tensors["model.encoder.layers.0.self_attn.out_proj.weight"] == HeadPlaces(1)
+    assert "model.encoder.layers.0.self_attn.out_proj.bias" not in first.tensors
+
+
+def test_the_structure_says_which_heads_are_held(tmp_path: Path) -> None:
+    name = "model.decoder.layers.1.cross_attention"
+    structure = Structure().keeping_heads({name: (1,)}, {name: 2})
+    with open_checkpoint(with_structure(tiny_nllb_moe(tmp_path / "tiny", layers=2), structure)) as checkpoint:
+        held = {layer.name: layer.heads for layer in attention_layers(checkpoint)}
+    assert held.pop(name) == (1,)
+    assert set(held.values()) == {(0, 1)}
+
+
+@pytest.mark.parametrize("heads", [(2,), (0, 0), (-1, 1)])
+def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
+    name = "model.encoder.layers.0.self_attn"
+    structure = Structure().keeping_heads({name: heads}, {name: 2})
+    with (
+        open_checkpoint(with_structure(tiny_nllb_moe(tmp_path / "tiny"), structure)) as checkpoint,
+        pytest.raises(
+            CheckpointError, match=r"names heads .* of model.encoder.layers.0.self_attn, which had 2"
+        ),
+    ):
+        attention_layers(checkpoint)
+
+
+def test_a_family_without_a_declaration_says_what_works_all_the_same(tmp_path: Path) -> None:
+    source = with_structure(tiny_nllb_moe(tmp_path / "tiny"), Structure(), model_type="new-kind")
+    with (
+        open_checkpoint(source) as checkpoint,
+        pytest.raises(UnsupportedModelError, match="inspect, evaluate and bench-latency work all the same"),
+    ):
+        attention_layers(checkpoint)

@@ -1,0 +1,99 @@
+"""What records mean for a config: counts, conditions, defaults, ties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prunecli.architectures import Architecture
+from prunecli.errors import CheckpointError
+from prunecli.model.declared import config_value, count, depth, holds, ties
+
+FAMILY = Architecture(
+    model_type="toy",
+    model_class="Toy",
+    auto_class="AutoModel",
+    stacks=(),
+    tensors=(),
+    tied={"lm_head.weight": "shared.weight", "encoder.embed.weight": "shared.weight"},
+    loose=("lm_head.weight",),
+    attributes={
+        "hidden_size": 64,
+        "heads": 4,
+        "head_dim": "hidden_size/heads",
+        "inner": "4*hidden_size",
+        "activation": "relu",
+        "bias": False,
+        "tie_word_embeddings": True,
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "axis", "expected"),
+    [
+        ({}, "hidden_size", 64),
+        ({"hidden_size": 32}, "hidden_size", 32),
+        ({}, "3", 3),
+        ({}, "3*hidden_size", 192),
+        ({}, "hidden_size/heads", 16),
+        ({}, "head_dim", 16),
+        ({"heads": 8}, "heads*head_dim", 64),
+        ({"head_dim": 24}, "heads*head_dim", 96),
+        ({"head_dim": None, "inner": None}, "inner", 256),
+        ({"hidden_size": 0}, "inner", 0),
+    ],
+)
+def test_counts(config: dict[str, Any], axis: str, expected: int) -> None:
+    assert count(FAMILY, config, axis) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "axis", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size", '"hidden_size" is None, not a count'),
+        ({"heads": "4"}, "heads", "\"heads\" is '4', not a count"),
+        ({"heads": True}, "heads", '"heads" is True, not a count'),
+        ({"heads": -2}, "heads", '"heads" is -2, not a count'),
+        ({"heads": 5}, "head_dim", "hidden_size/heads is 64 / 5, not a whole number"),
+        ({"heads": 0}, "head_dim", "64 / 0, not a whole number"),
+        ({}, "depth", 'lacks "depth", which a model of type toy needs'),
+        ({}, "activation", 'lacks "relu"'),
+    ],
+)
+def test_no_counts(config: dict[str, Any], axis: str, message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        count(FAMILY, config, axis)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "condition", "expected"),
+    [
+        ({}, None, True),
+        ({}, "bias", False),
+        ({}, "!bias", True),
+        ({"bias": True}, "bias", True),
+        ({"activation": "gated-gelu"}, "activation:gated-", True),
+        ({"activation": "gated-gelu"}, "!activation:gated-", False),
+        ({}, "activation:gated-", False),
+    ],
+)
+def test_conditions(config: dict[str, Any], condition: str | None, expected: bool) -> None:
+    assert holds(FAMILY, config, condition) is expected
+
+
+def test_a_null_that_has_no_default_in_words_stays() -> None:
+    assert config_value(FAMILY, {"bias": None}, "bias") is None
+
+
+def test_loose_ties_follow_the_config() -> None:
+    assert ties(FAMILY, {}) == FAMILY.tied
+    assert ties(FAMILY, {"tie_word_embeddings": False}) == {"encoder.embed.weight": "shared.weight"}
+
+
+def test_more_layers_than_any_model_has() -> None:
+    assert depth(FAMILY, {"layers": 96}, "layers") == 96
+    with pytest.raises(CheckpointError, match=r"no model (has so many layers|is so large)"):
+        depth(FAMILY, {"layers": 10**400}, "layers")

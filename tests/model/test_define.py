@@ -1,0 +1,140 @@
+"""Dimensions of DeFINE units: the paper's rules over many shapes, published widths by hand, refusals."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.errors import UsageError
+from prunecli.model.define import SKIPPING, UNIT_KINDS, UnitKind, UnitShape
+from tests.reference import define as reference
+
+EXPANDING = [kind for kind in UNIT_KINDS if kind != "projective"]
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> UnitShape:
+    kind: UnitKind = draw(st.sampled_from(EXPANDING))
+    depth, most = draw(st.integers(1, 5)), draw(st.integers(1, 6))
+    multiple = 1
+    for groups in reference.groups(kind, most, depth):
+        multiple = next(value for value in range(multiple, 1000, multiple) if value % groups == 0)
+    map_dim = multiple * draw(st.integers(1, 4))
+    expand_dim = map_dim + multiple * draw(st.integers(0, 20))
+    if kind == "hgt-residual":
+        expand_dim *= 2
+    model_dim = map_dim + draw(st.integers(1, 9))
+    return UnitShape(draw(st.integers(1, 50)), map_dim, model_dim, expand_dim, depth, most, kind)
+
+
+@given(shapes())
+def test_widths_rise_evenly_and_every_group_gets_the_same(shape: UnitShape) -> None:
+    assert list(shape.groups) == reference.groups(shape.kind, shape.max_groups, shape.depth)
+    widths = (shape.map_dim, *shape.widths)
+    assert list(widths) == sorted(widths)
+    if shape.kind == "hgt-residual":
+        assert set(shape.widths) == {shape.expand_dim / 2}
+    else:
+        assert widths[-1] == shape.expand_dim
+        for number, width in enumerate(widths):
+            even = shape.map_dim + number * (shape.expand_dim - shape.map_dim) / shape.depth
+            assert abs(width - even) <= shape.group_multiple / 2
+    for number, layer in enumerate(shape.layers):
+        again = shape.map_dim if number and shape.kind in SKIPPING else 0
+        assert layer.inputs == widths[number] + again
+        assert layer.outputs == widths[number + 1]
+        assert widths[number] % layer.groups == again % layer.groups == layer.outputs % layer.groups == 0
+
+
+@given(shapes())
+def test_parameters_are_those_of_the_tensors(shape: UnitShape) -> None:
+    sizes = {}
+    for name, dimensions in shape.tensors().items():
+        sizes[name] = 1
+        for size in dimensions:
+            sizes[name] *= size
+    assert shape.parameters == sum(sizes.values())
+    assert shape.unit_parameters == shape.parameters - sizes["map.weight"]
+
+
+def test_the_translation_unit_of_the_paper() -> None:
+    # 4.2: n 128, k 1024, m 512, N 3. Widths 128 + 896 l / 3 = 426.67, 725.33, 1024, to multiples of 4.
+    shape = UnitShape(37_000, 128, 512, 1024, 3, 4)
+    assert shape.groups == (4, 2, 1)
+    assert shape.widths == (428, 724, 1024)
+    # 128 x 428 / 4 + (428 + 128) x 724 / 2 + (724 + 128) x 1024 / 1
+    assert [layer.weights for layer in shape.layers] == [13_696, 201_272, 872_448]
+    # The weights, the biases of the layers, 1024 x 512 + 512.
+    assert shape.unit_parameters == 1_087_416 + (428 + 724 + 1024) + 524_288 + 512
+    assert shape.map_parameters == 37_000 * 128
+    assert shape.table_parameters == 37_000 * 512
+    assert shape.output_parameters == 128 * 512
+
+
+def test_the_ablations_differ_in_inputs_and_groups() -> None:
+    found = {kind: UnitShape(10, 8, 12, 16, 2, 2, kind) for kind in EXPANDING}
+    # Widths 8 -> 12 -> 16.
+    assert [layer.weights for layer in found["define"].layers] == [8 * 12 // 2, 20 * 16]
+    assert [layer.weights for layer in found["hgt-no-mixing"].layers] == [8 * 12 // 2, 20 * 16]
+    assert [layer.weights for layer in found["hgt-no-skip"].layers] == [8 * 12 // 2, 12 * 16]
+    assert [layer.weights for layer in found["group-linear"].layers] == [8 * 12 // 2, 12 * 16 // 2]
+    assert found["group-linear-shuffle"].layers == found["group-linear"].layers
+    assert [layer.weights for layer in found["linear"].layers] == [8 * 12, 12 * 16]
+    # Widths 8 -> 8 -> 8.
+    assert [layer.weights for layer in found["hgt-residual"].layers] == [8 * 8 // 2, 8 * 8]
+
+
+def test_projective_is_a_table_and_a_linear_layer() -> None:
+    shape = UnitShape(100, 7, 11, kind="projective")
+    assert shape.layers == ()
+    assert shape.tensors() == {"map.weight": (100, 7), "reduce.weight": (11, 7), "reduce.bias": (11,)}
+    assert shape.parameters == 700 + 77 + 11
+
+
+def test_few_units_share_widths() -> None:
+    # 8 + 4 l / 4 = 9, 10, 11, 12 to multiples of 4, halves upwards.
+    assert UnitShape(10, 8, 20, 12, 4, 4).widths == (8, 12, 12, 12)
+    # An expansion that only its own single group divides: inner widths stay below it.
+    assert UnitShape(10, 8, 20, 11, 3, 4).widths == (8, 8, 11)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "remedy"),
+    [
+        ((10, 8, 8, 16), "8 is not below the model's width 8", "below 8"),
+        ((10, 9, 8, 16), "9 is not below the model's width 8", "below 8"),
+        ((10, 8, 20, 4), "expansion dimension 4 is below the map dimension 8", "Give --expand-dim 8 or more"),
+        ((10, 8, 20, 16, 0), "depth is 0", "Give --depth 1 or more"),
+        ((10, 8, 20, 16, 3, 0), "groups is 0", "Give --max-groups 1 or more"),
+        ((10, 10, 20, 16, 3, 4), "map dimension 10 cannot be split.*multiple of 4", "Give --map-dim 8 or 12"),
+        ((10, 3, 20, 16, 3, 4), "map dimension 3 cannot be split", "Give --map-dim 4,"),
+        (
+            (10, 10, 20, 17, 1, 5),
+            "expansion dimension 17 cannot be split.*multiple of 5",
+            "Give --expand-dim 15 or 20",
+        ),
+        (
+            (10, 6, 20, 17, 2, 3, "group-linear"),
+            "expansion dimension 17 cannot be split",
+            "Give --expand-dim 15 or 18",
+        ),
+        (
+            (10, 8, 20, 12, 3, 4, "hgt-residual"),
+            "12 is below twice the map dimension 8",
+            "Give --expand-dim 16 or more",
+        ),
+        (
+            (10, 8, 20, 20, 3, 4, "hgt-residual"),
+            "dimension 20 cannot be split.*of 8",
+            "Give --expand-dim 16 or 24",
+        ),
+        ((0, 8, 20, 16), "vocabulary is 0", "has rows"),
+        ((10, 0, 20, 16), "map dimension is 0", "above 0"),
+        ((10, 8, 20, 16, 3, 4, "deep"), "'deep' is no kind", "define, hgt-no-mixing"),
+    ],
+)
+def test_impossible_dimensions_are_refused(arguments: tuple, message: str, remedy: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        UnitShape(*arguments)
+    assert remedy in (caught.value.remedy or "")

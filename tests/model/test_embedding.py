@@ -1,0 +1,145 @@
+"""Where each family's tokens come in and go out, as transformers has it; what a structure makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from prunecli.architectures import FAMILIES
+from prunecli.errors import CheckpointError
+from prunecli.model.declared import ties as stock_ties
+from prunecli.model.embedding import declared_tables, describe_embeddings, ties
+from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.model.structure import Structure
+from tests.families import MODEL_TYPES, stock_model, tiny_config_of
+from tests.tiny import tiny_config
+
+UNIT = InputChange("define", 4, 12, 2, 2)
+CHANGES = (
+    EmbeddingChange(),
+    EmbeddingChange(UNIT),
+    EmbeddingChange(UNIT, OutputChange()),
+    EmbeddingChange(UNIT, OutputChange(4, tied=True)),
+    EmbeddingChange(replace(UNIT, cached=True, zero_padding=True), OutputChange(4)),
+    EmbeddingChange(output=OutputChange(8)),
+)
+
+
+def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
+    if model_type == "nllb-moe":
+        return tiny_config(experts=3, d_model=32, ffn=24, layers=2, sparse_step=2, vocab=40) | changes
+    return tiny_config_of(model_type, **changes)
+
+
+CLASSES = [
+    (name, model_class)
+    for name, family in FAMILIES.items()
+    for model_class in (family.embedding.classes if family.embedding else ())
+]
+
+
+def test_every_family_declares_them() -> None:
+    assert {name for name, _ in CLASSES} == {"nllb-moe", *MODEL_TYPES}
+
+
+@pytest.mark.parametrize(("model_type", "model_class"), CLASSES)
+class TestStockClasses:
+    def test_have_these_modules(self, model_type: str, model_class: str) -> None:
+        family = FAMILIES[model_type]
+        config = config_of(model_type, architectures=[model_class])
+        tables = declared_tables(family, config, Structure())
+        assert tables is not None
+        model = stock_model(config)
+        assert model.get_input_embeddings().weight is model.get_parameter(f"{tables.input}.weight")
+        for alias in tables.aliases:
+            assert model.get_parameter(f"{alias}.weight") is model.get_parameter(f"{tables.input}.weight")
+        assert model.get_output_embeddings() is model.get_submodule(tables.output)
+        shape = (tables.vocabulary, tables.model_dim)
+        assert tuple(model.get_submodule(tables.output).weight.shape) == shape
+        assert tables.tensors == {}
+
+    def test_may_be_apart(self, model_type: str, model_class: str) -> None:
+        """What `tie_word_embeddings` false parts, where it is said to part the output's table alone."""
+        embedding = FAMILIES[model_type].embedding
+        assert embedding is not None
+        model = stock_model(config_of(model_type, architectures=[model_class], tie_word_embeddings=False))
+        input_table = model.get_parameter(f"{embedding.input}.weight")
+        if embedding.apart:
+            assert model.get_submodule(embedding.output).weight is not input_table
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_is_written_and_read(change: EmbeddingChange) -> None:
+    structure = Structure(embedding=change)
+    assert Structure.from_json(structure.to_json()).embedding == change
+    assert structure.is_stock == (change == EmbeddingChange())
+
+
+def test_a_file_without_it_says_stock() -> None:
+    assert Structure.from_json({"version": 1}).embedding == EmbeddingChange()
+
+
+def test_a_cached_input_is_stock() -> None:
+    assert Structure(embedding=EmbeddingChange(replace(UNIT, cached=True))).is_stock
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
+    config, structure = config_of("bart"), Structure(embedding=change)
+    for _ in range(2):
+        found = ties(FAMILIES["bart"], config, structure)
+    assert stock_ties(FAMILIES["bart"], config) == {
+        "lm_head.weight": "model.shared.weight",
+        "model.encoder.embed_tokens.weight": "model.shared.weight",
+        "model.decoder.embed_tokens.weight": "model.shared.weight",
+    }
+    tied = change.output is not None and change.output.tied
+    expected = (
+        "model.shared.map.weight" if tied else None if change != EmbeddingChange() else "model.shared.weight"
+    )
+    assert found.get("lm_head.weight") == expected
+
+
+def test_a_family_without_them_has_no_unit() -> None:
+    family = replace(FAMILIES["bart"], embedding=None)
+    assert declared_tables(family, config_of("bart"), Structure()) is None
+    assert describe_embeddings(None) == ""
+    with pytest.raises(
+        CheckpointError, match="names factorised embeddings; those of type bart are not declared"
+    ):
+        declared_tables(family, config_of("bart"), Structure(embedding=EmbeddingChange(UNIT)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (InputChange("define", 5, 12, 2, 2), "cannot be split"),
+        (InputChange("define", 40, 48, 2, 2), "not below the model's width"),
+        (InputChange("odd", 4), "'odd' is no kind of unit"),
+    ],
+)
+def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        declared_tables(FAMILIES["bart"], config_of("bart"), Structure(embedding=EmbeddingChange(change)))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"input": {"map_dim": 4}},
+        {"input": {"kind": "define", "map_dim": "4"}},
+        {"input": {"kind": "define", "map_dim": 4, "wings": 2}},
+        {"output": {"tied": 1}},
+        {"output": {"tied": True}},
+        {
+            "input": {"kind": "projective", "map_dim": 4, "cached": True},
+            "output": {"map_dim": 4, "tied": True},
+        },
+        {"input": {"kind": "projective", "map_dim": 4}, "output": {"map_dim": 5, "tied": True}},
+    ],
+)
+def test_a_damaged_value(value: dict[str, Any]) -> None:
+    with pytest.raises(CheckpointError, match='the value under "prunecli" is damaged'):
+        Structure.from_json({"version": 1, "embedding": value})

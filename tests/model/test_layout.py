@@ -1,0 +1,184 @@
+"""Which tensors a model has, and which make up its sparse layers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.layout import check_tensors, expected_tensors, part_of, parts, sparse_layers
+from prunecli.model.structure import Structure
+from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
+
+LAYERS = (
+    "model.encoder.layers.1.ffn",
+    "model.encoder.layers.3.ffn",
+    "model.decoder.layers.1.ffn",
+    "model.decoder.layers.3.ffn",
+)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return tiny_nllb_moe(tmp_path / "model")
+
+
+def with_tensors(directory: Path, change: Any) -> Checkpoint:
+    """The checkpoint after `change` has altered its mapping of tensors in place."""
+    tensors = random_tensors(open_checkpoint(directory).config)
+    change(tensors)
+    write_weights(directory, tensors)
+    return open_checkpoint(directory)
+
+
+def pruned(directory: Path, kept: dict[str, list[int]], original: int = 8) -> Checkpoint:
+    """A checkpoint whose config says that `kept` experts of `original` are left, its tensors accordingly."""
+    structure = {
+        "version": 1,
+        "experts": kept,
+        "original_experts": dict.fromkeys(kept, original),
+        "history": [],
+    }
+    tiny_nllb_moe(directory, config={"prunecli": structure, "model_type": "prunecli-nllb-moe"})
+
+    def change(tensors: dict[str, np.ndarray]) -> None:
+        for layer, ids in kept.items():
+            for name in [name for name in tensors if name.startswith(f"{layer}.experts.")]:
+                if int(name.split("expert_")[1].split(".")[0]) >= len(ids):
+                    del tensors[name]
+            router = f"{layer}.router.classifier.weight"
+            tensors[router] = np.ascontiguousarray(tensors[router][: len(ids)])
+
+    return with_tensors(directory, change)
+
+
+class TestSparseLayers:
+    def test_of_a_stock_model(self, tiny: Path) -> None:
+        layers = sparse_layers(open_checkpoint(tiny))
+        assert tuple(layer.name for layer in layers) == LAYERS
+        assert [(layer.side, layer.layer) for layer in layers] == [
+            ("encoder", 1),
+            ("encoder", 3),
+            ("decoder", 1),
+            ("decoder", 3),
+        ]
+        for layer in layers:
+            assert layer.num_experts == layer.original_experts == 8
+            assert layer.experts == tuple(range(8))
+            assert layer.expert_tensors == ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+            assert layer.router_tensors == (f"{layer.name}.router.classifier.weight",)
+            assert layer.expert_tensor(3, "fc1.bias") == f"{layer.name}.experts.expert_3.fc1.bias"
+
+    def test_of_a_pruned_model(self, tmp_path: Path) -> None:
+        checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [1, 5], LAYERS[3]: [0, 6, 7]})
+        found = {layer.name: (layer.experts, layer.original_experts) for layer in sparse_layers(checkpoint)}
+        assert found == {
+            LAYERS[0]: ((1, 5), 8),
+            LAYERS[1]: (tuple(range(8)), 8),
+            LAYERS[2]: (tuple(range(8)), 8),
+            LAYERS[3]: ((0, 6, 7), 8),
+        }
+        check_tensors(checkpoint)
+
+    def test_router_biases_belong_to_the_router(self, tmp_path: Path) -> None:
+        checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", router_bias=True))
+        assert sparse_layers(checkpoint)[0].router_tensors == (
+            f"{LAYERS[0]}.router.classifier.weight",
+            f"{LAYERS[0]}.router.classifier.bias",
+        )
+
+    def test_a_model_without_experts(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", sparse_step=0)
+        with pytest.raises(UnsupportedModelError, match="has no experts"):
+            sparse_layers(open_checkpoint(directory))
+
+    def test_an_undeclared_family(self, tmp_path: Path) -> None:
+        directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"})
+        with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
+            sparse_layers(open_checkpoint(directory))
+
+    @pytest.mark.parametrize(
+        ("lost", "says"),
+        [
+            (f"{LAYERS[0]}.experts.expert_2.", "lacks expert 2"),
+            (f"{LAYERS[0]}.experts.expert_2.fc2.bias", "other tensors than its kind"),
+            (f"{LAYERS[0]}.experts.expert_7.", r"has the shape \[8, 16\], the layer has 7 experts"),
+            (f"{LAYERS[0]}.router.", "experts but no router"),
+        ],
+    )
+    def test_incomplete_layers(self, tiny: Path, lost: str, says: str) -> None:
+        def change(tensors: dict[str, np.ndarray]) -> None:
+            for name in [name for name in tensors if name.startswith(lost)]:
+                del tensors[name]
+
+        with pytest.raises(CheckpointError, match=says):
+            sparse_layers(with_tensors(tiny, change))
+
+    @pytest.mark.parametrize("ids", [[1, 2, 3], [1, 1], [1, 8], [1, -1]], ids=str)
+    def test_a_structure_of_another_model(self, tmp_path: Path, ids: list[int]) -> None:
+        checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [0, 1]})
+        checkpoint.structure = Structure({LAYERS[0]: tuple(ids)}, {LAYERS[0]: 8})
+        with pytest.raises(CheckpointError, match=r"config\.json names"):
+            sparse_layers(checkpoint)
+
+
+class TestCheckTensors:
+    def test_a_stock_model_is_whole(self, tiny: Path) -> None:
+        check_tensors(open_checkpoint(tiny))
+
+    def test_every_fault_is_named(self, tiny: Path) -> None:
+        def change(tensors: dict[str, np.ndarray]) -> None:
+            del tensors["model.encoder.layer_norm.bias"]
+            tensors["model.stray.weight"] = np.zeros(3, np.float32)
+            tensors["model.decoder.layer_norm.bias"] = np.zeros(3, np.float32)
+
+        with pytest.raises(CheckpointError) as caught:
+            check_tensors(with_tensors(tiny, change))
+        assert "1 missing (model.encoder.layer_norm.bias)" in caught.value.message
+        assert "1 unexpected (model.stray.weight)" in caught.value.message
+        assert "1 misshapen (model.decoder.layer_norm.bias [3] instead of [16])" in caught.value.message
+
+    @pytest.mark.parametrize("value", [None, "16", 1.5, True, -1, [16]], ids=str)
+    def test_a_size_that_is_no_count(self, tiny: Path, value: Any) -> None:
+        checkpoint = open_checkpoint(tiny)
+        with pytest.raises(CheckpointError, match=r'"d_model" is .*, not a count'):
+            expected_tensors(
+                checkpoint.require_architecture(), {**checkpoint.config, "d_model": value}, Structure()
+            )
+
+    def test_sizes_that_the_config_leaves_out_are_the_stock_ones(self, tiny: Path) -> None:
+        checkpoint = open_checkpoint(tiny)
+        config = {key: value for key, value in checkpoint.config.items() if key != "vocab_size"}
+        expected = expected_tensors(checkpoint.require_architecture(), config, Structure())
+        assert expected["model.shared.weight"] == (128112, 16)
+
+
+class TestParts:
+    def test_every_tensor_of_a_stock_model_has_one(self, tiny: Path) -> None:
+        counted = Counter(parts(open_checkpoint(tiny)).values())
+        # per stack: 2 dense FFNs of 4 tensors, 2 sparse ones of 8 experts; attention: 4 x 8 in the encoder,
+        # 4 x 16 in the decoder; norms 2 x 2 x 4 in the encoder, 3 x 2 x 4 in the decoder, 2 for each stack
+        assert counted == {
+            "embeddings": 1,
+            "ffn": 16,
+            "experts": 128,
+            "router": 4,
+            "attention": 96,
+            "norm": 44,
+        }
+
+    def test_names_that_no_record_declares_are_other(self, tiny: Path) -> None:
+        checkpoint = open_checkpoint(tiny)
+        assert part_of(checkpoint, "model.stray.weight") == "other"
+        assert part_of(checkpoint, "model.encoder.layers.1.ffn.experts.expert_0.fc1.weight.more") == "other"
+        assert part_of(checkpoint, "lm_head.weight") == "embeddings"
+
+    def test_an_undeclared_family_is_other(self, tmp_path: Path) -> None:
+        checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"}))
+        assert set(parts(checkpoint).values()) == {"other"}
+        assert part_of(checkpoint, "model.shared.weight") == "other"

@@ -1,0 +1,187 @@
+"""Whether a stock class can run a result, why not, and what would come nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from prunecli.architectures import FAMILIES
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.model.stock import stock_verdict, uniform_heads
+from prunecli.model.structure import FfnChange, Structure
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe
+
+UNIT = InputChange("define", 8, 16, 2, 2)
+NOT = "Not a stock model: "
+UNIFORM = "; `prune-heads --uniform` would give one."
+LLAMA = [f"model.layers.{number}.self_attn" for number in range(3)]
+GPT2 = [f"transformer.h.{number}.mlp" for number in range(3)]
+
+
+def heads(names: list[str], *kept: tuple[int, ...], original: int = 4) -> Structure:
+    return Structure().keeping_heads(dict(zip(names, kept, strict=True)), dict.fromkeys(names, original))
+
+
+def ffns(changes: Mapping[str, FfnChange]) -> Structure:
+    return Structure().changing_ffn(changes)
+
+
+def embedding(**sides: Any) -> Structure:
+    return Structure(embedding=EmbeddingChange(**sides))
+
+
+@pytest.mark.parametrize(
+    ("family", "structure", "line"),
+    [
+        ("llama", Structure(), "A stock model: plain transformers opens it."),
+        (
+            "llama",
+            heads(LLAMA, (0,), (0, 1, 2), (0, 1)),
+            "Not a stock model: heads differ between layers (1 to 3); `prune-heads --uniform` would give one.",
+        ),
+        (
+            "llama",
+            heads(LLAMA, (0, 1, 2), (0, 1, 2), (1, 2, 3)),
+            "Not a stock model: transformers refuses 6 heads of a layer where hidden_size is 32, no multiple of it; "
+            "`prune-heads --uniform` would give one.",
+        ),
+        (
+            "llama",
+            heads(LLAMA, (), (), ()),
+            f"{NOT}no heads are left{UNIFORM}",
+        ),
+        (
+            "bart",
+            heads(["model.encoder.layers.0.self_attn"], (0, 1)),
+            "Not a stock model: heads are gone, and a config of type bart cannot say how many.",
+        ),
+        (
+            "t5",  # all heads, but not in the order of the shared table of positions
+            heads(["encoder.block.0.layer.0.SelfAttention"], (1, 0, 2, 3)),
+            "Not a stock model: heads are gone, and a config of type t5 cannot say how many.",
+        ),
+        (
+            "gpt2",
+            ffns({GPT2[1]: FfnChange(removed=True)}),
+            "Not a stock model: FFNs are gone, which no config.json can say.",
+        ),
+        (
+            "gpt2",
+            ffns({GPT2[1]: FfnChange(GPT2[0])}),
+            "Not a stock model: FFNs are shared, which no config.json can say.",
+        ),
+        (
+            "gpt2",
+            ffns({GPT2[1]: FfnChange(width=20)}),
+            "Not a stock model: the widths of FFNs differ (20 to 128).",
+        ),
+        (
+            "gpt2",
+            embedding(input=UNIT),
+            "Not a stock model: the input embeddings are factorised; `factorize-embeddings --cache` would give one.",
+        ),
+        (
+            "gpt2",
+            embedding(input=UNIT, output=OutputChange(8)),
+            "Not a stock model: the output embeddings are factorised.",
+        ),
+        (
+            "gpt2",
+            embedding(input=UNIT, output=OutputChange()),
+            "Not a stock model: the input embeddings are factorised; `factorize-embeddings --cache` would give one.",
+        ),
+        (
+            "bart",
+            embedding(output=OutputChange()),
+            "Not a stock model: the output layer has a table of its own, which a config of type bart cannot say.",
+        ),
+        ("gpt2", embedding(output=OutputChange()), "A stock model: plain transformers opens it."),
+        (
+            "gpt2",  # two faults: neither choice alone mends both
+            replace(ffns({GPT2[0]: FfnChange(removed=True)}), embedding=EmbeddingChange(input=UNIT)),
+            "Not a stock model: FFNs are gone, which no config.json can say, and the input embeddings are factorised.",
+        ),
+    ],
+)
+def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "in", family)) as source:
+        verdict = stock_verdict(source, structure)
+    assert verdict.line == line
+    assert verdict.to_json() == {
+        "is_stock": verdict.is_stock,
+        "reason": verdict.reason,
+        "nearest": verdict.nearest,
+    }
+    assert verdict.is_stock == line.startswith("A stock")
+    if not verdict.is_stock:
+        assert not verdict.config
+
+
+def test_what_the_stock_config_holds(tmp_path: Path) -> None:
+    width = {f"model.layers.{number}.mlp": FfnChange(width=20) for number in range(3)}
+    structure = heads(LLAMA, (0, 1), (0, 3), (1, 2)).changing_ffn(width)
+    with open_checkpoint(tiny_family(tmp_path / "in", "llama")) as source:
+        assert stock_verdict(source, structure).config == {
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 4,
+            "intermediate_size": 20,
+        }
+
+
+def test_nllb_moe_never_is(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "in")) as source:
+        assert stock_verdict(source, Structure()).line == (
+            "Not a stock model: the stock routing of NLLB-MoE is wrong in transformers 5."
+        )
+        assert uniform_heads(source) == ()
+
+
+@pytest.mark.parametrize(
+    ("kept", "config"), [(((0, 1), (1, 3)), {"num_experts": 2}), (((0, 1), (1, 2, 3)), {})]
+)
+def test_experts_of_a_family_whose_stock_routing_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: tuple[tuple[int, ...], ...], config: dict[str, int]
+) -> None:
+    monkeypatch.setitem(FAMILIES, "nllb-moe", replace(FAMILIES["nllb-moe"], stock_fault=None))
+    names = ["model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"]
+    structure = Structure().keeping_experts(dict(zip(names, kept, strict=True)), dict.fromkeys(names, 4))
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "in", experts=4, layers=2)) as source:
+        verdict = stock_verdict(source, structure)
+    assert verdict.config == config
+    assert verdict.nearest == (None if config else "`prune-experts --balance 1:1`")
+    if not config:
+        assert verdict.reason == "experts differ between layers (2 to 3)"
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "bart", "gpt2", "t5", "bert"])
+def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, family: str) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "in", family)) as source:
+        numbers = uniform_heads(source)
+        if family not in ("llama", "mistral", "qwen2"):
+            assert numbers == ()
+            return
+        taken = []
+        for kept in range(1, 5):
+            counts = {"num_attention_heads": 2 * kept, "num_key_value_heads": kept, "head_dim": 4}
+            try:
+                CONFIG_MAPPING[family].from_dict({**source.config, **counts})
+            except Exception:  # of whatever kind this version of transformers raises
+                continue
+            taken.append(kept)
+    assert numbers == tuple(taken)
+
+
+def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "in", "llama")) as source:
+        source.config["num_attention_heads"] = "many"
+        with pytest.raises(CheckpointError, match="not a count"):
+            uniform_heads(source)

@@ -1,0 +1,94 @@
+"""What is said of a checkpoint whose family is not declared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.undeclared import nearest_family, surmise
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.tensors.stored import TensorInfo
+from tests.contracts.method_contract import logits
+from tests.families import MODEL_TYPES, stored_shapes, tiny_config_of
+from tests.tiny import tiny_nllb_moe, write_json
+
+
+def tensors(**shapes: tuple[int, ...]) -> dict[str, TensorInfo]:
+    names = {name.replace("__", "."): shape for name, shape in shapes.items()}
+    return {name: TensorInfo(name, "F16", shape) for name, shape in names.items()}
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_nearest_family_is_one_of_the_same_layout(model_type: str) -> None:
+    names = stored_shapes(json.dumps(tiny_config_of(model_type), sort_keys=True))
+    alike = (
+        {"llama", "mistral", "qwen2"},
+        {"m2m_100", "marian", "pegasus", "bart", "mbart"},
+        {"bert", "roberta", "xlm-roberta"},
+        {"t5", "mt5"},
+    )
+    wanted = next((group for group in alike if model_type in group), {model_type})
+    assert nearest_family(f"inner.{name}" for name in names) in wanted
+
+
+def test_unlike_names_resemble_nothing() -> None:
+    assert nearest_family(["backbone.layers.0.mixer.in_proj.weight", "backbone.norm_f.weight"]) == ""
+    assert nearest_family([]) == ""
+
+
+def test_stacked_and_numbered_experts() -> None:
+    stacked = tensors(model__layers__0__mlp__experts__gate_up_proj=(16, 8, 4))
+    assert surmise({}, stacked).experts == {"model.layers.*.mlp.experts": 16}
+    numbered = {
+        f"h__{layer}__experts__{expert}__w1__weight": (8, 4) for layer in (0, 1) for expert in range(3)
+    }
+    found = surmise({}, tensors(**numbered, embed__wte__weight=(50, 4)))
+    assert found.experts == {"h.*.experts": 3}
+    assert found.layers == {"h": 2}
+    assert found.tables == ("embed.wte",)
+    assert set(found.modules) == {"h.*.experts", "embed.wte"}
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({}, ("", "")),
+        ({"quantization_config": {"quant_method": "awq"}}, ("awq", "")),
+        ({"quantization_config": {}, "text_config": {"model_type": "llama"}}, ("of unknown method", "llama")),
+        ({"quantization_config": 3, "text_config": ["llama"]}, ("", "")),
+    ],
+)
+def test_what_config_json_says(config: dict[str, Any], found: tuple[str, str]) -> None:
+    made = surmise(config, {})
+    assert (made.quantisation, made.text_type) == found
+
+
+def test_a_language_model_inside_of_another_is_named(tmp_path: Path) -> None:
+    changes = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
+    with (
+        open_checkpoint(tiny_nllb_moe(tmp_path / "model", config=changes)) as opened,
+        pytest.raises(UnsupportedModelError, match="holds a gemma3_text beside other parts"),
+    ):
+        opened.require_architecture()
+
+
+def test_results_of_older_types_have_the_name_of_today(tmp_path: Path) -> None:
+    source = tiny_nllb_moe(tmp_path / "source")
+    wanted = logits(source)
+    config = json.loads((source / "config.json").read_text())
+    write_json(source / "config.json", {**config, "model_type": "nllb_moe"})
+    assert (logits(source) == wanted).all()
+    from prunecli.methods.heads.rewrite import rewrite
+
+    with open_checkpoint(source) as opened:
+        structure, outputs = rewrite(opened, {})
+        rewrite_checkpoint(
+            opened, Rewrite(structure, outputs, stock_config(opened, structure)), tmp_path / "out"
+        )
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "nllb-moe"
+    assert (logits(tmp_path / "out") == wanted).all()

@@ -1,0 +1,98 @@
+"""What the machine says it has."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunecli.errors import OutputError
+from prunecli.modules import machine
+from prunecli.modules.machine import (
+    available_memory,
+    container_room,
+    control_groups,
+    disk_room,
+    free_memory,
+    keep_below,
+    resident_now,
+)
+
+
+def group(path: Path, limit: str) -> Path:
+    (path / "memory.max").write_text(f"{limit}\n")
+    (path / "memory.current").write_text("700\n")
+    (path / "memory.stat").write_text("anon 400\ninactive_file 200\nactive_file 50\n")
+    return path
+
+
+@pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("400", 0), ("max", None), ("", None)])
+def test_a_container_s_limit(limit: str, room: int | None, tmp_path: Path) -> None:
+    assert container_room(group(tmp_path, limit)) == room
+
+
+@pytest.mark.parametrize(("limit", "room"), [("1000", 500), ("9223372036854771712", None), ("", None)])
+def test_a_container_of_version_1(limit: str, room: int | None, tmp_path: Path) -> None:
+    (tmp_path / "memory.limit_in_bytes").write_text(f"{limit}\n")
+    (tmp_path / "memory.usage_in_bytes").write_text("700\n")
+    (tmp_path / "memory.stat").write_text("inactive_file 1\ntotal_inactive_file 200\n")
+    assert container_room(tmp_path) == room
+
+
+def test_groups_around_a_group_limit_it_too(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.write_text("9:name=systemd:/\n4:cpu,memory:/job/7\n0::/user/shell\n")
+    assert [str(folder.relative_to(tmp_path)) for folder in control_groups(own, tmp_path)] == [
+        *("memory/job/7", "memory/job", "memory"),
+        *("user/shell", "user", "."),
+    ]
+    assert control_groups(tmp_path / "none", tmp_path) == [tmp_path]
+
+
+def test_the_smallest_bound_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "control_groups", lambda: [tmp_path, group(tmp_path, "1000")])
+    assert available_memory() == 500
+    monkeypatch.setattr(machine, "process_room", lambda: 30)
+    assert available_memory() == 30
+
+
+def test_a_limit_of_the_process() -> None:
+    code = (
+        "import resource; from prunecli.modules.machine import available_memory; "
+        "import psutil; used = psutil.Process().memory_info().vms; "
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), resource.RLIM_INFINITY)); "
+        "print(available_memory())"
+    )
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(made.stdout) <= 64 << 20
+
+
+def test_no_container(tmp_path: Path) -> None:
+    assert container_room(tmp_path) is None
+
+
+def test_this_process_counts_as_free() -> None:
+    assert free_memory(torch.device("cpu")) > resident_now() > 1 << 20
+
+
+def test_a_disk_and_none(tmp_path: Path) -> None:
+    assert disk_room(tmp_path) > 0
+    assert disk_room(None) > 0
+    with pytest.raises(OutputError, match="nowhere"):
+        disk_room(tmp_path / "nowhere")
+
+
+def test_freed_memory_goes_back_only_when_there_is_too_much() -> None:
+    blocks = [torch.ones(1 << 14) for _ in range(2000)]  # 125 MiB, too small to be given back one by one
+    last = torch.ones(1 << 14)  # and in the way of the heap's end
+    full = resident_now()
+    del blocks
+    keep_below(full + (1 << 30))
+    kept = resident_now()
+    keep_below(0)
+    assert resident_now() <= kept
+    assert resident_now() < full - (60 << 20)
+    assert last.sum() == 1 << 14

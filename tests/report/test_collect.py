@@ -1,0 +1,174 @@
+"""What is found in a directory, and what is named as damaged."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from prunecli.errors import DataError
+from prunecli.report.collect import collect
+from prunecli.report.schemas import Evaluation, Latency
+from tests.report import results
+from tests.tiny import tiny_nllb_moe, write_json
+
+
+def test_results_and_checkpoints_at_any_depth_by_name(tmp_path):
+    tiny_nllb_moe(tmp_path / "b" / "model")
+    for place, payload in (("a.json", results.latency()), ("b/c/e.json", results.evaluation())):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        write_json(tmp_path / place, payload)
+    found = collect(tmp_path)
+    assert [one.name for one in found.checkpoints] == ["b/model"]
+    assert [name for name, _ in found.of(Latency)] == ["a.json"]
+    assert [name for name, _ in found.of(Evaluation)] == ["b/c/e.json"]
+    assert found.unreadable == ()
+    assert found.title == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    "place", [".hidden/e.json", "run.training/e.json", "node_modules/e.json", "1/2/3/4/5/e.json", ".e.json"]
+)
+def test_what_is_stepped_over(tmp_path, place):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    write_json(tmp_path / place, results.evaluation())
+    with pytest.raises(DataError, match="nothing to report"):
+        collect(tmp_path)
+
+
+def test_links_to_folders_are_not_followed(tmp_path):
+    write_json(tmp_path / "e.json", results.evaluation())
+    (tmp_path / "again").symlink_to(tmp_path, target_is_directory=True)
+    assert len(collect(tmp_path).documents) == 1
+
+
+def test_files_of_others_are_passed_over(tmp_path):
+    write_json(tmp_path / "e.json", results.evaluation())
+    write_json(tmp_path / "tokenizer.json", {"model": {}})
+    write_json(tmp_path / "evaluation.json", {"of": "another tool"})
+    (tmp_path / "notes.json").write_text("{not json")
+    write_json(tmp_path / "inspected.json", {"format": "prunecli.inspect/1"})
+    (tmp_path / "app").mkdir()
+    write_json(tmp_path / "app" / "config.json", {"port": 80})
+    found = collect(tmp_path)
+    assert [one.name for one in found.documents] == ["e.json"]
+    assert not found.checkpoints + found.unreadable
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("x.json", json.dumps(results.evaluation())[:300], "cut short"),
+        ("evaluation.json", "", "an empty file"),
+        ("m.finetune.json", '{"steps": 1', "cut short"),
+        (
+            "x.json",
+            json.dumps({**results.evaluation(), "format": "prunecli.evaluation/2"}),
+            "this prunecli reads",
+        ),
+        ("x.json", json.dumps({**results.evaluation(), "results": []}), "results: "),
+        ("x.json", json.dumps({**results.evaluation(), "results": 3}), "results: "),
+        ("x.json", json.dumps({**results.latency(), "sentences": -1}), "sentences: "),
+        ("x.json", json.dumps({**results.latency(), "sentences": 10**30}), "sentences: "),
+        ("x.json", json.dumps(results.heads()).replace("12.5", "-1"), "negative"),
+        ("x.json", json.dumps({"format": "prunecli.gates/1"}), "lacks"),
+        ("x.json", '{"format": "prunecli.latency/1", "runs": NaN}', "NaN"),
+        ("x.json", '{"format": "prunecli.latency/1", "runs": ' + "[" * 100_000, "recursion|cut short"),
+    ],
+)
+def test_damaged_results_are_named_with_what_is_wrong(tmp_path, name, text, reason):
+    (tmp_path / name).write_text(text)
+    found = collect(tmp_path)
+    assert not found.documents
+    assert [one.name for one in found.unreadable] == [name]
+    assert re.search(reason, found.unreadable[0].reason)
+    assert str(tmp_path) not in found.unreadable[0].reason
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"matrix": [[0, 2, 0.5, 2], [1, 4, 1.25, 3]]}, "no tree"),
+        ({"matrix": [[0, 2, 0.5, 2], [0, 3, 1.25, 3]]}, "no tree"),
+        ({"matrix": [[0, 2, 0.5, 2]]}, "no tree"),
+        ({"matrix": [[0, 2, -0.5, 2], [1, 3, 1.25, 3]]}, "negative"),
+        ({"languages": ["only"]}, "languages"),
+    ],
+)
+def test_trees_that_are_none_are_refused(tmp_path, change, reason):
+    payload = results.languages()
+    payload["clustering"]["encoder"] |= change
+    write_json(tmp_path / "l.json", payload)
+    assert reason in collect(tmp_path).unreadable[0].reason
+
+
+def test_matrices_without_their_rows_are_refused(tmp_path):
+    write_json(tmp_path / "a.json", {**results.similarity(), "components": {"first": []}})
+    write_json(tmp_path / "b.json", {**results.languages(), "pairs": ["a-b"]})
+    layers = results.languages()
+    layers["experts_per_layer"]["mean"] = []
+    write_json(tmp_path / "c.json", layers)
+    assert [one.name for one in collect(tmp_path).unreadable] == ["a.json", "b.json", "c.json"]
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    path = tiny_nllb_moe(tmp_path / "model") / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+    broken = tiny_nllb_moe(tmp_path / "reduced")
+    (broken / "config.json").write_text('{"prunecli": ')
+    (broken / "modeling_prunecli.py").write_text("")
+    found = collect(tmp_path)
+    assert [one.name for one in found.unreadable] == ["model", "reduced"]
+    assert "model.safetensors" in found.unreadable[0].reason
+    assert "not JSON" in found.unreadable[1].reason
+
+
+def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
+    from prunecli.model.checkpoint import open_checkpoint
+
+    base = tiny_nllb_moe(tmp_path / "base")
+    with open_checkpoint(base) as opened:
+        fingerprint = opened.fingerprint
+    work = tmp_path / "work"
+    work.mkdir()
+    write_json(work / "e.json", results.evaluation())
+    assert collect(work, {"demo": base}).elsewhere == ()
+    models = [{"path": "base", "fingerprint": fingerprint}, results.MODELS[1]]
+    write_json(work / "e.json", results.evaluation(models))
+    found = collect(work, {"demo": base})
+    assert [one.name for one in found.elsewhere] == ["demo"]
+    assert found.known("demo", fingerprint) is found.elsewhere[0]
+    assert found.known("demo", "") is None
+
+
+def test_of_equal_checkpoints_the_one_of_the_name_is_known(tmp_path):
+    for name in ("a", "b"):
+        tiny_nllb_moe(tmp_path / name)
+    found = collect(tmp_path)
+    assert found.known("b", found.checkpoints[0].fingerprint).name == "b"
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "empty"])
+def test_nothing_to_report_is_an_error_with_a_remedy(tmp_path, kind):
+    path = tmp_path / "x"
+    if kind == "file":
+        path.write_text("")
+    elif kind == "empty":
+        path.mkdir()
+    with pytest.raises(DataError) as error:
+        collect(path)
+    assert str(path) in error.value.message
+    assert error.value.remedy
+
+
+def test_layers_of_countless_experts_or_heads_are_refused(tmp_path):
+    payload = results.heads()
+    payload["heads"]["model.encoder.layers.0.self_attn"] = [0, 10**30]
+    write_json(tmp_path / "heads.json", payload)
+    path = tiny_nllb_moe(tmp_path / "model") / "config.json"
+    structure = {"version": 1, "heads": {}, "original_heads": {"model.encoder.layers.0.self_attn": 10**9}}
+    write_json(path, {**json.loads(path.read_text()), "prunecli": structure})
+    found = collect(tmp_path)
+    assert [one.name for one in found.unreadable] == ["heads.json", "model"]
+    assert all("at most 65,536" in one.reason for one in found.unreadable)

@@ -1,0 +1,98 @@
+"""Steps of histories as they are shown: options as typed, everything else in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prunecli.report.history import step_text, told_apart_step
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "expected"),
+    [
+        ("prune-experts", {"ratio": 0.8, "keep": 51}, "prune-experts --ratio 0.8 (at most 51 experts)"),
+        (
+            "prune-experts",
+            {"experts_per_layer": {"decoder": 12, "encoder": 36}},
+            "prune-experts --experts-per-layer 36,12",
+        ),
+        ("prune-experts", {"fit_bytes": 3 << 30}, "prune-experts (to fit in 3,221,225,472 bytes)"),
+        (
+            "prune-heads",
+            {"removed": 10, "attention": ["cross", "encoder"], "method": "gradient"},
+            "prune-heads --attention cross,encoder (10 heads removed, scores by gradient)",
+        ),
+        (
+            "finetune",
+            {"train": DIGEST, "valid": None, "betas": [0.9, 0.98], "hidden": 0.5, "beam": 1, "best": 3},
+            "finetune --hidden-weight 0.5 --beam 1 (text 01234567…, betas 0.9,0.98, best at step 3)",
+        ),
+        (
+            "finetune",
+            {"valid": DIGEST, "from_scratch": "bart"},
+            "finetune --from-scratch bart (validated on 01234567…)",
+        ),
+        (
+            "trim-vocabulary",
+            {"keep": ["a", "b"], "cache": True, "no": False},
+            "trim-vocabulary --keep a,b --cache",
+        ),
+        ("finetune", {"teacher": {"path": "big", "fingerprint": "sha256:1"}}, "finetune --teacher big"),
+        ("odd", {"sum": f"sha256:{DIGEST}"}, "odd --sum sha256:01234567…"),
+        ("odd", {"ids": list(range(99))}, "odd --ids " + ",".join(map(str, range(99)))[:159] + "…"),
+        ("odd", None, "odd"),
+    ],
+)
+def test_a_step_is_shown_as_it_was_typed(
+    command: str, arguments: dict[str, Any] | None, expected: str
+) -> None:
+    assert step_text({"command": command, "arguments": arguments}) == expected
+
+
+def test_what_it_was_made_from_may_follow() -> None:
+    step = {"command": "prune-heads", "arguments": {"removed": 51}}
+    assert step_text(step, "from demo") == "prune-heads (51 heads removed, from demo)"
+    assert step_text({}, "from demo") == "? (from demo)"
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "expected"),
+    [
+        ("prune-experts", "experts", "prune-experts --ratio 0.8 (48 of 1,256 experts kept)"),
+        ("trim-vocabulary", "vocabulary", "trim-vocabulary --ratio 0.8 (48 of 1,256 tokens kept)"),
+    ],
+)
+def test_what_was_kept_is_said_not_what_was_asked(command: str, field: str, expected: str) -> None:
+    step = {"command": command, "arguments": {"ratio": 0.8}, field: {"before": 1256, "after": 48}}
+    assert step_text(step) == expected
+    assert step_text({**step, field: {"before": "many"}}) == f"{command} --ratio 0.8"
+
+
+def test_a_step_of_the_tree_is_told_by_what_differs_from_its_siblings() -> None:
+    def step(ratio: float, after: int, gates: str = "1", **more: Any) -> dict[str, Any]:
+        arguments = {"ratio": ratio, "metric": "top1", "strategy": "per-layer", **more}
+        statistics = {"file": "gates.json", "sha256": gates * 64}
+        counts = {"before": 256, "after": after}
+        return {
+            "command": "prune-experts",
+            "arguments": arguments,
+            "statistics": statistics,
+            "experts": counts,
+        }
+
+    one, two = step(0.8, 48, balance="1:1"), step(0.8, 48, balance="3:1")
+    heads = {"command": "prune-heads", "arguments": {"removed": 3}}
+    assert told_apart_step(one, [heads]) == "prune-experts --ratio 0.8"
+    assert told_apart_step(heads, [one]) == "prune-heads (3 heads removed)"
+    assert told_apart_step(one, [two, heads]) == "prune-experts --balance 1:1"
+    less = step(0.5, 128, balance="1:1")
+    assert told_apart_step(less, [one]) == "prune-experts --ratio 0.5 (128 of 256 experts kept)"
+    other = step(0.8, 48, "2", balance="1:1")
+    assert told_apart_step(other, [one]) == (
+        "prune-experts (48 of 256 experts kept, gates.json (sha256:22222222…))"
+    )
+    assert told_apart_step({"command": "finetune"}, [{"command": "finetune"}]) == "finetune"

@@ -1,0 +1,340 @@
+"""The page: its sections from results written by hand and from real tiny checkpoints."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.errors import OutputError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.report.collect import collect
+from prunecli.report.page import SECTIONS, report_page, write_page
+from tests.commands.gates import write_gates
+from tests.commands.heads import scored
+from tests.report import results
+from tests.report.pages import Page
+from tests.tiny import tiny_nllb_moe, write_json
+
+HOSTILE = '<script>alert("x")</script>&amp;\'"\u202e\0--><svg onload=x>'
+
+
+def page(directory, elsewhere=None) -> Page:
+    return Page(report_page(collect(directory, elsewhere)))
+
+
+def reduced(directory, source, steps, **structure):
+    """A copy of `source` whose config.json tells of steps; nothing is removed but what `structure` says."""
+    shutil.copytree(source, directory)
+    config = json.loads((directory / "config.json").read_text())
+    config["prunecli"] = {"version": 1, "history": steps, **structure}
+    write_json(directory / "config.json", config)
+    return directory
+
+
+def step(command, source, **arguments):
+    return {
+        "command": command,
+        "arguments": arguments,
+        "prunecli": "0.1.0",
+        "source": source,
+        "statistics": [{"file": "gates.json", "sha256": "0123456789"}],
+    }
+
+
+def source_of(directory):
+    with open_checkpoint(directory) as opened:
+        return {"path": directory.name, "fingerprint": opened.fingerprint}
+
+
+def test_quality_beside_size_and_speed_of_checkpoints_that_are_gone(tmp_path):
+    write_json(tmp_path / "evaluation.json", results.evaluation())
+    write_json(tmp_path / "latency.json", results.latency())
+    found = page(tmp_path)
+    assert found.sections() == ["Quality, size and speed", "Speed and memory"]
+    for text in (
+        "61.5",
+        "58.2",
+        "1.50M",
+        "2.86 MiB",
+        "150.0 ± 2.0",
+        "1.50 ± 0.02",
+        "p = 0.012",
+        "25.0%",
+        "2 CPU threads",
+    ):
+        assert text in found.text, text
+    assert "chrF++ against parameters" in found.figures
+    assert "chrF++ against speed" in found.figures
+    assert "small: tokens per second 150, chrF++ 58.25" in found.text
+
+
+def test_scores_of_other_tasks(tmp_path):
+    write_json(tmp_path / "lm.json", results.language_model())
+    found = page(tmp_path)
+    assert "perplexity" in found.text
+    assert "p < 0.001" in found.text
+    assert "70 texts" in found.text
+    assert "chrF++" not in found.text
+
+
+def test_a_test_on_few_texts_is_not_shown(tmp_path):
+    payload = results.language_model()
+    write_json(tmp_path / "lm.json", {**payload, "data": {**payload["data"], "texts": 29}})
+    found = page(tmp_path)
+    assert "29 texts" in found.text
+    assert "p < 0.001" not in found.text
+
+
+def test_checkpoints_that_are_gone_are_not_called_unreduced(tmp_path):
+    base = tiny_nllb_moe(tmp_path / "big")
+    write_json(tmp_path / "evaluation.json", results.evaluation([source_of(base), results.MODELS[1]]))
+    write_json(tmp_path / "latency.json", results.latency())
+    found = page(tmp_path)
+    assert "parameters removed" in found.text
+    assert "small" in found.text
+    write_json(tmp_path / "evaluation.json", results.evaluation([results.MODELS[0], source_of(base)]))
+    found = page(
+        tmp_path
+    )  # what was removed is counted against the first, which is gone: latency.json has its size
+    assert "parameters removed" in found.text
+    assert "not reduced" not in found.text
+    (tmp_path / "latency.json").unlink()
+    assert "parameters removed" not in page(tmp_path).text
+
+
+def test_an_original_elsewhere_has_its_point_in_every_chart(tmp_path, tmp_path_factory):
+    original = source_of(tiny_nllb_moe(tmp_path_factory.mktemp("elsewhere") / "full"))
+    layers = [f"model.{side}.layers.{layer}.ffn" for side in ("encoder", "decoder") for layer in (1, 3)]
+    for count, balance in ((2, "1:1"), (4, "1:1"), (6, "3:1")):
+        step = {"command": "prune-experts", "arguments": {"ratio": 1 - count / 8, "balance": balance}}
+        mark = {
+            "version": 1,
+            "experts": {layer: list(range(count)) for layer in layers},
+            "original_experts": dict.fromkeys(layers, 8),
+            "history": [step | {"source": original}],
+        }
+        tiny_nllb_moe(tmp_path / f"kept-{count}", experts=count, config={"prunecli": mark})
+    names = [f"kept-{count}" for count in (2, 4, 6)]
+    payload = results.evaluation([original, *(source_of(tmp_path / name) for name in names)])
+    row = payload["results"][0] | {"parameters": 3_000_000, "checkpoint_bytes": 6_000_000}
+    payload["results"] = [row | {"checkpoint": name} for name in ("full", *names)]
+    write_json(tmp_path / "evaluation.json", payload)
+    found = page(tmp_path)
+    assert {"chrF++ against the experts removed", "chrF++ against parameters"} <= set(found.figures)
+    assert found.text.count("full: % of experts removed 0") == 2, "it starts either line"
+    assert "full: million parameters 3" in found.text
+    assert "balance 1:1" in found.text
+    assert "balance 3:1" in found.text
+    assert "not in this directory" not in found.text
+
+
+def test_several_pairs_are_counted_and_listed(tmp_path):
+    payload = results.evaluation()
+    payload["pairs"].append("fra_Latn-eng_Latn")
+    for row in payload["results"]:
+        row["pairs"]["fra_Latn-eng_Latn"] = {"chrf++": 44.4}
+    payload["results"][1]["mean"]["significant"] = {"chrf++": {"worse": 2, "better": 0}}
+    write_json(tmp_path / "evaluation.json", payload)
+    found = page(tmp_path)
+    assert "2 worse, 0 better of 2" in found.text
+    assert "chrF++ by pair" in found.figures
+    assert "44.4" in found.text
+
+
+def test_speed_against_batch_size(tmp_path):
+    write_json(tmp_path / "latency.json", results.latency((1, 4)))
+    found = page(tmp_path)
+    assert "Tokens per second, beam 5, against batch size" in found.figures
+    assert "small, batch 4: batch size 4, tokens per second 600" in found.text
+
+
+def test_languages(tmp_path):
+    write_json(tmp_path / "languages.json", results.languages())
+    found = page(tmp_path)
+    assert found.sections() == ["Languages"]
+    for text in ("joined at 1.250", "deu_Latn-eng_Latn, eng_Latn-fra_Latn: 0.25", "88%", "36.5 (30 to 41)"):
+        assert text in found.text, text
+
+
+def test_similarity(tmp_path):
+    write_json(tmp_path / "similarity.json", results.similarity())
+    found = page(tmp_path)
+    for text in ("e0.sa, e0.sa: 0.9125", "e0.ffn, e0.sa: nothing", "CKA, % of the benchmark", "97.2"):
+        assert text in found.text, text
+    assert "CKA: big (down) and small (across)" in found.figures
+
+
+def test_training(tmp_path):
+    write_json(tmp_path / "recovered.finetune.json", results.finetune())
+    found = page(tmp_path)
+    assert {"Loss of recovered", "chrF++ of recovered"} <= set(found.figures)
+    assert "validation: update 300, loss 4.5" in found.text
+    assert "300" in found.text
+
+
+def test_heads_by_kind_of_attention(tmp_path):
+    write_json(tmp_path / "heads.json", results.heads())
+    found = page(tmp_path)
+    assert {"encoder self-attention", "cross-attention"} <= set(found.figures)
+    assert "layer 0, head 0: 1.25" in found.text
+    assert "layer 0, head 1: nothing" in found.text
+    assert "layer 1, head 2: 0.5" in found.text
+
+
+def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
+    payload = results.heads() | {
+        "method": "ablation",
+        "metric": "loss",
+        "base": 2.0,
+        "without": results.heads()["sum"],
+    }
+    write_json(tmp_path / "heads.json", payload)
+    found = page(tmp_path)
+    assert (
+        "What the score loses without the head; translation, 10 examples; loss, 2 with all heads"
+        in found.text
+    )
+    assert "layer 0, head 0: 10.5" in found.text  # the loss rises from 2 to 12.5
+    assert "layer 1, head 0: -2" in found.text
+    write_json(tmp_path / "heads.json", payload | {"method": "all-but-one", "only": payload["without"]})
+    assert "layer 0, head 0: 12.5" in page(tmp_path).text
+
+
+def test_heads_of_an_unknown_family_are_drawn_by_name(tmp_path):
+    write_json(tmp_path / "heads.json", results.heads("something-new"))
+    assert "layer model.encoder.layers.0.self_attn, head 0: 1.25" in page(tmp_path).text
+
+
+def test_traffic_of_gates(tmp_path):
+    write_gates(tmp_path / "gates.json")
+    found = page(tmp_path)
+    assert found.sections() == ["Experts"]
+    assert "12 pairs, collected with forced decoding" in found.text
+    assert "model.encoder.layers.1.ffn, 0: " in found.text
+
+
+def test_parts_history_and_families_of_checkpoints(tmp_path):
+    base = tiny_nllb_moe(tmp_path / "base")
+    first = step("prune-experts", source_of(base), ratio=0.5, languages=["a", "b"], quick=True, spare=None)
+    reduced(tmp_path / "pruned", base, [first])
+    second = step("finetune", source_of(tmp_path / "pruned"), steps=10, teacher={"path": "base"})
+    reduced(tmp_path / "tuned", base, [first, second])
+    third = step("prune-heads", {"path": "lost", "fingerprint": "sha256:77"}, ratio=0.1)
+    reduced(tmp_path / "grandchild", base, [first, step("share-ffn", first["source"]), third])
+    found = page(tmp_path)
+    assert found.sections() == ["Checkpoints", "Pruning history"]
+    for text in ("prune-experts --languages a,b --quick --ratio 0.5", "finetune --steps 10 --teacher base"):
+        assert text in found.text, text
+    assert "--spare" not in found.text
+    assert (
+        "lost: share-ffn" in found.text
+    )  # an ancestor that no longer exists has the name its child read it under
+    assert found.tags["circle"] == 5
+    with open_checkpoint(base) as opened:
+        total = sum(info.numel for info in opened.tensors.values())
+    assert f"{total:,}" in found.text
+
+
+def test_real_reductions_have_strips_and_head_maps(tmp_path):
+    base = tiny_nllb_moe(tmp_path / "base")
+    chosen = tmp_path / "experts.json"
+    write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
+    with open_checkpoint(base) as opened:
+        write_json(tmp_path / "heads.json", scored(opened))
+    call(prune_experts, base, "--experts", chosen, "-o", tmp_path / "fewer")
+    call(
+        prune_heads,
+        tmp_path / "fewer",
+        "--scores",
+        tmp_path / "heads.json",
+        "--count",
+        3,
+        "-o",
+        tmp_path / "small",
+    )
+    found = page(tmp_path)
+    assert found.sections() == ["Checkpoints", "Pruning history", "Experts", "Attention heads"]
+    assert "Experts kept by fewer: 16 of 32" in found.figures
+    assert "Experts kept by small: 16 of 32" in found.figures
+    assert "21 of 24" in found.text
+    assert found.tags["circle"] == 3
+    models = [source_of(tmp_path / name) for name in ("base", "small")]
+    write_json(tmp_path / "evaluation.json", results.evaluation(models))
+    found = page(tmp_path)
+    assert "chrF++ against the heads removed" in found.figures
+    assert "small: % of heads removed 12.5, chrF++ 58.25" in found.text
+
+
+def call(command, *arguments):
+    app = typer.Typer()
+    app.command()(command)
+    made = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert made.exit_code == 0, made.exception or made.output
+
+
+def test_names_in_files_stay_text(tmp_path):
+    base = tiny_nllb_moe(tmp_path / "<img src=x onerror=y>")
+    hostile = step(HOSTILE, {"path": HOSTILE, "fingerprint": HOSTILE}, **{HOSTILE: HOSTILE})
+    reduced(
+        tmp_path / "a&b<i>",
+        base,
+        [hostile, {"command": ["x"], "arguments": 3, "source": "?", "statistics": 1}],
+    )
+    for name in ("evaluation", "latency", "languages", "similarity", "finetune", "heads"):
+        text = json.dumps(getattr(results, name)())
+        for word in ("small", "test", "eng_Latn", "cpu (some", "0.sa", "recovered", "importance", 'chrf++"}'):
+            text = text.replace(f'"{word}', '"' + json.dumps(HOSTILE)[1:-1] + word.replace('"}', ""))
+        (tmp_path / f"{name}<b>.json").write_text(text)
+    source = report_page(collect(tmp_path))
+    found = Page(source)
+    assert "<script" not in source
+    assert "onload=x>" not in source
+    assert '<script>alert("x")</script>' in found.text
+    source.encode("utf-8")
+
+
+def test_damaged_files_are_on_the_page(tmp_path):
+    write_json(tmp_path / "e.json", results.evaluation())
+    (tmp_path / "latency.json").write_text("{")
+    found = page(tmp_path)
+    assert found.sections() == ["Unreadable files", "Quality, size and speed"]
+    assert "latency.json" in found.text
+    (tmp_path / "e.json").unlink()
+    assert page(tmp_path).sections() == ["Unreadable files"]
+
+
+def test_equal_directories_make_equal_bytes(tmp_path):
+    pages = []
+    for place in ("one", "another"):
+        work = tmp_path / place / "work"
+        work.mkdir(parents=True)
+        names = ["evaluation", "latency", "languages", "similarity", "finetune", "heads"]
+        for name in names if place == "one" else reversed(names):
+            write_json(work / f"{name}.json", getattr(results, name)())
+        (work / "gates.json").write_text("{")
+        tiny_nllb_moe(work / "model")
+        pages.append(report_page(collect(work)))
+    assert pages[0] == pages[1]
+    assert len(Page(pages[0]).sections()) == len(SECTIONS) - 2  # no history, no experts
+
+
+def test_a_page_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "report.html"
+    path.write_text("before")
+    with pytest.raises(UnicodeEncodeError):
+        write_page(path, "a" * 100_000 + "\ud800")
+    assert path.read_text() == "before"
+    write_page(path, "after")
+    assert [one.name for one in tmp_path.iterdir()] == ["report.html"]
+    assert path.read_text() == "after"
+
+
+def test_a_page_in_no_directory_is_refused(tmp_path):
+    with pytest.raises(OutputError, match="no such directory"):
+        write_page(tmp_path / "missing" / "report.html", "x")

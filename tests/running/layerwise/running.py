@@ -1,0 +1,75 @@
+"""Batches for any family, run in memory and layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.modules.loading import load_model
+from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
+from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.running import LayerMajor
+from prunecli.running.layerwise.states import States
+
+CPU = torch.device("cpu")
+BATCHES = (
+    torch.tensor([[5, 9, 12, 2], [7, 2, 1, 1]]),
+    torch.tensor([[5, 9, 12, 6, 8, 2], [7, 2, 1, 1, 1, 1], [5, 5, 5, 2, 1, 1]]),
+    torch.tensor([[11, 2]]),
+)
+
+
+def inputs(model: Any, ids: torch.Tensor) -> dict[str, Any]:
+    """Arguments of one forward pass, without a cache."""
+    found: dict[str, Any] = {"input_ids": ids, "attention_mask": (ids != 1).long()}
+    if model.config.is_encoder_decoder:
+        found["decoder_input_ids"] = ids.flip(1)
+    if model.can_generate():
+        found["use_cache"] = False
+    return found
+
+
+def in_memory(path: Path, dtype: str = "float32") -> list[Any]:
+    """What the model says of each batch."""
+    model = load_model(path, device="cpu", dtype=dtype)
+    with torch.inference_mode():
+        return [model(**inputs(model, ids))[0] for ids in BATCHES]
+
+
+def skeleton_of(checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> Skeleton:
+    """A skeleton, its resident tensors in place."""
+    skeleton = make_skeleton(checkpoint, CPU, dtype)
+    fill_resident(skeleton, checkpoint)
+    return skeleton
+
+
+def by_layer(
+    path: Path, memory: int = 1 << 20, dtype: torch.dtype = torch.float32, **options: Any
+) -> tuple[list[Any], int]:
+    """What the model says of each batch, layer by layer, and the bytes that were read of its layers."""
+    found: dict[int, Any] = {}
+    with open_checkpoint(path) as checkpoint:
+        skeleton = skeleton_of(checkpoint, dtype)
+        model = skeleton.model
+
+        def forward(ids: torch.Tensor) -> Any:
+            return model(**inputs(model, ids))[0]
+
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, States(memory) as states:
+            LayerMajor(skeleton, reader, states).run(
+                [lambda ids=ids: forward(ids) for ids in BATCHES],
+                finish=lambda number, logits: found.__setitem__(number, logits),
+                **options,
+            )
+            assert states.free_memory == memory - memory % 64 or memory % 64
+            return [found[number] for number in range(len(BATCHES))], reader.bytes_read
+
+
+def assert_same(one: list[Any], other: list[Any]) -> None:
+    """Equal to the last bit."""
+    assert len(one) == len(other)
+    for a, b in zip(one, other, strict=True):
+        assert torch.equal(a, b)

@@ -1,0 +1,119 @@
+"""Layer by layer, every family says what it says in memory, to the last bit."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.errors import CheckpointError
+from prunecli.methods.experts.rewrite import rewrite as prune_experts
+from prunecli.methods.heads.rewrite import rewrite as prune_heads
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.running.layerwise.parts import make_skeleton
+from tests.families import GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
+from tests.ffn_layouts import LAYOUTS, tiny, write_changed
+from tests.running.layerwise.running import CPU, assert_same, by_layer, in_memory
+from tests.tiny import tiny_nllb_moe
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 4992, 0], ids=["in memory", "in both", "in a file"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type)
+    found, _ = by_layer(path, memory)
+    assert_same(found, in_memory(path))
+
+
+@pytest.mark.parametrize("memory", [1 << 20, 4992, 0], ids=["in memory", "in both", "in a file"])
+def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", router_bias=True, shards=3)
+    found, _ = by_layer(path, memory)
+    assert_same(found, in_memory(path))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("t5", GATED_T5),
+        ("llama", TIED_LLAMA),
+        ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 3}),
+        ("bart", {"architectures": ["BartModel"]}),
+        ("gpt2", {"architectures": ["GPT2Model"]}),
+    ],
+)
+def test_other_forms_of_a_family(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type, **changes)
+    found, _ = by_layer(path)
+    assert_same(found, in_memory(path))
+
+
+def test_pickled_shards(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", pickled=True, shards=4)
+    found, _ = by_layer(path)
+    assert_same(found, in_memory(path))
+
+
+@pytest.mark.parametrize("stored", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("computed", ["float32", "bfloat16", "float16"])
+def test_types(stored: str, computed: str, tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", dtype=stored)
+    found, _ = by_layer(path, dtype=getattr(torch, computed))
+    assert_same(found, in_memory(path, computed))
+
+
+def test_t5_in_float16_keeps_its_float32_parts(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", "t5", dtype="F16")
+    found, _ = by_layer(path, dtype=torch.float16)
+    assert_same(found, in_memory(path, "float16"))
+
+
+def test_uneven_experts(tmp_path: Path) -> None:
+    kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
+    source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
+    with open_checkpoint(source) as opened:
+        structure, outputs = prune_experts(opened, kept)
+        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+    found, _ = by_layer(pruned)
+    assert_same(found, in_memory(pruned))
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "t5", "bert", "gpt2", "llama"])
+def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
+    source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
+    some = itertools.cycle(((1, 3), (0, 1, 2), ()))
+    with open_checkpoint(source) as opened:
+        structure, outputs = prune_heads(opened, {a.name: next(some) for a in attention_layers(opened)}, None)
+        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+    found, _ = by_layer(pruned)
+    assert_same(found, in_memory(pruned))
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
+    names = list(LAYOUTS[case].names)
+    changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
+    path = write_changed(tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    found, _ = by_layer(path, 0)
+    assert_same(found, in_memory(path))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model")
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"encoder_ffn_dim": 32', '"encoder_ffn_dim": 48'))
+    with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match="misshapen"):
+        make_skeleton(checkpoint, CPU, torch.float32)
+
+
+def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", "bert")
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
+    with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match="missing"):
+        make_skeleton(checkpoint, CPU, torch.float32)

@@ -1,0 +1,291 @@
+"""Gradients layer by layer against those of the whole model in memory."""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from prunecli.errors import CheckpointError, OutputError
+from prunecli.methods.heads.rewrite import rewrite as prune_heads
+from prunecli.model.attention import attention_layers
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.modules.heads import output_projections
+from prunecli.modules.loading import load_model
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.running.layerwise.gradients import Gradients
+from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.swaps import frozen
+from prunecli.running.layerwise.tape import Tape
+from tests.families import GATED_T5, MODEL_TYPES, tiny_family
+from tests.ffn_layouts import LAYOUTS, tiny, write_changed
+from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
+from tests.running.layerwise.test_running import assert_clean, routed
+from tests.tiny import tiny_nllb_moe
+
+Found = dict[str, list[Tensor]]
+"""Attention's name -> gradient of the input of its output projection, batch by batch."""
+
+
+class Watch:
+    """Notes the gradients of what the output projections are given, in the order of the batches."""
+
+    def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
+        self.found: Found = {}
+        self.handles = [
+            projection.register_forward_pre_hook(self._hook(name))
+            for name, projection in output_projections(model, attention_layers(checkpoint)).items()
+        ]
+
+    def _hook(self, name: str) -> Any:
+        def hook(_: Any, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            context, *rest = given
+            context = context if context.requires_grad else context.detach().requires_grad_()
+            context.register_hook(
+                lambda gradient: self.found.setdefault(name, []).append(gradient.detach().clone())
+            )
+            return (context, *rest)
+
+        return hook
+
+
+def scalar(result: Any) -> Tensor:
+    """Something of which every part of the result has another share."""
+    weights = torch.linspace(-1, 1, result.numel(), dtype=torch.float32).view_as(result)
+    return (result.float() * weights).sum()
+
+
+def in_memory(path: Path, dtype: str = "float32") -> Found:
+    model = load_model(path, device="cpu", dtype=dtype)
+    with open_checkpoint(path) as checkpoint, frozen(model):
+        watch = Watch(model, checkpoint)
+        for ids in BATCHES:
+            scalar(model(**inputs(model, ids))[0]).backward()
+    return watch.found
+
+
+class Run:
+    """A checkpoint's skeleton, what was read of it, and the gradients."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype = torch.float32) -> None:
+        self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint, dtype)
+        self.watch = Watch(self.skeleton.model, checkpoint)
+        self.reads: Counter[str] = Counter()
+        self.spilled = 0
+        real = checkpoint.read_range
+
+        def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
+            self.reads[name] += end - start
+            return real(name, start, end, buffer)
+
+        checkpoint.read_range = counting  # type: ignore[method-assign]
+
+    def run(self, memory: int = 1 << 22, buffers: int = 2, **options: Any) -> Found:
+        model = self.skeleton.model
+        passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
+        with (
+            Reader(self.checkpoint, buffers, self.skeleton.widest_bytes, CPU) as reader,
+            States(memory) as states,
+            frozen(model),
+        ):
+            before = states.free_memory
+            options = {"start": lambda _number, result: scalar(result), **options}
+            Gradients(self.skeleton, reader, states).run(passes, **options)
+            assert states.free_memory == before
+            self.spilled = states.spilled_bytes
+        return self.watch.found
+
+
+def by_layer(path: Path, memory: int = 1 << 22, dtype: torch.dtype = torch.float32) -> Found:
+    with open_checkpoint(path) as checkpoint:
+        return Run(checkpoint, dtype).run(memory)
+
+
+def assert_same(found: Found, wanted: Found, rtol: float = 2e-5) -> None:
+    assert found.keys() == wanted.keys()
+    for name, gradients in wanted.items():
+        assert len(found[name]) == len(gradients) == len(BATCHES)
+        for one, other in zip(found[name], gradients, strict=True):
+            assert other.abs().max() > 0
+            torch.testing.assert_close(one, other, rtol=rtol, atol=rtol * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("memory", [1 << 22, 9984, 0], ids=["in memory", "in both", "in a file"])
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_every_dense_family(model_type: str, memory: int, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type)
+    assert_same(by_layer(path, memory), in_memory(path))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "bert", "roberta", "qwen2"])
+def test_one_stack_gives_the_same_bits(model_type: str, tmp_path: Path) -> None:
+    """With a decoder behind it, an encoder's gradients are summed in another order."""
+    path = tiny_family(tmp_path / "model", model_type)
+    found, wanted = by_layer(path), in_memory(path)
+    assert all(torch.equal(a, b) for name in wanted for a, b in zip(found[name], wanted[name], strict=True))
+
+
+@pytest.mark.parametrize("memory", [1 << 22, 9984, 0], ids=["in memory", "in both", "in a file"])
+def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", router_bias=True, shards=3)
+    assert_same(by_layer(path, memory), in_memory(path))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("t5", GATED_T5),
+        ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 3}),
+    ],
+)
+def test_other_forms_of_a_family(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type, **changes)
+    assert_same(by_layer(path), in_memory(path))
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "t5", "bert", "gpt2", "llama"])
+def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
+    """Of some attentions none is left: nothing comes back there, and the others have theirs all the same."""
+    source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
+    some = itertools.cycle(((), (1, 3), (0, 1, 2)))
+    with open_checkpoint(source) as opened:
+        structure, outputs = prune_heads(opened, {a.name: next(some) for a in attention_layers(opened)}, None)
+        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+    assert_same(by_layer(pruned), in_memory(pruned))
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
+    names = list(LAYOUTS[case].names)
+    changes = {names[1]: {"shared_with": names[0]}, names[2]: {"removed": True}}
+    path = write_changed(tiny(tmp_path / "source", case), tmp_path / "changed", case, changes)
+    assert_same(by_layer(path, 0), in_memory(path))
+
+
+@pytest.mark.parametrize("model_type", ["nllb-moe", "t5", "llama"])
+def test_bfloat16(model_type: str, tmp_path: Path) -> None:
+    make = tiny_nllb_moe if model_type == "nllb-moe" else partial(tiny_family, model_type=model_type)
+    path = make(tmp_path / "model", dtype="BF16")
+    found, wanted = by_layer(path, dtype=torch.bfloat16), in_memory(path, "bfloat16")
+    for name, gradients in wanted.items():
+        for one, other in zip(found[name], gradients, strict=True):
+            assert torch.nn.functional.cosine_similarity(one.flatten(), other.flatten(), 0) > 0.99
+
+
+def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+        run = Run(checkpoint)
+        run.run()
+        for number, stage in enumerate(run.skeleton.stages):
+            times = 1 if number == len(run.skeleton.stages) - 1 else 2
+            for place in stage.places:
+                assert run.reads[place.name] == times * checkpoint.info(place.name).nbytes
+        assert not {place.name for place in run.skeleton.resident} & set(run.reads)
+
+
+def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", experts=32)
+    used = routed(path)
+    with open_checkpoint(path) as checkpoint:
+        run = Run(checkpoint)
+        run.run()
+        for stage in run.skeleton.stages:
+            if stage.sparse is not None:
+                for expert in range(32):
+                    times = 2 if expert in used[stage.sparse.name] else 0
+                    for spec in stage.expert(expert):
+                        assert run.reads[spec.name] == times * checkpoint.info(spec.name).nbytes
+    assert any(len(experts) < 32 for experts in used.values())
+
+
+def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+        run, seen = Run(checkpoint), []
+        run.run(after=lambda stage, number: seen.append((stage.name, number)))
+        names = [stage.name for stage in run.skeleton.stages]
+        assert seen == [(name, number) for name in (*names, *reversed(names)) for number in range(3)]
+
+
+@pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
+def test_nothing_is_left_in_the_model(model_type: str, tmp_path: Path) -> None:
+    make = tiny_nllb_moe if model_type == "nllb-moe" else partial(tiny_family, model_type=model_type)
+    with open_checkpoint(make(tmp_path / "model")) as checkpoint:
+        run = Run(checkpoint)
+        run.run()
+        assert_clean(run.skeleton)
+        first = {name: list(found) for name, found in run.watch.found.items()}
+        run.watch.found.clear()
+        assert_same(run.run(), first, 0.0)  # and it can be run again
+
+
+class _StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", range(0, 46, 5))
+def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run, left = Run(checkpoint), [stop]
+
+        def fail(*_: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise _StopError
+
+        with pytest.raises(_StopError):
+            run.run(after=fail)
+        assert_clean(run.skeleton)
+
+
+@pytest.mark.parametrize("at", [1, 30], ids=["forwards", "back"])
+def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run, left, file = Run(checkpoint), [at], checkpoint.files[0]
+
+        def cut(*_: Any) -> None:
+            left[0] -= 1
+            if left[0] == 0:
+                os.truncate(file, 10_000)
+
+        with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
+            run.run(after=cut)
+        assert_clean(run.skeleton)
+
+
+def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+        run = Run(checkpoint)
+        with pytest.raises(OutputError, match="no room"):
+            run.run(0)
+        assert_clean(run.skeleton)
+
+
+def test_what_a_layer_hands_on_is_kept_once() -> None:
+    """As T5's layers do with the position bias."""
+    with States(1 << 16) as states:
+        tape, free = Tape(states, CPU), states.free_memory
+        hidden, bias = torch.randn(4, requires_grad=True), torch.randn(100)
+        first = tape.keep((hidden, bias), {}, {})
+        assert [one.differentiable for one in first] == [True, False]
+        given = tape.fetch(first)
+        assert [tensor.requires_grad for tensor in given] == [True, False]
+        second = tape.keep((given[0] * 2, given[1]), {"decoder": given}, {"decoder": first})
+        assert second[1] == first[1]
+        assert second[0] != first[0]
+        tape.drop(first)
+        assert torch.equal(tape.fetch(second)[1], bias)
+        tape.drop(second)
+        assert states.free_memory == free

@@ -1,0 +1,93 @@
+"""Blocks come in the order in which they are wanted, into buffers that are used again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.running.layerwise.parts import Spec, block_bytes, make_skeleton
+from prunecli.running.layerwise.reading import Reader
+from tests.running.layerwise.running import CPU
+from tests.tiny import tiny_nllb_moe
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_values_and_order(dtype: torch.dtype, tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        skeleton = make_skeleton(checkpoint, CPU, dtype)
+        blocks = [stage.block for stage in skeleton.stages]
+        blocks += [stage.expert(n) for stage in skeleton.stages if stage.ffn for n in (3, 0)]
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
+            for block in blocks:
+                reader.want(block)
+            places = set()
+            for block in blocks:
+                loaded = reader.take()
+                assert loaded.block == block
+                for spec, tensor in zip(block, loaded.tensors, strict=True):
+                    want = torch.from_numpy(np.array(checkpoint.read(spec.name))).to(spec.dtype)
+                    assert torch.equal(tensor, want)
+                    assert tensor.data_ptr() % 4 == 0
+                places.add(loaded.buffer.data_ptr())
+                reader.give_back(loaded)
+            assert len(places) <= 2
+            assert reader.bytes_read == sum(checkpoint.info(s.name).nbytes for b in blocks for s in b)
+
+
+def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        skeleton = make_skeleton(checkpoint, CPU, torch.float32)
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
+            for stage in skeleton.stages[:3]:
+                reader.want(stage.block)
+            first, second = reader.take(), reader.take()
+            assert first.buffer.data_ptr() != second.buffer.data_ptr()
+            assert reader._ready.empty()  # the third waits
+            reader.give_back(first)
+            assert reader.take().buffer.data_ptr() == first.buffer.data_ptr()
+
+
+def test_the_number_of_threads_stays_as_it_was(tmp_path: Path) -> None:
+    before = torch.get_num_threads()
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        skeleton = make_skeleton(checkpoint, CPU, torch.float32)
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU):
+            assert torch.get_num_threads() == before
+            found: list[int] = []
+            other = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+            other.start()
+            other.join()
+            assert found == [before]
+
+
+def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        skeleton = make_skeleton(checkpoint, CPU, torch.float32)
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
+            for stage in skeleton.stages:
+                reader.want(stage.block)
+        assert not reader._thread.is_alive()
+
+
+def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        block = (Spec("no.such.tensor", (3, 4), torch.float32),)
+        with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
+            reader.want(block)
+            with pytest.raises(CheckpointError, match=r"no\.such\.tensor"):
+                reader.take()
+
+
+def test_a_shape_that_is_not_the_stored_one(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        block = (Spec("model.shared.weight", (3, 4), torch.float32),)
+        with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
+            reader.want(block)
+            with pytest.raises(CheckpointError, match="shape"):
+                reader.take()

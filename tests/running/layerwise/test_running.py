@@ -1,0 +1,224 @@
+"""What is read, when, and what is left behind."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
+from prunecli.running.layerwise.parts import Skeleton, block_bytes
+from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.running import LayerMajor, Pass
+from prunecli.running.layerwise.states import States
+from tests.families import tiny_family
+from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
+from tests.tiny import tiny_nllb_moe
+
+
+class Run:
+    """A checkpoint's skeleton and what was read of it."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint, self.skeleton = checkpoint, skeleton_of(checkpoint)
+        self.reads: Counter[str] = Counter()
+        real = checkpoint.read_range
+
+        def counting(name: str, start: int, end: int, buffer: Any) -> memoryview:
+            self.reads[name] += end - start
+            return real(name, start, end, buffer)
+
+        checkpoint.read_range = counting  # type: ignore[method-assign]
+
+    def passes(self) -> list[Pass]:
+        model = self.skeleton.model
+        return [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
+
+    def run(self, passes: list[Pass] | None = None, **options: Any) -> None:
+        with Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader, States(1 << 20) as states:
+            LayerMajor(self.skeleton, reader, states).run(passes or self.passes(), **options)
+
+
+def routed(path: Path) -> dict[str, set[int]]:
+    """The experts that any token goes to in memory, by layer."""
+    model = load_model(path, device="cpu", dtype="float32")
+    found: dict[str, set[int]] = {name: set() for name in sparse_ffns(model)}
+    for name, module in sparse_ffns(model).items():
+        module.observer = lambda routing, name=name: found[name].update(routing.experts.unique().tolist())
+    with torch.inference_mode():
+        for ids in BATCHES:
+            model(**inputs(model, ids))
+    return found
+
+
+def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", experts=32)
+    used = routed(path)
+    with open_checkpoint(path) as checkpoint:
+        run = Run(checkpoint)
+        run.run()
+        resident = {place.name for place in run.skeleton.resident}
+        expected = set(checkpoint.tensors) - resident
+        for stage in run.skeleton.stages:
+            if stage.sparse is not None:
+                for expert in set(range(32)) - used[stage.sparse.name]:
+                    expected -= {spec.name for spec in stage.expert(expert)}
+        assert any(len(experts) < 32 for experts in used.values())
+        assert set(run.reads) == expected
+        assert all(run.reads[name] == checkpoint.info(name).nbytes for name in expected)
+
+
+def test_layers_are_entered_in_order_by_all_batches(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+        run, seen = Run(checkpoint), []
+        run.run(after=lambda stage, number: seen.append((stage.name, number)))
+        names = [
+            f"model.{side}.layers.{n}"
+            for side, depth in (("encoder", 3), ("decoder", 2))
+            for n in range(depth)
+        ]
+        assert seen == [(name, number) for name in names for number in range(3)]
+
+
+def test_a_run_through_one_stack(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run, found = Run(checkpoint), {}
+        encoder = run.skeleton.model.get_encoder()
+        run.run(
+            [lambda ids=ids: encoder(input_ids=ids).last_hidden_state for ids in BATCHES],
+            sides=("encoder",),
+            finish=lambda number, output: found.__setitem__(number, output),
+        )
+        whole = load_model(checkpoint.path, device="cpu").get_encoder()
+        with torch.inference_mode():
+            for number, ids in enumerate(BATCHES):
+                assert torch.equal(found[number], whole(input_ids=ids).last_hidden_state)
+        assert not any(".decoder." in name for name in run.reads)
+
+
+def test_routers_are_observed_once_per_batch(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model")
+
+    def gates(model: Any, run: Any) -> dict[str, list[Any]]:
+        seen: dict[str, list[Any]] = {}
+
+        def observer(name: str) -> Any:
+            def observe(routing: Routing) -> None:
+                seen.setdefault(name, []).append(routing.gates.clone())
+
+            return observe
+
+        for name, module in sparse_ffns(model).items():
+            module.observer = observer(name)
+        run()
+        return seen
+
+    with open_checkpoint(path) as checkpoint:
+        subject, whole = Run(checkpoint), load_model(path, device="cpu", dtype="float32")
+
+        def all_at_once() -> None:
+            with torch.inference_mode():
+                for ids in BATCHES:
+                    whole(**inputs(whole, ids))
+
+        ours, theirs = gates(subject.skeleton.model, subject.run), gates(whole, all_at_once)
+    assert ours.keys() == theirs.keys()
+    for name, found in ours.items():
+        assert len(found) == len(theirs[name]) == len(BATCHES)
+        assert all(torch.equal(a, b) for a, b in zip(found, theirs[name], strict=True))
+
+
+def assert_clean(skeleton: Skeleton) -> None:
+    """No layer has weights, none is intercepted."""
+    for stage in skeleton.stages:
+        assert "forward" not in vars(stage.module)
+        assert not any("forward" in vars(module) for module in stage.attentions)
+        assert all(place.held.is_meta for place in stage.places)
+        if stage.ffn is not None:
+            assert stage.ffn.runner is None
+            assert all(getattr(stage.ffn, part).is_meta for part in EXPERT_PARTS)
+
+
+def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run = Run(checkpoint)
+        run.run()
+        assert_clean(run.skeleton)
+        run.run()  # and it can be run again
+
+
+class _StopError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("stop", range(0, 20, 3))
+def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run = Run(checkpoint)
+        left = [stop]
+
+        def fail(*_: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise _StopError
+
+        with pytest.raises(_StopError):
+            run.run(after=fail)
+        assert_clean(run.skeleton)
+
+
+def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model")
+    with open_checkpoint(path) as checkpoint:
+        run = Run(checkpoint)
+        file = checkpoint.files[0]
+
+        def cut(*_: Any) -> None:
+            with file.open("r+b") as opened:
+                opened.truncate(file.stat().st_size // 2)
+
+        with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
+            run.run(after=cut)
+        assert_clean(run.skeleton)
+
+
+def test_a_shard_that_vanishes(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", shards=4)
+    with open_checkpoint(path) as checkpoint:
+        run = Run(checkpoint)
+        checkpoint.close()  # nothing is open any more, as where a file was not needed yet
+        checkpoint.files[-1].unlink()
+        with pytest.raises(CheckpointError, match=checkpoint.files[-1].name):
+            run.run()
+
+
+def test_a_pass_that_goes_elsewhere_is_a_mistake(tmp_path: Path) -> None:
+    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        run = Run(checkpoint)
+        with pytest.raises(RuntimeError, match=r"encoder\.layers\.0 was not entered"):
+            run.run([lambda: None])
+        decoder = run.skeleton.model.get_decoder()
+        with pytest.raises(RuntimeError, match=r"decoder\.layers\.0 was entered too early"):
+            run.run([lambda: decoder(input_ids=BATCHES[0], use_cache=False)])
+
+
+def test_blocks_are_what_is_said(tmp_path: Path) -> None:
+    path = tiny_nllb_moe(tmp_path / "model", d_model=16, ffn=32)
+    with open_checkpoint(path) as checkpoint:
+        skeleton = skeleton_of(checkpoint)
+        sparse = [stage for stage in skeleton.stages if stage.ffn is not None]
+        assert len(skeleton.stages) == 8
+        assert [stage.name for stage in sparse] == [
+            f"model.{side}.layers.{n}" for side in ("encoder", "decoder") for n in (1, 3)
+        ]
+        assert block_bytes(sparse[0].expert(0)) == 4 * (32 * 16 + 32 + 16 * 32 + 16)
+        everything = sum(block_bytes(stage.block) for stage in skeleton.stages)
+        everything += sum(8 * block_bytes(stage.expert(0)) for stage in sparse) + skeleton.resident_bytes
+        assert everything >= checkpoint.total_bytes
+        assert skeleton.widest_bytes == max(block_bytes(stage.block) for stage in skeleton.stages)

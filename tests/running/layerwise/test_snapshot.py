@@ -1,0 +1,83 @@
+"""States in a file, and files that are no whole snapshots."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
+from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.trees import leaves, map_tree, outline, rebuilt
+
+TREE = {
+    "outputs": [{"encoder": (torch.randn(3, 4), None, [torch.randn(2)])}, {"decoder": torch.zeros(0, 3)}],
+    "encoded": [torch.randn(2, 3).bfloat16(), 5],
+}
+
+
+def same(one: Any, other: Any) -> bool:
+    parts = leaves(one, torch.Tensor), leaves(other, torch.Tensor)
+    equal = all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(*parts, strict=True))
+    return equal and outline(one, torch.Tensor) == outline(other, torch.Tensor)
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / ".gates.json.layers"
+    with States(64) as states:
+        held = map_tree(TREE, states.put, torch.Tensor)
+        assert write_snapshot(path, {"stage": 3}, held, states)
+    return path
+
+
+@pytest.mark.parametrize("memory", [0, 100, 1 << 16])
+def test_a_snapshot_comes_back(written: Path, memory: int) -> None:
+    assert read_header(written) == {"stage": 3}
+    with States(memory) as states:
+        tree = read_snapshot(written, states)
+        assert same(map_tree(tree, states.get, Held), TREE)
+    assert [path.name for path in written.parent.iterdir()] == [written.name]
+
+
+def test_plain_tensors_come_back_as_such(tmp_path: Path) -> None:
+    tree = {"sums": [torch.arange(7), torch.randn(3, 2).double(), torch.zeros(0)]}
+    with States(0) as states:
+        assert write_snapshot(tmp_path / "file", {}, {**tree, "held": states.put(torch.ones(3))}, states)
+        found = read_snapshot(tmp_path / "file", states)
+        assert same(found["sums"], tree["sums"])
+        assert torch.equal(states.get(found["held"]), torch.ones(3))
+
+
+def test_trees_are_rebuilt() -> None:
+    tree = {"a": (1, [2, None], {"b": "text"}), "c": 3}
+    assert rebuilt(outline(tree, int), iter(leaves(tree, int))) == tree
+
+
+@pytest.mark.parametrize("cut", [0, 4, 30, -1])
+def test_a_file_that_was_cut_short_is_none(written: Path, cut: int) -> None:
+    written.write_bytes(written.read_bytes()[:cut])
+    assert read_header(written) is None
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\xff" * 40, b"\x02" + b"\0" * 7 + b"[]", b""])
+def test_another_file_is_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    assert read_header(tmp_path / "file") is None
+    assert read_header(tmp_path / "missing") is None
+
+
+def test_a_full_disk_leaves_the_last_one(written: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(100, 100, 10))
+    with States(1 << 12) as states:
+        held = states.put(torch.zeros(100))
+        assert not write_snapshot(written, {"stage": 4}, held, states)
+    assert read_header(written) == {"stage": 3}
+
+
+def test_a_folder_that_is_gone_is_no_failure(tmp_path: Path) -> None:
+    with States(1 << 12) as states:
+        assert not write_snapshot(tmp_path / "gone" / "file", {}, states.put(torch.zeros(3)), states)

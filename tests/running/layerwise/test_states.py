@@ -1,0 +1,109 @@
+"""Tensors come back as they were put, wherever they were."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prunecli.errors import OutputError
+from prunecli.running.layerwise.states import Held, States
+
+KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
+    memory = data.draw(st.sampled_from((0, 64, 500, 1000, 4096)))
+    with States(memory) as states:
+        kept: dict[Held, torch.Tensor] = {}
+        for _ in range(data.draw(st.integers(1, 25))):
+            if kept and data.draw(st.booleans()):
+                gone = data.draw(st.sampled_from(sorted(kept, key=repr)))
+                del kept[gone]
+                states.drop(gone)
+            shape = tuple(data.draw(st.lists(st.integers(0, 7), max_size=3)))
+            made = torch.randint(0, 2, shape).to(data.draw(st.sampled_from(KINDS)))
+            old = data.draw(st.sampled_from([None, *kept]))
+            if old is not None:
+                del kept[old]
+            if made.numel():
+                kept[states.put(made, old)] = made
+            elif old is not None:
+                states.drop(old)
+            for held, want in kept.items():
+                assert torch.equal(states.get(held), want)
+                assert states.get(held).dtype == want.dtype
+        for held in kept:
+            states.drop(held)
+        assert states.free_memory == memory
+
+
+@pytest.mark.parametrize("memory", [1 << 16, 0])
+def test_rows_are_read_and_replaced(memory: int) -> None:
+    want = torch.arange(60.0).view(12, 5)
+    with States(memory) as states:
+        held = states.put(want)
+        assert held.in_memory == bool(memory)
+        assert torch.equal(states.rows(held, 3, 7), want[3:7])
+        states.write(held, 4, -want[4:6])
+        want[4:6] *= -1
+        assert torch.equal(states.get(held), want)
+
+
+def test_what_comes_back_is_a_copy() -> None:
+    with States(1 << 16) as states:
+        held = states.put(torch.ones(4))
+        states.get(held).zero_()
+        assert torch.equal(states.get(held), torch.ones(4))
+
+
+def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path: Path) -> None:
+    with States(4096, tmp_path) as states:
+        states.put(torch.zeros(1024))
+        assert states.spilled_bytes == 0
+        states.put(torch.zeros(1024))
+        assert states.spilled_bytes == 4096
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_room_is_used_again() -> None:
+    with States(0) as states:
+        for _ in range(50):
+            held = [states.put(torch.ones(100)) for _ in range(3)]
+            for one in held:
+                states.drop(one)
+        assert states.spilled_bytes == 2 * 448 + 400
+
+
+def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: Any) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with States(0, tmp_path) as states:
+        with pytest.raises(OutputError, match="no room") as caught:
+            states.put(torch.zeros(10))
+        assert str(tmp_path) in caught.value.message
+        assert "--spill-dir" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("way", ["missing", "a file"])
+def test_a_directory_that_is_none(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "nowhere"
+    if way == "a file":
+        path.write_text("")
+    with States(0, path) as states, pytest.raises(OutputError, match="nowhere"):
+        states.put(torch.zeros(10))
+
+
+def test_more_memory_than_there_is() -> None:
+    with pytest.raises(OutputError, match="cannot be had"):
+        States(1 << 60)

@@ -1,0 +1,302 @@
+"""Fetching from a hub on loopback: what is asked, what is said, what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import namedtuple
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+import prunecli
+from prunecli.errors import HubError, OutputError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors.hub.fetch import commit_of, local_directory
+from prunecli.tensors.hub.names import HubName
+from tests.hub_server import MAIN_COMMIT, hub, point_at
+from tests.tiny import tiny_nllb_moe
+
+__all__ = ["hub"]
+
+OTHER_COMMIT = "b" * 40
+NOWHERE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch, hub):
+    """`org/tiny` on the hub, in three shards, with files that nobody needs."""
+    monkeypatch.chdir(tmp_path)
+    directory = tiny_nllb_moe(tmp_path / "source", shards=3)
+    for name in ("flax_model.msgpack", "onnx/model.onnx", ".gitattributes"):
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_bytes(b"0" * 1000)
+    hub.add("org/tiny", directory)
+    return directory
+
+
+class Said(list):
+    """The lines that a user would see, and the amounts that a bar would."""
+
+    def __init__(self):
+        self.amounts = []
+
+    @contextmanager
+    def progress(self, description, total=None, unit="steps"):
+        self.amounts.append((description, total, unit))
+        yield self.amounts.append
+
+
+def _directory(name):
+    said = Said()
+    return local_directory(name, say=said.append, progress=said.progress), said
+
+
+def test_a_model_is_fetched_as_it_is(model, hub, tmp_path):
+    directory, said = _directory("org/tiny")
+    assert directory == tmp_path / "cache" / "models--org--tiny" / "snapshots" / MAIN_COMMIT
+    with open_checkpoint(model) as one, open_checkpoint(directory) as other:
+        assert one.fingerprint == other.fingerprint
+        assert all(np.array_equal(one.read(name), other.read(name)) for name in one.tensors)
+        assert [path.name for path in one.side_files.carried] == [
+            path.name for path in other.side_files.carried
+        ]
+    size = sum(path.stat().st_size for path in directory.iterdir() if path.name != "config.json")
+    index = (directory / "model.safetensors.index.json").stat().st_size
+    assert len(said) == 1
+    assert said[0].startswith(f"Fetching org/tiny at 1a2b3c4 from {hub.url[7:]}: 6 files, ")
+    assert said[0].endswith(f"into {tmp_path / 'cache'}")
+    assert said.amounts[0] == ("org/tiny: fetching", size - index, "bytes")
+    assert sum(said.amounts[1:]) == size - index
+    assert set(hub.fetched()) == {path.name for path in directory.iterdir()}
+    assert not {"flax_model.msgpack", "onnx/model.onnx", ".gitattributes"} & set(hub.fetched())
+
+
+def test_what_is_there_is_not_fetched_again(model, hub):
+    _directory("org/tiny")
+    hub.requests.clear()
+    directory, said = _directory("org/tiny")
+    assert hub.requests == ["GET /api/models/org/tiny"]
+    assert said == []
+    (directory / "generation_config.json").unlink()
+    _, said = _directory("org/tiny")  # its content lies in the cache still
+    assert said == []
+    (directory / "tokenizer.json").resolve().unlink()
+    _, said = _directory("org/tiny")
+    assert ": tokenizer.json, " in said[0]
+
+
+def test_revisions(model, hub):
+    hub.add("org/tiny", tiny_nllb_moe(model.parent / "other", seed=1), OTHER_COMMIT, "refs/pr/3")
+    hub.revisions["org/tiny", "v1.0"] = MAIN_COMMIT
+    main, _ = _directory("org/tiny")
+    for name, commit in (
+        ("org/tiny@refs/pr/3", OTHER_COMMIT),
+        (f"org/tiny@{OTHER_COMMIT}", OTHER_COMMIT),
+        ("org/tiny@v1.0", MAIN_COMMIT),
+        ("org/tiny@main", MAIN_COMMIT),
+    ):
+        directory, _ = _directory(name)
+        assert directory == main.parent / commit
+        assert commit_of(HubName(*name.split("@"))) == commit
+    with open_checkpoint("org/tiny") as one, open_checkpoint("org/tiny@refs/pr/3") as other:
+        assert one.fingerprint != other.fingerprint
+
+
+def test_a_branch_that_moves_is_followed_and_known_offline(model, hub, tmp_path, monkeypatch):
+    _directory("org/tiny")
+    changed = {**hub.models["org/tiny"][MAIN_COMMIT], "README.md": b"# new\n"}
+    hub.add("org/tiny", changed, OTHER_COMMIT)
+    hub.requests.clear()
+    directory, said = _directory("org/tiny")
+    assert directory.name == OTHER_COMMIT
+    assert hub.fetched() == ["README.md"]  # of the others the content is there
+    assert ": README.md, 6 B, " in said[0]
+    point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=True)
+    assert _directory("org/tiny")[0].name == OTHER_COMMIT
+    assert _directory(f"org/tiny@{MAIN_COMMIT}")[0].name == MAIN_COMMIT
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_the_cache_opens_without_a_network(model, hub, tmp_path, monkeypatch, offline):
+    directory, _ = _directory("org/tiny")
+    point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=offline)
+    found, said = _directory("org/tiny")
+    assert found == directory
+    assert said == (
+        [] if offline else ["127.0.0.1:9 cannot be reached: using org/tiny at 1a2b3c4 from the cache."]
+    )
+    commit_of.cache_clear()
+    assert commit_of(HubName("org/tiny")) == MAIN_COMMIT
+
+
+@pytest.mark.parametrize("offline", [True, False])
+@pytest.mark.parametrize("lacking", ["all", "config.json", "model-00002-of-00003.safetensors"])
+def test_what_is_not_whole_in_the_cache_is_refused_without_a_network(
+    model, hub, tmp_path, monkeypatch, offline, lacking
+):
+    directory, _ = _directory("org/tiny")
+    if lacking == "all":
+        shutil.rmtree(tmp_path / "cache")
+    else:
+        (directory / lacking).unlink()
+    point_at(NOWHERE, tmp_path / "cache", monkeypatch, offline=offline)
+    message = "HF_HUB_OFFLINE forbids" if offline else r"127\.0\.0\.1:9 cannot be reached .*refused"
+    with pytest.raises(HubError, match=f"^org/tiny: no such directory here.*{message}") as caught:
+        _directory("org/tiny")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "remedy"),
+    [
+        (404, "RepoNotFound", "no such model on .*, or a private one", "hf auth login"),
+        (401, "RepoNotFound", "no such model on .*, or a private one", "hf auth login"),
+        (401, "", "no such model on .*, or a private one", "HF_TOKEN"),
+        (403, "GatedRepo", "give access on request", "/org/tiny, then log in with `hf auth login`"),
+        (403, "", r"gives no permission \(403\)", "hf auth login"),
+        (429, "", "too many requests", "later"),
+        (503, "", "answers with an error", "HF_HUB_OFFLINE=1"),
+    ],
+)
+def test_refusals_of_a_model(model, hub, status, code, message, remedy):
+    hub.refused["org/tiny"] = status, code
+    with pytest.raises(HubError, match=f"^org/tiny: .*{message}") as caught:
+        _directory("org/tiny")
+    assert remedy in caught.value.remedy
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (403, "GatedRepo", "give access on request"),
+        (403, "", "gives no permission"),
+        (500, "", "answers with"),
+    ],
+)
+def test_refusals_of_its_files(model, hub, status, code, message):
+    """A model behind a gate is described to everyone."""
+    hub.refused_files["org/tiny"] = status, code
+    with pytest.raises(HubError, match=f"^org/tiny: .*{message}"):
+        _directory("org/tiny")
+
+
+def test_a_model_that_is_refused_now_opens_from_the_cache(model, hub):
+    _directory("org/tiny")
+    hub.refused["org/tiny"] = 403, ""
+    directory, said = _directory("org/tiny")
+    assert directory.name == MAIN_COMMIT
+    assert said == [f"{hub.url[7:]} gives no permission (403): using org/tiny at 1a2b3c4 from the cache."]
+
+
+def test_a_missing_revision(model, hub):
+    with pytest.raises(HubError, match=r"^org/tiny@v9: .* no branch, tag or commit v9") as caught:
+        _directory("org/tiny@v9")
+    assert "Leave out @v9" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"model.safetensors": b""}, r"holds no config\.json"),
+        ({"config.json": b"{}", "model.gguf": b"0"}, "no weights that prunecli reads"),
+        (
+            {"config.json": b"{}", "model.safetensors.index.json": b"{"},
+            "model.safetensors.index.json is not JSON",
+        ),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_before_it_is_fetched(model, hub, files, message):
+    hub.add("org/odd", files)
+    with pytest.raises(HubError, match=f"^org/odd: .*{message}"):
+        _directory("org/odd")
+    assert not {"model.safetensors", "model.gguf"} & set(hub.fetched())
+
+
+def test_a_download_that_breaks_off_resumes_where_it_was(model, hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    shard = "model-00002-of-00003.safetensors"
+    hub.cuts[shard] = [5000, 3000]
+    directory, _ = _directory("org/tiny")
+    assert (directory / shard).read_bytes() == (model / shard).read_bytes()
+    ranges = [
+        line.split()[2] for line in hub.requests if line.startswith("GET") and shard in line and "=" in line
+    ]
+    assert ranges == ["bytes=5000-", "bytes=8000-"]
+
+
+def test_a_download_that_breaks_off_for_good_goes_on_with_the_next_command(model, hub):
+    shard = "model-00002-of-00003.safetensors"
+    hub.cuts[shard] = [0] * 20
+    with pytest.raises(HubError, match=r"^org/tiny: "):
+        _directory("org/tiny")
+    hub.cuts.clear()
+    hub.requests.clear()
+    _, said = _directory("org/tiny")
+    assert ": 2 files, " in said[0]
+    assert hub.fetched() == [shard, "model-00003-of-00003.safetensors"]
+
+
+def test_a_file_of_another_size_than_announced_is_refused(model, hub):
+    hub.announced["model-00001-of-00003.safetensors"] = 10
+    with pytest.raises(HubError, match=r"^org/tiny: .*another size") as caught:
+        _directory("org/tiny")
+    assert len(str(caught.value).splitlines()) == 2
+
+
+def test_an_interrupt_is_said_and_loses_nothing_that_is_complete(model, hub, monkeypatch):
+    import huggingface_hub
+
+    fetch, last = huggingface_hub.hf_hub_download, "model-00003-of-00003.safetensors"
+
+    def interrupted(repo, file, **options):
+        if file == last:
+            raise KeyboardInterrupt
+        return fetch(repo, file, **options)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", interrupted)
+    said = Said()
+    with pytest.raises(KeyboardInterrupt):
+        local_directory("org/tiny", say=said.append)
+    assert said[1:] == ["What is complete stays in the cache: the same command goes on from there."]
+    monkeypatch.undo()
+
+
+def test_a_full_disk_is_refused_before_anything_large_is_fetched(model, hub, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**6, 10**6, 1000))
+    with pytest.raises(OutputError, match=r"org/tiny: .* 1000 B are free there") as caught:
+        _directory("org/tiny")
+    assert "HF_HUB_CACHE" in caught.value.remedy
+    assert set(hub.fetched()) == {"config.json", "model.safetensors.index.json"}
+
+
+def test_bars_are_as_they_were_afterwards(model, hub):
+    from huggingface_hub.utils import are_progress_bars_disabled
+
+    local_directory("org/tiny", bars=False)
+    assert not are_progress_bars_disabled()
+
+
+def test_the_library_opens_models_by_name(model, hub):
+    assert prunecli.load_model("org/tiny", device="cpu").config.num_experts == 8
+    with pytest.raises(HubError, match="org/none"):
+        prunecli.load_model("org/none")
+
+
+def test_directories_cause_no_request(model, hub, tmp_path):
+    directory, _ = _directory("org/tiny")
+    hub.requests.clear()
+    for path in (model, "source", directory, tmp_path / "cache" / "models--org--tiny"):
+        with open_checkpoint(path) as checkpoint:
+            assert checkpoint.fingerprint
+    prunecli.load_model(model, device="cpu")
+    assert hub.requests == []
+
+
+def test_a_fingerprint_does_not_depend_on_where_a_model_lies(model, hub):
+    with open_checkpoint("org/tiny") as cached, open_checkpoint(model) as local:
+        assert cached.fingerprint == local.fingerprint
+    assert json.loads((cached.path / "config.json").read_text()) == local.config

@@ -1,0 +1,107 @@
+"""Which files of a hub model are fetched."""
+
+from __future__ import annotations
+
+import pytest
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors.hub.files import missing_weights, needed_files, weight_files
+
+SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
+OTHER_FORMATS = (
+    "flax_model.msgpack",
+    "tf_model.h5",
+    "model.gguf",
+    "rust_model.ot",
+    "onnx/model.onnx",
+    "onnx/config.json",
+    "original/consolidated.00.pth",
+    "consolidated.safetensors",
+    "openvino/openvino_model.bin",
+    "training_args.bin",
+)
+
+
+def _never(name):
+    raise AssertionError(name)
+
+
+def test_one_format_of_the_weights_and_the_side_files():
+    held = [*SIDE, *OTHER_FORMATS, "model.safetensors", "pytorch_model.bin"]
+    assert needed_files(held, _never) == (
+        "README.md",
+        "config.json",
+        "spiece.model",
+        "tokenizer.json",
+        "model.safetensors",
+    )
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
+def test_the_index_decides_which_shards(name):
+    stem, _, ending = name.partition(".")
+    index = {"weight_map": {"a": f"{stem}-1.{ending}", "b": f"{stem}-2.{ending}", "c": f"{stem}-1.{ending}"}}
+    held = [*SIDE, f"{name}.index.json", *(f"{stem}-{number}.{ending}" for number in (1, 2, 3))]
+    files = needed_files(held, {f"{name}.index.json": index}.__getitem__)
+    assert files[-3:] == (f"{name}.index.json", f"{stem}-1.{ending}", f"{stem}-2.{ending}")
+    assert f"{stem}-3.{ending}" not in files
+
+
+def test_safetensors_come_before_pickles():
+    held = ["model.safetensors.index.json", "model-1.safetensors", "pytorch_model.bin"]
+    index = {"weight_map": {"a": "model-1.safetensors"}}
+    assert weight_files(held, lambda _name: index) == ("model.safetensors.index.json", "model-1.safetensors")
+
+
+def test_folders_of_sentence_transformers_and_of_templates():
+    held = [
+        *SIDE,
+        "model.safetensors",
+        "modules.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "2_Dense/pytorch_model.bin",
+        "2_Dense/onnx/model.onnx",
+        "3_Norm/pytorch_model.bin",
+        "1_Pooling_old/config.json",
+        "additional_chat_templates/tool.jinja",
+        "images/a.txt",
+    ]
+    modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}, {"path": "3_Norm"}]
+    chosen = set(needed_files(held, {"modules.json": modules}.__getitem__))
+    assert {name for name in chosen if "/" in name} == {
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "3_Norm/pytorch_model.bin",
+        "additional_chat_templates/tool.jinja",
+    }
+
+
+def test_a_model_without_weights_that_are_read_is_refused():
+    with pytest.raises(CheckpointError, match=r"no weights that prunecli reads .*it has model\.Q4\.gguf"):
+        needed_files(["config.json", "model.Q4.gguf"], _never)
+
+
+def test_an_index_of_files_that_there_are_not_is_refused():
+    index = {"weight_map": {"a": "../../secret"}}
+    with pytest.raises(CheckpointError, match=r"names \.\./\.\./secret"):
+        weight_files(["model.safetensors.index.json"], lambda _name: index)
+
+
+@pytest.mark.parametrize("index", [[], {}, {"weight_map": 3}, {"weight_map": {"a": None}}])
+def test_what_is_wrong_with_an_index_is_left_to_the_reader(index):
+    assert weight_files(["model.safetensors.index.json"], lambda _name: index) == (
+        "model.safetensors.index.json",
+    )
+
+
+def test_what_a_snapshot_lacks(tmp_path):
+    assert missing_weights(tmp_path, _never) == ["model.safetensors"]
+    (tmp_path / "model.safetensors.index.json").touch()
+    index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
+    (tmp_path / "1.safetensors").touch()
+    assert missing_weights(tmp_path, lambda _name: index) == ["2.safetensors"]
+    (tmp_path / "2.safetensors").touch()
+    assert missing_weights(tmp_path, lambda _name: index) == []

@@ -1,0 +1,128 @@
+"""Models of the hub that are described without their weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+
+import pytest
+
+from prunecli.errors import CheckpointError, HubError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.described import describe_checkpoint
+from prunecli.model.inventory import inventory_payload, take_inventory
+from prunecli.results.header import header
+from prunecli.tensors.hub.fetch import local_directory
+from tests.hub_server import MAIN_COMMIT, hub, point_at
+from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
+
+__all__ = ["hub"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _payload(checkpoint):
+    return inventory_payload(checkpoint, take_inventory(checkpoint))
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_description_is_what_the_directory_holds(folder, hub, shards):
+    source = tiny_nllb_moe(folder / "source", shards=shards, dtype="BF16")
+    hub.add("org/tiny", source)
+    said = []
+    with describe_checkpoint("org/tiny", say=said.append) as described, open_checkpoint(source) as whole:
+        assert dict(described.tensors) == dict(whole.tensors)
+        assert list(described.tensors) == list(whole.tensors)
+        assert _payload(described) == _payload(whole)
+    assert "headers of org/tiny" in said[0] if shards > 1 else "the header of org/tiny" in said[0]
+    contents = [line for line in hub.requests if line.startswith("GET") and ".safetensors" in line]
+    assert len([line for line in contents if "bytes=" in line]) == shards
+    assert all("bytes=" in line or line.endswith(".index.json") for line in contents)
+    assert not list(folder.glob("cache/**/*.safetensors"))
+
+
+def test_long_headers_are_had_whole(folder, hub):
+    source = tiny_nllb_moe(folder / "source", experts=200)
+    assert struct.unpack("<Q", (source / "model.safetensors").read_bytes()[:8])[0] > 100_000
+    hub.add("org/tiny", source)
+    with describe_checkpoint("org/tiny") as described, open_checkpoint(source) as whole:
+        assert dict(described.tensors) == dict(whole.tensors)
+
+
+def test_aliases_that_are_tied_count_once(folder, hub):
+    source = tiny_nllb_moe(folder / "source")
+    tensors = random_tensors(json.loads((source / "config.json").read_text()))
+    (source / "model.safetensors").unlink()
+    write_weights(source, {**tensors, "lm_head.weight": tensors["model.shared.weight"]})
+    hub.add("org/tiny", source)
+    with describe_checkpoint("org/tiny") as described, open_checkpoint(source) as whole:
+        assert dict(described.tensors) == dict(whole.tensors)
+
+
+def test_what_was_not_fetched_has_neither_values_nor_fingerprint(folder, hub):
+    hub.add("org/tiny", tiny_nllb_moe(folder / "source"))
+    with describe_checkpoint("org/tiny") as described:
+        (known,) = header("prunecli.inspect/1", [described], None)["models"]
+        assert known == {"path": "org/tiny", "revision": MAIN_COMMIT, "model_type": "nllb-moe"}
+        with pytest.raises(CheckpointError, match="not fetched"):
+            described.read("model.shared.weight")
+
+
+def test_a_model_in_the_cache_is_opened_whole(folder, hub, monkeypatch):
+    source = tiny_nllb_moe(folder / "source", shards=2)
+    hub.add("org/tiny", source)
+    local_directory("org/tiny")
+    hub.requests.clear()
+    for _ in range(2):
+        with describe_checkpoint("org/tiny") as described, open_checkpoint(source) as whole:
+            assert described.fingerprint == whole.fingerprint
+        assert hub.fetched() == []
+        point_at(hub.url, folder / "cache", monkeypatch, offline=True)
+
+
+def test_a_directory_is_opened(folder, hub):
+    tiny_nllb_moe(folder / "org/tiny")
+    with describe_checkpoint("org/tiny") as described:
+        assert described.is_local
+    assert hub.requests == []
+
+
+def test_pickles_are_not_fetched_unasked(folder, hub):
+    hub.add("org/pickled", tiny_nllb_moe(folder / "source", shards=3, pickled=True))
+    with pytest.raises(HubError, match=r"3 \.bin files of .* KiB would have to be fetched") as caught:
+        describe_checkpoint("org/pickled@main")
+    assert "hf download org/pickled --revision main" in caught.value.remedy
+    assert not [name for name in hub.fetched() if name.endswith(".bin")]
+    local_directory("org/pickled@main")
+    assert describe_checkpoint("org/pickled@main").is_local
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\n" * 3, "no header of the safetensors format"),
+        (struct.pack("<Q", 2) + b"{]", "no header of the safetensors format"),
+        (
+            b"\x3f" + bytes(7) + b'{"a":{"dtype":"F5","shape":[1],"data_offsets":[0,4]}, "x": 0   }',
+            r"F5|no header",
+        ),
+    ],
+)
+def test_damaged_headers_are_refused(folder, hub, content, message):
+    source = tiny_nllb_moe(folder / "source")
+    (source / "model.safetensors").write_bytes(content)
+    hub.add("org/tiny", source)
+    with pytest.raises(HubError, match=f"^org/tiny: .*({message})"):
+        describe_checkpoint("org/tiny")
+
+
+def test_without_a_network_nothing_is_described(folder, hub, monkeypatch):
+    hub.add("org/tiny", tiny_nllb_moe(folder / "source"))
+    describe_checkpoint("org/tiny")  # leaves config.json in the cache
+    point_at(hub.url, folder / "cache", monkeypatch, offline=True)
+    with pytest.raises(HubError, match="HF_HUB_OFFLINE"):
+        describe_checkpoint("org/tiny")

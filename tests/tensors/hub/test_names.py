@@ -1,0 +1,127 @@
+"""Which names are the hub's and which are paths."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors.hub.names import HubName, checkpoint_path, hub_name, no_such_directory, snapshot_in
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("facebook/nllb-moe-54b", "facebook/nllb-moe-54b", None),
+        ("Helsinki-NLP/opus-mt-en-de", "Helsinki-NLP/opus-mt-en-de", None),
+        ("meta-llama/Llama-3.2-1B@main", "meta-llama/Llama-3.2-1B", "main"),
+        ("a/b@refs/pr/3", "a/b", "refs/pr/3"),
+        ("a/b@v1.0", "a/b", "v1.0"),
+        ("a/b_c@" + "0" * 40, "a/b_c", "0" * 40),
+    ],
+)
+def test_a_model_and_its_revision(text, repo, revision):
+    assert (
+        hub_name(text) == hub_name(Path(text)) == hub_name(checkpoint_path(text)) == HubName(repo, revision)
+    )
+    assert str(HubName(repo, revision)) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "gpt2",
+            "a/b/c",
+            "/a/b",
+            "../a",
+            "a/..",
+            "./a/b",
+            "a/b/",
+            "~/a",
+            "a/b@",
+            "@main",
+            "a@b/c",
+            "a /b",
+            "a/é",
+        ),
+        *(
+            "a/b--c",
+            "a/.b",
+            "-a/b",
+            "a/b.git",
+            "a/b..c",
+            "",
+            ".",
+            "a/b@../c",
+            "x" * 60 + "/" + "y" * 60,
+            "a\\b",
+        ),
+    ],
+)
+def test_everything_else_is_a_path(text):
+    assert hub_name(text) is None
+    assert hub_name(checkpoint_path(text)) is None
+
+
+def test_what_exists_here_is_a_path(folder):
+    (folder / "org/name").mkdir(parents=True)
+    assert hub_name("org/name") is None
+    assert hub_name("org/other") is None  # a slip in the path
+    assert hub_name("org/other@main") == HubName("org/other", "main")
+    (folder / "org/name@v1").mkdir()
+    assert hub_name("org/name@v1") is None
+    (folder / "org/broken@v1").symlink_to("nowhere")
+    assert hub_name("org/broken@v1") is None
+
+
+def test_a_path_keeps_what_tells_it_from_a_model(folder):
+    (folder / "org").mkdir()
+    assert checkpoint_path("./org/name") == folder / "org/name"
+    assert checkpoint_path("org/name") == Path("org/name")
+    assert checkpoint_path("./name") == Path("name")
+    assert checkpoint_path("a/b/c") == Path("a/b/c")
+
+
+def test_a_path_that_leads_nowhere_names_the_remedy(folder):
+    (folder / "models").mkdir()
+    error = no_such_directory(Path("models/nllb"))
+    assert error.message == "models/nllb: no such directory"
+    assert error.remedy is not None
+    assert "models/nllb@main" in error.remedy
+    assert "org/name" in str(no_such_directory(Path("gpt2")))
+
+
+def _cache(folder, commits, main=None):
+    for commit in commits:
+        (folder / "models--org--name" / "snapshots" / commit).mkdir(parents=True)
+    if main is not None:
+        (folder / "models--org--name" / "refs").mkdir()
+        (folder / "models--org--name" / "refs" / "main").write_text(main)
+    return folder / "models--org--name"
+
+
+def test_a_folder_of_the_cache_is_its_main_snapshot(folder):
+    cache = _cache(folder, ["a" * 40, "b" * 40], main="b" * 40)
+    assert snapshot_in(cache) == cache / "snapshots" / ("b" * 40)
+    assert snapshot_in(folder) == folder
+
+
+def test_a_folder_of_the_cache_without_main_is_its_one_snapshot(folder):
+    cache = _cache(folder, ["a" * 40], main="c" * 40)
+    assert snapshot_in(cache) == cache / "snapshots" / ("a" * 40)
+
+
+@pytest.mark.parametrize("commits", [[], ["a" * 40, "b" * 40]])
+def test_a_folder_of_the_cache_with_no_one_snapshot_is_refused(folder, commits):
+    cache = _cache(folder, commits)
+    (cache / "snapshots").mkdir(parents=True, exist_ok=True)
+    with pytest.raises(CheckpointError, match=f"holds {len(commits)} snapshots"):
+        snapshot_in(cache)

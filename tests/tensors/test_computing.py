@@ -1,0 +1,303 @@
+"""Computed tensors against numpy on whole arrays, in blocks of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors import computing, writer
+from prunecli.tensors.casting import cast
+from prunecli.tensors.computing import TILE, row_blocks, values
+from prunecli.tensors.dtypes import numpy_dtype
+from prunecli.tensors.stream import (
+    Concat,
+    Copy,
+    Noise,
+    Output,
+    Recipe,
+    Rows,
+    Slices,
+    Sum,
+    Zeros,
+    check_outputs,
+    shape_of,
+    sources,
+)
+from tests.reference.casting import rounded
+from tests.tensors.test_writer import checkpoint, written
+
+KINDS = ("F32", "F16", "BF16")
+
+
+def tensors_of(kind: str = "F32") -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    shapes = {"a": (13, 7), "b": (13, 7), "c": (13, 7), "bias": (7,), "scalar": ()}
+    return {
+        name: generator.standard_normal(shape).astype(numpy_dtype(kind)) for name, shape in shapes.items()
+    }
+
+
+def expected(recipe: Recipe, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """The whole tensor in float64, without rounding; of recipes without noise."""
+    if isinstance(recipe, Sum):
+        terms = [
+            weight * expected(part, tensors)
+            for part, weight in zip(recipe.parts, recipe.weights, strict=True)
+        ]
+        return sum(terms[1:], terms[0])
+    if isinstance(recipe, Concat):
+        return np.concatenate([expected(part, tensors) for part in recipe.parts], axis=recipe.axis)
+    if isinstance(recipe, Zeros):
+        return np.zeros(recipe.shape)
+    assert isinstance(recipe, (Copy, Rows, Slices))
+    whole = tensors[recipe.source].astype(np.float64)
+    if isinstance(recipe, Rows):
+        return whole[list(recipe.rows)]
+    if isinstance(recipe, Slices):
+        taken = [index for start, stop in recipe.ranges for index in range(start, stop)]
+        return whole.take(taken, axis=recipe.axis)
+    return whole
+
+
+def made(recipe: Recipe, kind: str = "F32", wanted: str = "F32", block: int = 1 << 18) -> np.ndarray:
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(computing, "BLOCK_ELEMENTS", block)
+        source = checkpoint(Path(folder) / "in", tensors_of(kind))
+        with open_checkpoint(source) as opened:
+            shape = shape_of(opened, recipe, "out")
+        output = Output("out", wanted, shape, recipe)
+        return written(source, [output], Path(folder) / "out")["out"]
+
+
+ABC = (Copy("a"), Copy("b"), Copy("c"))
+
+
+@pytest.mark.parametrize("wanted", KINDS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mean_is_rounded_once(kind: str, wanted: str) -> None:
+    recipe = Sum(ABC, (1 / 3,) * 3)
+    found = made(recipe, kind, wanted, block=20)
+    whole = expected(recipe, tensors_of(kind))
+    assert found.dtype == numpy_dtype(wanted)
+    wide = [rounded(value, wanted) for value in whole.reshape(-1).tolist()]
+    np.testing.assert_array_equal(found.astype(np.float64).reshape(-1), wide)
+
+
+@given(st.lists(st.floats(-1e30, 1e30).filter(lambda value: value == 0 or abs(value) > 1e-30), min_size=1))
+@example([1 + 2**-8, 1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40, -1 - 3 * 2**-8, 0.0, -0.0])
+def test_float64_becomes_bfloat16_in_one_rounding(numbers: list[float]) -> None:
+    """Halves of a step, and what lies so near that float32 cannot tell, among them."""
+    found = cast(computing._odd_float32(np.array(numbers)), "BF16", "test")
+    assert found.astype(np.float64).tolist() == [rounded(value, "BF16") for value in numbers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [2, 3, 5, 6, 7, 12, 24])
+def test_the_mean_of_equals_is_each_of_them(kind: str, count: int) -> None:
+    found = made(Sum((Copy("a"),) * count, (1 / count,) * count), kind, kind)
+    assert found.tobytes() == tensors_of(kind)["a"].tobytes()
+
+
+def leaves() -> st.SearchStrategy[Recipe]:
+    """Selections `[4, 7]` of the tensors."""
+    name, rows = st.sampled_from("abc"), st.lists(st.integers(0, 12), min_size=4, max_size=4)
+    return st.one_of(
+        st.builds(lambda source, start: Slices(source, 0, ((start, start + 4),)), name, st.integers(0, 9)),
+        st.builds(lambda source, taken: Rows(source, tuple(taken)), name, rows),
+        st.builds(
+            lambda source, row: Slices(source, 0, ((row, row + 1), (0, 2), (12, 13))),
+            name,
+            st.integers(0, 12),
+        ),
+        st.just(Zeros((4, 7))),
+    )
+
+
+def trees(parts: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+    several = st.lists(parts, min_size=1, max_size=3)
+    return several.flatmap(
+        lambda own: st.lists(st.floats(-2, 2), min_size=len(own), max_size=len(own)).map(
+            lambda weights: Sum(tuple(own), tuple(weights))
+        )
+    )
+
+
+@given(
+    tree=st.recursive(leaves(), trees, max_leaves=5),
+    other=leaves(),
+    axis=st.integers(0, 1),
+    block=st.integers(1, 40),
+)
+@settings(max_examples=60)
+def test_any_tree_of_recipes(tree: Recipe, other: Recipe, axis: int, block: int) -> None:
+    recipe = Concat(axis, (tree, other, tree))
+    found = made(recipe, block=block)
+    np.testing.assert_allclose(found, expected(recipe, tensors_of()), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_joined_copies_keep_every_bit(axis: int) -> None:
+    tensors = tensors_of("BF16")
+    found = made(Concat(axis, ABC), "BF16", "BF16", block=10)
+    whole = np.concatenate([tensors[name] for name in "abc"], axis=axis)
+    assert found.tobytes() == whole.tobytes()
+
+
+def test_columns_are_picked_before_they_are_joined() -> None:
+    tensors = tensors_of()
+    parts = (Slices("a", 1, ((5, 7),)), Slices("b", 1, ((0, 1), (2, 3))))
+    found = made(Concat(1, parts), block=8)
+    np.testing.assert_array_equal(
+        found, np.concatenate([tensors["a"][:, 5:], tensors["b"][:, [0, 2]]], axis=1)
+    )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("wanted", ["F32", "BF16"])
+def test_scattered_slices_are_put_together_in_blocks(
+    axis: int, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As they would be moved one by one."""
+    recipe = Slices("a", axis, ((0, 1), (2, 3), (4, 5), (6, 7)))
+    moved = made(recipe, wanted=wanted)
+    monkeypatch.setattr(writer, "MOST_RANGES", 3)
+    assert made(recipe, wanted=wanted, block=10).tobytes() == moved.tobytes()
+    np.testing.assert_array_equal(
+        moved.astype(np.float32),
+        tensors_of()["a"].take([0, 2, 4, 6], axis).astype(numpy_dtype(wanted)).astype(np.float32),
+    )
+
+
+def test_scalars_and_vectors() -> None:
+    tensors = tensors_of()
+    assert made(Sum((Copy("scalar"),), (2.0,))) == 2 * tensors["scalar"]
+    found = made(Concat(0, (Copy("bias"), Zeros((3,)))), block=2)
+    np.testing.assert_array_equal(found, np.append(tensors["bias"], [0, 0, 0]))
+
+
+def test_noise_depends_on_its_seed_alone() -> None:
+    noise = Noise((300, 500), 0.02, seed=7)
+    assert noise.shape[0] * noise.shape[1] > 2 * TILE
+    whole = made(noise)
+    assert np.array_equal(made(noise, block=1_300), whole)
+    assert np.array_equal(made(Concat(0, (Zeros((3, 500)), noise)), block=7_777)[3:], whole)
+    assert not np.array_equal(made(Noise((300, 500), 0.02, seed=8)), whole)
+    assert abs(whole.mean()) < 5 * 0.02 / np.sqrt(whole.size)
+    assert abs(whole.std() / 0.02 - 1) < 0.02
+
+
+@given(st.lists(st.integers(0, 30), max_size=3), st.integers(1, 50))
+def test_blocks_cover_each_row_once(shape: list[int], limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(computing, "BLOCK_ELEMENTS", limit)
+        found = list(row_blocks(tuple(shape)))
+    rows = [row for start, stop in found for row in range(start, stop)]
+    empty = 0 in shape
+    assert rows == ([] if empty else list(range(shape[0] if shape else 1)))
+
+
+def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 16)
+    with open_checkpoint(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
+        found = list(values(opened, Sum(ABC, (1.0, 1.0, -1.0)), "F64"))
+    assert [len(block) for block in found] == [2] * 6 + [1]
+    whole = expected(Sum(ABC, (1.0, 1.0, -1.0)), tensors_of("F16"))
+    np.testing.assert_array_equal(np.concatenate(found), whole)
+
+
+def test_sources_are_named_in_order() -> None:
+    recipe = Concat(0, (Sum(ABC, (1, 1, 1)), Zeros((2, 7)), Rows("bias", (0,)), Copy("a")))
+    assert list(sources(recipe)) == ["a", "b", "c", "bias", "a"]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "dtype", "fault"),
+    [
+        (Sum((Copy("a"), Copy("bias")), (1, 1)), "F32", "a sum of 2 parts"),
+        (Sum((Copy("a"),), (1, 1)), "F32", "a sum of 1 parts"),
+        (Concat(0, (Copy("a"), Copy("bias"))), "F32", "cannot be joined along axis 0"),
+        (Concat(2, (Copy("a"), Copy("b"))), "F32", "cannot be joined along axis 2"),
+        (Concat(1, (Slices("a", 1, ((6, 8),)),)), "F32", "lacks some of the ranges"),
+        (Sum((Rows("a", (13,)),), (1,)), "F32", "lacks some of the rows"),
+        (Sum(ABC, (1, 1, 1)), "I32", "no cast from F32 to I32"),
+        (Zeros((13, 7)), "U8", "U8 cannot be computed"),
+    ],
+)
+def test_recipes_that_cannot_be(tmp_path: Path, recipe: Recipe, dtype: str, fault: str) -> None:
+    with (
+        open_checkpoint(checkpoint(tmp_path / "in", tensors_of())) as opened,
+        pytest.raises(ValueError, match=fault),
+    ):
+        check_outputs(opened, [Output("out", dtype, (13, 7), recipe)])
+
+
+def test_a_sum_of_another_shape_than_stated(tmp_path: Path) -> None:
+    with (
+        open_checkpoint(checkpoint(tmp_path / "in", tensors_of())) as opened,
+        pytest.raises(ValueError, match="its source gives"),
+    ):
+        check_outputs(opened, [Output("out", "F32", (7, 13), Sum(ABC, (1, 1, 1)))])
+
+
+def test_an_absent_source(tmp_path: Path) -> None:
+    with (
+        open_checkpoint(checkpoint(tmp_path / "in", tensors_of())) as opened,
+        pytest.raises(CheckpointError, match="holds no tensor d"),
+    ):
+        check_outputs(opened, [Output("out", "F32", (13, 7), Sum((Copy("a"), Copy("d")), (1, 1)))])
+
+
+def _broken(value: float) -> dict[str, np.ndarray]:
+    return {"a": np.full((2, 2), value, np.float32), "b": np.ones((2, 2), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "message"),
+    [
+        (np.nan, "F32", "holds nan"),
+        (np.inf, "F32", "holds inf"),
+        (1e6, "F16", r"holds 1e\+06, too large for float16"),
+    ],
+)
+def test_values_that_no_output_can_hold(tmp_path: Path, value: float, wanted: str, message: str) -> None:
+    source = checkpoint(tmp_path / "in", _broken(value))
+    output = Output("out", wanted, (2, 2), Sum((Copy("a"), Copy("b")), (1.0, 1.0)))
+    with pytest.raises(CheckpointError, match=f"in: out {message}"):
+        written(source, [output], tmp_path / "out")
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "in", {"a": np.ones((400, 500), np.float32)})
+    with open_checkpoint(source) as opened:
+        opened.location("a")
+        file = source / "model.safetensors"
+        with file.open("r+b") as handle:
+            handle.truncate(file.stat().st_size - 1_000)
+        with pytest.raises(CheckpointError, match="ended early"):
+            list(values(opened, Sum((Copy("a"),), (2.0,))))
+
+
+def test_moves_and_computed_tensors_side_by_side(tmp_path: Path) -> None:
+    """In any order, of several types, over several shards."""
+    tensors = tensors_of()
+    outputs = [
+        Output("x", "F32", (13, 7), Copy("a")),
+        Output("mean", "F16", (13, 7), Sum(ABC, (1 / 3,) * 3)),
+        Output("y", "BF16", (7,), Copy("bias")),
+        Output("joined", "F32", (26, 7), Concat(0, (Copy("b"), Copy("c")))),
+        Output("rows", "F32", (2, 7), Rows("c", (12, 0))),
+    ]
+    found = written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out", shard_bytes=600)
+    assert found["x"].tobytes() == tensors["a"].tobytes()
+    assert found["joined"].tobytes() == tensors["b"].tobytes() + tensors["c"].tobytes()
+    assert found["rows"].tobytes() == tensors["c"][[12, 0]].tobytes()
+    np.testing.assert_array_equal(found["y"], tensors["bias"].astype(numpy_dtype("BF16")))
+    mean = sum(tensors[name].astype(np.float64) for name in "abc") / 3
+    np.testing.assert_allclose(found["mean"].astype(np.float64), mean, rtol=1e-3)

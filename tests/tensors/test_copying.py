@@ -1,0 +1,95 @@
+"""Moves of bytes between files: as they are and cast, in parts, from files that end early."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors import copying
+from prunecli.tensors.copying import Move, carry_out, reserve
+
+DATA = np.random.default_rng(0).standard_normal(3000).astype(np.float32)
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[tuple[int, int]]:
+    (tmp_path / "source").write_bytes(b"head" + DATA.tobytes())
+    source = os.open(tmp_path / "source", os.O_RDONLY)
+    target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT)
+    yield source, target
+    os.close(source)
+    os.close(target)
+
+
+def move(
+    files: tuple[int, int], nbytes: int = DATA.nbytes, cast: tuple[str, str] | None = None, at: int = 8
+) -> Move:
+    return Move("dir: fc1", files[0], 4, nbytes, files[1], at, cast)
+
+
+def test_copies_to_its_place(files: tuple[int, int]) -> None:
+    assert carry_out(move(files)) == DATA.nbytes
+    assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
+
+
+def test_goes_on_after_short_reads_and_writes(
+    files: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, write = os.preadv, os.pwrite
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:77]], at))
+    monkeypatch.setattr(os, "pwrite", lambda file, data, at: write(file, data[:55], at))
+    carry_out(move(files, at=4))
+    assert os.pread(files[1], 20000, 4) == DATA.tobytes()
+
+
+def test_casts_block_by_block(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "BLOCK_BYTES", 1024)
+    assert carry_out(move(files, cast=("F32", "F16"))) == DATA.nbytes // 2
+    assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
+
+
+def test_parts_make_the_whole(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying, "JOB_BYTES", 4096)
+    parts = move(files, cast=("F32", "F16")).parts()
+    assert [part.nbytes for part in parts] == [4096, 4096, 3808]
+    assert sum(carry_out(part) for part in reversed(parts)) == DATA.nbytes // 2
+    assert os.pread(files[1], 20000, 8) == DATA.astype(np.float16).tobytes()
+
+
+@pytest.mark.parametrize("cast", [None, ("F32", "F16")])
+def test_source_that_ends_early(files: tuple[int, int], cast: tuple[str, str] | None) -> None:
+    with pytest.raises(CheckpointError, match="dir: fc1: its file ended early"):
+        carry_out(move(files, DATA.nbytes + 4, cast))
+
+
+def test_full_disk(files: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    with pytest.raises(OSError, match="No space"):
+        carry_out(move(files, at=4))
+
+
+def test_reserved_bytes_do_not_show_in_the_values(files: tuple[int, int]) -> None:
+    reserve(files[1], 8 + DATA.nbytes)
+    assert os.fstat(files[1]).st_size in (0, 8 + DATA.nbytes)  # 0 where the file system cannot
+    carry_out(move(files))
+    assert os.pread(files[1], 20000, 0) == bytes(8) + DATA.tobytes()
+
+
+def test_more_than_the_disk_holds_is_refused_at_once(files: tuple[int, int]) -> None:
+    reserve(files[1], 0)
+    reserve(files[1], 1)
+    if os.fstat(files[1]).st_size != 1:
+        pytest.skip("this file system cannot reserve")
+    with pytest.raises(OSError, match=r"No space|too large|quota"):
+        reserve(files[1], 1 << 62)

@@ -1,0 +1,131 @@
+"""The JSON documents: whole or absent, finite, and refused by name when damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli import __version__
+from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.results.header import header
+from prunecli.tensors.documents import read_json, write_json
+from tests.tiny import tiny_nllb_moe
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(payload=st.dictionaries(st.text(), VALUES, max_size=5))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, payload: dict[str, Any]) -> None:
+    path = tmp_path_factory.mktemp("json") / "a.json"
+    write_json(path, payload)
+    assert read_json(path) == json.loads(path.read_text(encoding="utf-8")) == payload
+
+
+def test_lists_of_plain_values_stay_on_one_line(tmp_path: Path) -> None:
+    write_json(tmp_path / "a.json", {"a": {"b": [[1, 2], [3.5, "x"]], "c": []}, "d": {}})
+    assert (tmp_path / "a.json").read_text() == (
+        '{\n "a": {\n  "b": [\n   [1, 2],\n   [3.5, "x"]\n  ],\n  "c": []\n },\n "d": {}\n}\n'
+    )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"], ids=str)
+def test_what_has_no_form_in_json_is_not_written(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(PruneError, match=r"a\.json: not written"):
+        write_json(tmp_path / "a.json", {"a": [value]})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_file_is_kept_without_force(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(OutputError, match="exists already"):
+        write_json(path, {"a": 2})
+    assert read_json(path) == {"a": 1}
+    write_json(path, {"a": 2}, force=True)
+    assert read_json(path) == {"a": 2}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failure_leaves_nothing_and_keeps_the_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_json(path, {"a": 2}, force=True)
+    monkeypatch.undo()
+    assert read_json(path) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("x")
+    write_json(tmp_path / "a.json", {})
+    assert os.stat(tmp_path / "a.json").st_mode == os.stat(tmp_path / "plain").st_mode  # noqa: PTH116
+
+
+def test_an_output_that_is_a_directory_or_lies_in_none(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="a directory"):
+        write_json(tmp_path, {}, force=True)
+    with pytest.raises(OutputError, match="no such directory"):
+        write_json(tmp_path / "absent" / "a.json", {})
+
+
+def test_the_header(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "tiny"))
+    assert header("prunecli.gates/1", [checkpoint], 3, ["prunecli", "collect-gates"]) == {
+        "format": "prunecli.gates/1",
+        "prunecli": __version__,
+        "command": ["prunecli", "collect-gates"],
+        "models": [{"path": "tiny", "fingerprint": checkpoint.fingerprint, "model_type": "nllb-moe"}],
+        "seed": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "an empty file"),
+        (" \n", "an empty file"),
+        ('{"format": "prunecli.gates/1", "a": [1, 2', "cut short at line 1"),
+        ('{"format": "prunecli.gat', "cut short"),
+        ("{]}", "not JSON"),
+        ('{"format": "prunecli.gates/1", "a": NaN}', "holds NaN"),
+        ('{"format": "prunecli.gates/1", "a": -Infinity}', "holds -Infinity"),
+        ("{}", "has no format"),
+        ("[1, 2]", "has no format"),
+        ('{"format": "prunecli.heads/1"}', 'has the format "prunecli.heads/1", not'),
+        ('{"format": "prunecli.gates/2"}', "this prunecli reads"),
+        ("[" * 100_000, "a.json"),
+    ],
+)
+def test_damaged_documents(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(StatisticsError, match=says) as caught:
+        read_json(path, "prunecli.gates/1")
+    assert str(path) in str(caught.value)
+
+
+def test_missing_and_undecodable_documents(tmp_path: Path) -> None:
+    with pytest.raises(StatisticsError, match="no such file"):
+        read_json(tmp_path / "absent.json")
+    with pytest.raises(StatisticsError, match="a directory"):
+        read_json(tmp_path)
+    (tmp_path / "a.json").write_bytes(b'{"a": "\xff"}')
+    with pytest.raises(DataError, match="at byte 7"):
+        read_json(tmp_path / "a.json", error=DataError)

@@ -1,0 +1,95 @@
+"""Tensors that are given, or made as they are written: the same bytes as of the whole array."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors import computing
+from prunecli.tensors.dtypes import numpy_dtype
+from prunecli.tensors.stream import Concat, Copy, Made, Output, Sum, check_outputs, sources
+from prunecli.tensors.writer import write_tensors
+from tests.families import tiny_family
+from tests.ffn_layouts import weights
+
+SHAPES = [(300, 40), (7, 3, 5), (11,), (0, 4), (6, 0)]
+
+
+def given(values: np.ndarray) -> Made:
+    return Made(values.shape, lambda start, stop: values[start:stop])
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_is_written_as_given(
+    shape: tuple[int, ...], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 64)
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    asked: list[tuple[int, int]] = []
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        asked.append((start, stop))
+        return values[start:stop]
+
+    (tmp_path / "out").mkdir()
+    with open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source:
+        outputs = [Output("one", dtype, shape, Made(shape, rows)), Output("two", "F32", shape, given(values))]
+        write_tensors(source, outputs, tmp_path / "out")
+    held = weights(tmp_path / "out")
+    assert held["one"].tobytes() == values.astype(numpy_dtype(dtype)).tobytes()
+    assert held["two"].tobytes() == values.tobytes()
+    assert sorted(row for span in asked for row in range(*span)) == list(
+        range(shape[0] if values.size else 0)
+    )
+
+
+def test_is_a_part_of_others(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    recipe = Sum(
+        (Concat(0, (given(values), given(values))), Concat(0, (given(values), given(values)))), (1.0, 0.5)
+    )
+    assert list(sources(recipe)) == []
+    (tmp_path / "out").mkdir()
+    with open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source:
+        write_tensors(source, [Output("sum", "F32", (6, 2), recipe)], tmp_path / "out")
+    np.testing.assert_array_equal(weights(tmp_path / "out")["sum"], 1.5 * np.concatenate([values, values]))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "message"),
+    [(1e6, "F16", "too large for float16"), (np.nan, "F32", "holds nan"), (np.inf, "BF16", "holds inf")],
+)
+def test_what_no_type_holds_is_refused(value: float, dtype: str, message: str, tmp_path: Path) -> None:
+    values = np.array([[0, value]], np.float32)
+    (tmp_path / "out").mkdir()
+    with (
+        open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source,
+        pytest.raises(CheckpointError, match=message),
+    ):
+        write_tensors(source, [Output("odd", dtype, (1, 2), given(values))], tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (Output("odd", "F32", (2, 2), given(np.zeros((3, 2), np.float32))), "its source gives"),
+        (Output("odd", "I64", (3, 2), given(np.zeros((3, 2), np.float32))), "cannot be computed"),
+        (
+            Output(
+                "odd", "F32", (3, 2), Sum((given(np.zeros((3, 2))), Copy("transformer.ln_f.bias")), (1, 1))
+            ),
+            "a sum of 2 parts",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(output: Output, message: str, tmp_path: Path) -> None:
+    with (
+        open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source,
+        pytest.raises(ValueError, match=message),
+    ):
+        check_outputs(source, [output])

@@ -1,0 +1,246 @@
+"""Folders and files beside the weights: what belongs to the model, and what is left out by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors import side_files as module
+from prunecli.tensors.directory import find_weights, read_config
+from prunecli.tensors.side_files import in_one_line, module_folders
+from tests.families import tiny_family
+from tests.sentence_model import sentence_model
+
+
+def put(directory: Path, *names: str) -> None:
+    for name in names:
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(f"content of {name}")
+
+
+def found(directory: Path) -> tuple[set[str], tuple[str, ...]]:
+    with open_checkpoint(directory) as checkpoint:
+        files = checkpoint.side_files
+    return {path.relative_to(directory).as_posix() for path in files.carried}, files.left_out
+
+
+def added(directory: Path, before: set[str]) -> tuple[set[str], tuple[str, ...]]:
+    carried, left_out = found(directory)
+    assert before <= carried
+    return carried - before, left_out
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> tuple[Path, set[str]]:
+    directory = tiny_family(tmp_path / "model", "bert")
+    return directory, found(directory)[0]
+
+
+def test_the_modules_of_a_sentence_transformer_travel_with_their_weights(tmp_path: Path) -> None:
+    directory = sentence_model(tmp_path / "model")
+    put(directory, "2_Dense/.cache/x", "2_Dense/onnx/model.onnx", "2_Dense/model.onnx")
+    carried, left_out = found(directory)
+    assert {
+        "modules.json",
+        "sentence_bert_config.json",
+        "config_sentence_transformers.json",
+        "1_Pooling/config.json",
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+    } <= carried
+    assert left_out == ("2_Dense/model.onnx", "2_Dense/onnx/")
+    assert not any(".cache" in name for name in carried)
+
+
+def test_other_formats_of_the_weights_are_left_out_by_name(plain: tuple[Path, set[str]]) -> None:
+    directory, before = plain
+    put(
+        directory,
+        "onnx/config.json",
+        "onnx/model_quantized.onnx",
+        "openvino/openvino_model.xml",
+        "original/params.json",
+        "original/consolidated.00.pth",
+        "coreml/text-generation/model.mlpackage/Manifest.json",
+        "model-Q4_K_M.gguf",
+        "tf_model.h5",
+        "flax_model.msgpack",
+        "rust_model.ot",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        ".cache/huggingface/x",
+        ".git/config",
+        ".gitattributes",
+    )
+    assert added(directory, before) == (
+        set(),
+        (
+            "adapter_config.json",
+            "adapter_model.safetensors",
+            "coreml/",
+            "flax_model.msgpack",
+            "model-Q4_K_M.gguf",
+            "onnx/",
+            "openvino/",
+            "original/",
+            "pytorch_model.bin",
+            "rust_model.ot",
+            "tf_model.h5",
+        ),
+    )
+
+
+def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(
+    plain: tuple[Path, set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, before = plain
+    along = {
+        "additional_chat_templates/rag.jinja",
+        "assets/deep/figure.png",
+        "processor/preprocessor_config.json",
+    }
+    put(directory, *along)
+    put(
+        directory,
+        "checkpoint-500/optimizer.pt",
+        "checkpoint-501/trainer_state.json",
+        "runs/Jan01/events.out.tfevents.1",
+        "logs/log.txt",
+        "speech-lora/adapter_model.safetensors",
+        "out.training/state.json",
+        "__pycache__/modeling.cpython-311.pyc",
+    )
+    names = (
+        "__pycache__/",
+        "checkpoint-500/",
+        "checkpoint-501/",
+        "logs/",
+        "out.training/",
+        "runs/",
+        "speech-lora/",
+    )
+    assert added(directory, before) == (along, names)
+    monkeypatch.setattr(module, "LARGEST_FOLDER_BYTES", 60)
+    put(directory, "data/a.txt", "data/b.txt", "data/c.txt")
+    assert added(directory, before) == (along, tuple(sorted({*names, "data/"})))
+
+
+def test_links_to_files_are_followed_and_links_to_folders_are_not(plain: tuple[Path, set[str]]) -> None:
+    directory, before = plain
+    put(directory.parent, "elsewhere/notes.txt", "blob")
+    (directory / "linked.txt").symlink_to("../blob")
+    (directory / "broken.txt").symlink_to("nowhere")
+    (directory / "outside").symlink_to("../elsewhere")
+    (directory / "around").symlink_to(".")
+    put(directory, "assets/a.png")
+    (directory / "assets" / "up").symlink_to("..")
+    os.mkfifo(directory / "pipe")
+    expected = {"linked.txt", "assets/a.png"}
+    assert added(directory, before) == (expected, ("around/", "broken.txt", "outside/", "pipe"))
+
+
+def test_a_linked_module_is_followed_unless_it_holds_the_model(tmp_path: Path) -> None:
+    directory = sentence_model(tmp_path / "model")
+    (directory / "1_Pooling").rename(tmp_path / "pooling")
+    (directory / "1_Pooling").symlink_to("../pooling")
+    assert "1_Pooling/config.json" in found(directory)[0]
+    (directory / "1_Pooling").unlink()
+    (directory / "1_Pooling").symlink_to("..")
+    carried, left_out = found(directory)
+    assert not any(name.startswith("1_Pooling") for name in carried)
+    assert left_out == ("1_Pooling/",)
+
+
+def test_a_snapshot_of_the_hub_is_all_links(tmp_path: Path) -> None:
+    source = sentence_model(tmp_path / "source")
+    expected = found(source)
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123456789abcdef"
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    for number, path in enumerate(sorted(path for path in source.rglob("*") if path.is_file())):
+        place = snapshot / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(blobs / str(number))
+        place.symlink_to(os.path.relpath(blobs / str(number), place.parent))
+    assert found(snapshot) == expected
+
+
+def test_shards_in_a_folder_are_not_said_to_be_left_out(plain: tuple[Path, set[str]]) -> None:
+    directory, before = plain
+    (directory / "weights").mkdir()
+    (directory / "model.safetensors").rename(directory / "weights" / "one.safetensors")
+    with open_checkpoint(tiny_family(directory.parent / "other", "bert")) as other:
+        names = [name for file in other._files for name in file.tensors]
+    index = {"weight_map": dict.fromkeys(names, "weights/one.safetensors")}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert added(directory, before) == (set(), ())
+
+
+@pytest.mark.parametrize(
+    ("text", "folders"),
+    [
+        ('[{"path": ""}, {"path": "1_Pooling"}, {"path": "deep\\\\2_Dense"}]', ("1_Pooling", "deep/2_Dense")),
+        ('[{"path": "../out"}, {"path": "/etc"}, {"path": "a/../../b"}, {"path": 3}, {}, 5]', ()),
+        ('{"path": "1_Pooling"}', ()),
+        ("[", ()),
+        ("[" * 100_000, ()),
+    ],
+)
+def test_folders_that_modules_json_names(tmp_path: Path, text: str, folders: tuple[str, ...]) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    assert module_folders(tmp_path) == folders
+
+
+def test_a_module_outside_of_the_directory_is_not_carried(plain: tuple[Path, set[str]]) -> None:
+    directory, before = plain
+    put(directory.parent, "other/secret.txt")
+    (directory / "modules.json").write_text('[{"path": "../other"}]')
+    assert added(directory, before) == ({"modules.json"}, ())
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path: Path, has_config: bool) -> None:
+    directory = sentence_model(tmp_path / "model", transformer="0_Transformer")
+    if has_config:
+        (directory / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(
+        CheckpointError, match=r"the transformer lies in 0_Transformer, as modules\.json says"
+    ) as caught:
+        open_checkpoint(directory)
+    assert caught.value.remedy is not None
+    assert caught.value.remedy.startswith(
+        f"Give {directory / '0_Transformer'}; its result takes the place of"
+    )
+    open_checkpoint(directory / "0_Transformer").close()
+
+
+def test_other_modules_are_not_pointed_to(tmp_path: Path) -> None:
+    directory = sentence_model(tmp_path / "model")
+    (directory / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds no weights"):
+        find_weights(directory)
+    (directory / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no config\.json"):
+        read_config(directory)
+
+
+def test_in_one_line() -> None:
+    shards = [f"pytorch_model-{n:05d}-of-00023.bin" for n in range(1, 24)]
+    assert (
+        in_one_line(["onnx/", *shards, "tf_model.h5"]) == "onnx/, pytorch_model-*-of-00023.bin, tf_model.h5"
+    )
+    assert in_one_line([f"{n}.gguf" for n in range(5)], most=3) == "0.gguf, 1.gguf, 2.gguf, 2 more"
+
+
+def test_names_that_are_no_text_can_be_printed(plain: tuple[Path, set[str]]) -> None:
+    directory, before = plain
+    with open(os.fsencode(directory) + b"/\xff.gguf", "wb"):  # noqa: PTH123 (a path is text)
+        pass
+    assert added(directory, before) == (set(), ("\ufffd.gguf",))

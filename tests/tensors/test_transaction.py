@@ -1,0 +1,283 @@
+"""A result appears whole or not at all, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.errors import OutputError
+from prunecli.tensors import transaction
+from prunecli.tensors.transaction import new_directory, refuse_target
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def result(directory: Path, text: str = "old") -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(text)
+    return directory
+
+
+def make(target: Path, text: str = "new", **options: Any) -> None:
+    with new_directory(target, **{"force": False, "needed_bytes": 3, **options}) as directory:
+        (directory / "config.json").write_text(text)
+        (directory / "sub").mkdir()
+        (directory / "sub" / "file").write_text("x")
+
+
+def fail(target: Path, error: BaseException, force: bool = False) -> None:
+    with new_directory(target, force=force, needed_bytes=1) as directory:
+        (directory / "config.json").write_text("half")
+        raise error
+
+
+def test_appears_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    with new_directory(target, force=False, needed_bytes=10) as directory:
+        assert directory.parent == tmp_path
+        assert directory.name == f".out.{os.getpid()}.partial"
+        (directory / "config.json").write_text("new")
+        assert not target.exists()
+    assert names(tmp_path) == ["out"]
+    assert (target / "config.json").read_text() == "new"
+
+
+def test_relative_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make(Path("out"))
+    assert names(tmp_path / "out") == ["config.json", "sub"]
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt(), SystemExit(143), MemoryError()])
+@pytest.mark.parametrize("existing", [False, True])
+def test_nothing_is_left_of_a_failure(tmp_path: Path, error: BaseException, existing: bool) -> None:
+    target = tmp_path / "out"
+    if existing:
+        result(target)
+    with pytest.raises(type(error)):
+        fail(target, error, force=existing)
+    assert names(tmp_path) == (["out"] if existing else [])
+    assert not existing or (target / "config.json").read_text() == "old"
+
+
+def test_existing_output_is_refused(tmp_path: Path) -> None:
+    result(tmp_path / "out")
+    with pytest.raises(OutputError, match=r"out: exists already\n.*--force"):
+        make(tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(OutputError, match="empty: exists already"):
+        make(tmp_path / "empty")
+
+
+def test_force_swaps_at_the_end(tmp_path: Path) -> None:
+    target = result(tmp_path / "out")
+    (target / "stale").write_text("x")
+    with new_directory(target, force=True, needed_bytes=1) as directory:
+        (directory / "config.json").write_text("new")
+        assert (target / "config.json").read_text() == "old"
+    assert names(tmp_path) == ["out"]
+    assert names(target) == ["config.json"]
+    assert (target / "config.json").read_text() == "new"
+
+
+def test_force_on_nothing_and_on_an_empty_directory(tmp_path: Path) -> None:
+    make(tmp_path / "none", force=True)
+    (tmp_path / "empty").mkdir()
+    make(tmp_path / "empty", force=True)
+    assert names(tmp_path) == ["empty", "none"]
+
+
+def test_force_replaces_only_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("x")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(result(tmp_path / "model"))
+    for name in ("home", "file", "link"):
+        with pytest.raises(OutputError, match="is not a checkpoint directory"):
+            make(tmp_path / name, force=True)
+    assert names(tmp_path) == ["file", "home", "link", "model"]
+    assert (tmp_path / "home" / "thesis.tex").exists()
+
+
+@pytest.mark.parametrize("target", ["in", "in/out", ".", "other/../in", "link"])
+@pytest.mark.parametrize("force", [False, True])
+def test_output_may_not_overlap_the_input(tmp_path: Path, target: str, force: bool) -> None:
+    base = result(tmp_path / "base")
+    source = result(base / "in")
+    (base / "other").mkdir()
+    (base / "link").symlink_to(source)
+    with pytest.raises(OutputError, match="overlaps the checkpoint"):
+        make(base / target, force=force, source=source)
+    assert (source / "config.json").read_text() == "old"
+
+
+def test_neighbours_do_not_overlap(tmp_path: Path) -> None:
+    make(tmp_path / "input-pruned", source=result(tmp_path / "input"))
+    assert names(tmp_path) == ["input", "input-pruned"]
+
+
+def test_no_parent(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="nowhere: no such directory"):
+        make(tmp_path / "nowhere" / "out")
+
+
+def test_target_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
+    with (
+        pytest.raises(OutputError, match="exists already"),
+        new_directory(tmp_path / "out", force=False, needed_bytes=1),
+    ):
+        result(tmp_path / "out", "of another process")
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "config.json").read_text() == "of another process"
+
+
+def test_lack_of_room_is_seen_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(10**9, 0, 10**9))
+    with pytest.raises(OutputError, match=r"2\.81 GiB are needed, 0\.93 are free"):
+        make(tmp_path / "out", needed_bytes=3 * 10**9)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (errno.ENOSPC, "out: the disk is full; nothing was written"),
+        (errno.EDQUOT, "out: the disk is full; nothing was written"),
+        (errno.EIO, r"out: not written: .* \(shard\)"),
+    ],
+)
+def test_failures_of_the_disk(tmp_path: Path, number: int, text: str) -> None:
+    with pytest.raises(OutputError, match=text):
+        fail(tmp_path / "out", OSError(number, os.strerror(number), "shard"))
+    assert names(tmp_path) == []
+
+
+def test_a_rename_that_fails_gives_the_old_result_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = result(tmp_path / "out")
+    real = Path.rename
+
+    def rename(self: Path, to: Path) -> Path:
+        if self.name.endswith(".partial"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(self, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(OutputError, match="not written"):
+        make(target, force=True)
+    assert names(tmp_path) == ["out"]
+    assert (target / "config.json").read_text() == "old"
+
+
+def dead_process() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_leftovers_of_killed_processes_go(tmp_path: Path) -> None:
+    dead = dead_process()
+    for name in (
+        f".out.{dead}.partial",
+        f".out.{os.getppid()}.partial",
+        f".other.{dead}.partial",
+        ".out.x.partial",
+    ):
+        result(tmp_path / name)
+    make(tmp_path / "out")
+    kept = {f".out.{os.getppid()}.partial", f".other.{dead}.partial", ".out.x.partial", "out"}
+    assert set(names(tmp_path)) == kept
+
+
+def test_a_killed_swap_gives_the_old_result_back(tmp_path: Path) -> None:
+    result(tmp_path / f".out.{dead_process()}.old")
+    with pytest.raises(OutputError, match="exists already"):
+        make(tmp_path / "out")
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+
+
+def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = transaction._sync
+
+    def sync(path: Path) -> None:
+        synced.append(path.name.replace(str(os.getpid()), "PID"))
+        real(path)
+
+    monkeypatch.setattr(transaction, "_sync", sync)
+    make(tmp_path / "out")
+    assert synced == []
+    make(tmp_path / "out", force=True)
+    assert synced == ["file", "sub", "config.json", ".out.PID.partial"]
+
+
+def test_refusal_needs_no_work(tmp_path: Path) -> None:
+    refuse_target(tmp_path / "out", force=False, source=tmp_path / "in")
+    result(tmp_path / "out")
+    with pytest.raises(OutputError, match="exists already"):
+        refuse_target(tmp_path / "out", force=False)
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+from prunecli.tensors.transaction import new_directory
+with new_directory(Path(sys.argv[1]), force=True, needed_bytes=1) as directory:
+    (directory / "config.json").write_text("half")
+    print("writing", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 143), (signal.SIGHUP, 129)],
+)
+def test_signals_leave_nothing(tmp_path: Path, number: signal.Signals, status: int) -> None:
+    result(tmp_path / "out")
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW, str(tmp_path / "out")], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"writing\n"
+        assert len(names(tmp_path)) == 2
+        process.send_signal(number)
+        assert process.wait(30) == status
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "config.json").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGHUP, SystemExit)],
+)
+def test_signals_during_the_clean_up_wait(
+    number: signal.Signals, error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.rmtree
+
+    def slow(path: Any, ignore_errors: bool = False) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(0.01)
+        real(path, ignore_errors=ignore_errors)
+
+    monkeypatch.setattr(shutil, "rmtree", slow)
+    with pytest.raises(error):
+        fail(tmp_path / "out", ValueError())
+    assert names(tmp_path) == []

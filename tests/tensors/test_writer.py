@@ -1,0 +1,313 @@
+"""The tensor stream, read back by the safetensors library."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file, save
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors import copying
+from prunecli.tensors.copying import Move
+from prunecli.tensors.dtypes import numpy_dtype
+from prunecli.tensors.stream import Copy, Output, Rows, Slices
+from prunecli.tensors.writer import coalesced, header_bytes, shards_of, write_tensors
+from tests.tiny import tiny_config, write_json, write_weights
+
+CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
+
+
+def checkpoint(
+    directory: Path, tensors: Mapping[str, np.ndarray], shards: int = 1, pickled: bool = False
+) -> Path:
+    """A directory of arbitrary tensors, of a family that is not declared."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / "config.json", CONFIG)
+    write_weights(directory, tensors, shards=shards, pickled=pickled)
+    return directory
+
+
+def tensors_of(seed: int = 0, kind: str = "F32") -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(seed)
+    shapes = {"a.bias": (7,), "a.weight": (7, 5), "b": (), "c.router": (6, 3), "d": (0, 4), "e": (33, 65)}
+    return {
+        name: generator.standard_normal(shape).astype(numpy_dtype(kind)) for name, shape in shapes.items()
+    }
+
+
+def everything(tensors: Mapping[str, np.ndarray], dtype: str) -> list[Output]:
+    return [Output(f"new.{name}", dtype, value.shape, Copy(name)) for name, value in tensors.items()]
+
+
+def written(source: Path, outputs: list[Output], directory: Path, **options: Any) -> dict[str, np.ndarray]:
+    directory.mkdir()
+    with open_checkpoint(source) as opened:
+        weight_map = write_tensors(opened, outputs, directory, **options)
+    assert {path.name for path in directory.glob("*.safetensors")} == set(weight_map.values())
+    found: dict[str, np.ndarray] = {}
+    for file in sorted(set(weight_map.values())):
+        found |= load_file(directory / file)
+        with safe_open(directory / file, "numpy") as opened_file:
+            assert opened_file.metadata() == {"format": "pt"}
+            assert set(opened_file.keys()) == {name for name, own in weight_map.items() if own == file}
+    return found
+
+
+def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray]) -> None:
+    assert set(found) == set(expected)
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype, name
+        assert found[name].shape == value.shape, name
+        assert found[name].tobytes() == value.tobytes(), name
+
+
+@pytest.mark.parametrize(("shards", "pickled"), [(1, False), (3, False), (1, True), (3, True)])
+def test_copies_are_byte_exact(tmp_path: Path, shards: int, pickled: bool) -> None:
+    tensors = tensors_of()
+    source = checkpoint(tmp_path / "in", tensors, shards, pickled)
+    found = written(source, everything(tensors, "F32"), tmp_path / "out")
+    assert_same(found, {f"new.{name}": value for name, value in tensors.items()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"), [("F32", "F16"), ("F32", "BF16"), ("BF16", "F32"), ("F16", "BF16")]
+)
+def test_casts_are_those_of_numpy(tmp_path: Path, kind: str, wanted: str) -> None:
+    tensors = tensors_of(kind=kind)
+    found = written(checkpoint(tmp_path / "in", tensors), everything(tensors, wanted), tmp_path / "out")
+    assert_same(found, {f"new.{name}": value.astype(numpy_dtype(wanted)) for name, value in tensors.items()})
+
+
+def test_rows_are_taken_in_order(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    outputs = [
+        Output("same", "F32", (3, 3), Rows("c.router", (5, 0, 1))),
+        Output("cast", "F16", (4, 3), Rows("c.router", (1, 2, 2, 0))),
+        Output("none", "F32", (0, 3), Rows("c.router", ())),
+    ]
+    found = written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out")
+    router = tensors["c.router"]
+    expected = {
+        "same": router[[5, 0, 1]],
+        "cast": router[[1, 2, 2, 0]].astype(np.float16),
+        "none": router[:0],
+    }
+    assert_same(found, expected)
+
+
+@given(
+    shape=st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    axis=st.integers(0, 2),
+    cuts=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 7)), max_size=5),
+    block=st.integers(1, 64),
+    wanted=st.sampled_from(["F32", "F16"]),
+)
+@settings(max_examples=60)
+def test_slices_are_taken_along_any_axis(
+    shape: list[int], axis: int, cuts: list[tuple[int, int]], block: int, wanted: str
+) -> None:
+    axis %= len(shape)
+    ranges = tuple(sorted(min(cut, shape[axis]) for cut in pair) for pair in cuts)
+    values = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    taken = [index for start, stop in ranges for index in range(start, stop)]
+    expected = values.take(taken, axis).astype(numpy_dtype(wanted))
+    output = Output("out", wanted, expected.shape, Slices("a", axis, tuple((a, b) for a, b in ranges)))
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copying, "BLOCK_BYTES", 4 * block)
+        patch.setattr(copying, "JOB_BYTES", 8 * block)
+        found = written(checkpoint(Path(folder) / "in", {"a": values}), [output], Path(folder) / "out")
+    assert_same(found, {"out": expected})
+
+
+def test_mixed_types_stay_aligned(tmp_path: Path) -> None:
+    tensors: dict[str, np.ndarray] = {
+        "a": np.arange(3, dtype=np.uint8),
+        "b": np.arange(5, dtype=np.int64),
+        "c": np.arange(3, dtype=np.float16),
+        "d": np.arange(3, dtype=np.float32),
+    }
+    kinds = {"a": "U8", "b": "I64", "c": "F16", "d": "F32"}
+    outputs = [Output(name, kind, tensors[name].shape, Copy(name)) for name, kind in kinds.items()]
+    assert_same(written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out"), tensors)
+    with open_checkpoint(checkpoint_of(tmp_path / "out")) as made:
+        for name, kind in kinds.items():
+            assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
+
+
+def checkpoint_of(directory: Path) -> Path:
+    write_json(directory / "config.json", CONFIG)
+    return directory
+
+
+def test_one_file_is_what_the_library_would_write(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    outputs = [Output(name, "F32", value.shape, Copy(name)) for name, value in tensors.items()]
+    written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == save(tensors, metadata={"format": "pt"})
+
+
+def test_shards_and_index(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    out = tmp_path / "out"
+    found = written(checkpoint(tmp_path / "in", tensors), everything(tensors, "F32"), out, shard_bytes=150)
+    assert_same(found, {f"new.{name}": value for name, value in tensors.items()})
+    index = json.loads((out / "model.safetensors.index.json").read_text())
+    assert index["metadata"] == {
+        "total_parameters": 7 + 35 + 1 + 18 + 33 * 65,
+        "total_size": 4 * (7 + 35 + 1 + 18 + 33 * 65),
+    }
+    assert index["weight_map"] == {
+        "new.a.bias": "model-00001-of-00004.safetensors",
+        "new.a.weight": "model-00002-of-00004.safetensors",
+        "new.b": "model-00002-of-00004.safetensors",
+        "new.c.router": "model-00003-of-00004.safetensors",
+        "new.d": "model-00003-of-00004.safetensors",
+        "new.e": "model-00004-of-00004.safetensors",
+    }
+    assert sorted(path.name for path in out.iterdir()) == sorted(
+        {*index["weight_map"].values(), "model.safetensors.index.json"}
+    )
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 100))
+def test_shards_keep_the_order_and_the_limit(sizes: list[int], limit: int) -> None:
+    outputs = [Output(str(index), "U8", (size,), Copy("x")) for index, size in enumerate(sizes)]
+    shards = shards_of(outputs, limit)
+    assert [output for shard in shards for output in shard] == outputs
+    assert all(len(shard) == 1 or sum(output.nbytes for output in shard) <= limit for shard in shards)
+    assert all(
+        sum(output.nbytes for output in one) + other[0].nbytes > limit
+        for one, other in itertools.pairwise(shards)
+    )
+
+
+@settings(max_examples=25)
+@given(st.data())
+def test_any_choice_of_tensors_and_rows(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    tensors = tensors_of(seed=data.draw(st.integers(0, 5)))
+    kind = st.sampled_from(["F32", "F16", "BF16"])
+    outputs, expected = [], {}
+    for number in range(data.draw(st.integers(1, 8))):
+        name, wanted = data.draw(st.sampled_from(sorted(tensors))), data.draw(kind)
+        value, recipe = tensors[name], Copy(name)
+        if value.shape and value.shape[0] and data.draw(st.booleans()):
+            rows = data.draw(st.lists(st.integers(0, value.shape[0] - 1), max_size=9))
+            value, recipe = value[rows], Rows(name, tuple(rows))  # type: ignore[assignment]
+        outputs.append(Output(f"t{number}", wanted, value.shape, recipe))
+        expected[f"t{number}"] = value.astype(numpy_dtype(wanted))
+    base = tmp_path_factory.mktemp("any")
+    limit = data.draw(st.integers(1, 20000))
+    shards = data.draw(st.integers(1, 3))
+    assert_same(
+        written(checkpoint(base / "in", tensors, shards), outputs, base / "out", shard_bytes=limit), expected
+    )
+
+
+def test_same_bytes_each_time(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    source = checkpoint(tmp_path / "in", tensors)
+    for name in ("one", "two"):
+        written(source, everything(tensors, "F16"), tmp_path / name, shard_bytes=1000)
+    files = {path.name for path in (tmp_path / "one").iterdir()}
+    assert files == {path.name for path in (tmp_path / "two").iterdir()}
+    assert all((tmp_path / "one" / f).read_bytes() == (tmp_path / "two" / f).read_bytes() for f in files)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 4)), max_size=20))
+def test_joined_copies_move_the_same_bytes(pieces: list[tuple[int, int, int]]) -> None:
+    moves, place = [], 0
+    for file, offset, nbytes in pieces:
+        moves.append(Move("", file, offset, nbytes, 9, place))
+        place += nbytes
+
+    def spelt(some: list[Move]) -> list[tuple[int, int, int]]:
+        return [
+            (m.source, m.source_offset + byte, m.target_offset + byte)
+            for m in some
+            for byte in range(m.nbytes)
+        ]
+
+    joined = list(coalesced(iter(moves)))
+    assert spelt(joined) == spelt(moves)
+    assert len(joined) <= len(moves)
+
+
+def test_neighbours_are_joined_but_casts_are_not() -> None:
+    cast = ("F32", "F16")
+    moves = [
+        Move("", 1, 0, 8, 9, 0),
+        Move("", 1, 8, 8, 9, 8),
+        Move("", 1, 16, 8, 9, 16, cast),
+        Move("", 1, 24, 8, 9, 20, cast),
+    ]
+    assert [move.nbytes for move in coalesced(iter(moves))] == [16, 8, 8]
+
+
+def test_header_is_padded_to_eight_bytes() -> None:
+    head = header_bytes([Output("ä", "F16", (2, 3), Copy("x"))])
+    assert len(head) % 8 == 0
+    assert int.from_bytes(head[:8], "little") == len(head) - 8
+    assert json.loads(head[8:]) == {
+        "__metadata__": {"format": "pt"},
+        "ä": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]},
+    }
+
+
+def test_overflow_names_tensor_and_value(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    tensors["e"][30, 2] = -70000.0
+    source = checkpoint(tmp_path / "in", tensors)
+    with pytest.raises(CheckpointError, match=r"in: e holds -70000, too large for float16"):
+        written(source, everything(tensors, "F16"), tmp_path / "out")
+
+
+def test_nan_is_refused_by_a_cast_and_copied_otherwise(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    tensors["a.weight"][0, 0] = np.nan
+    source = checkpoint(tmp_path / "in", tensors)
+    with pytest.raises(CheckpointError, match=r"a\.weight holds nan"):
+        written(source, everything(tensors, "BF16"), tmp_path / "cast")
+    found = written(source, everything(tensors, "F32"), tmp_path / "copy")
+    assert found["new.a.weight"].tobytes() == tensors["a.weight"].tobytes()
+
+
+def test_file_cut_short_while_it_is_open(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    source = checkpoint(tmp_path / "in", tensors)
+    (tmp_path / "out").mkdir()
+    with open_checkpoint(source) as opened:
+        with (source / "model.safetensors").open("r+b") as file:
+            file.truncate(1000)
+        with pytest.raises(CheckpointError, match="ended early"):
+            write_tensors(opened, everything(tensors, "F32"), tmp_path / "out")
+
+
+def test_progress_counts_written_bytes(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    (tmp_path / "out").mkdir()
+    seen: list[float] = []
+
+    @contextmanager
+    def record(description: str, total: float | None = None, unit: str = "steps") -> Iterator[object]:
+        seen.append(-(total or 0))
+        assert (description, unit) == ("writing", "bytes")
+        yield seen.append
+
+    with open_checkpoint(checkpoint(tmp_path / "in", tensors)) as opened:
+        write_tensors(opened, everything(tensors, "F16"), tmp_path / "out", progress=record)  # type: ignore[arg-type]
+    assert sum(seen) == 0
+    assert seen[0] == -2 * sum(value.size for value in tensors.values())

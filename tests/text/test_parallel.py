@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.errors import DataError, UsageError
+from prunecli.text.parallel import (
+    ParallelText,
+    has_split,
+    languages_of,
+    near_names,
+    parse_pairs,
+    read_lines,
+    read_pair,
+    read_parallel,
+)
+
+
+def _write(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.fixture(params=["{split}.{language}", "{split}/{language}.{split}"])
+def directory(request, tmp_path):
+    """The same text in either layout, beside files that are no text."""
+    for language, lines in {
+        "eng_Latn": "one\ntwo\n",
+        "fra_Latn": "un\ndeux\n",
+        "deu_Latn": "eins\nzwei\n",
+    }.items():
+        _write(tmp_path / request.param.format(split="dev", language=language), lines)
+    _write(tmp_path / "README.md", "about")
+    _write(tmp_path / "dev.eng_Latn.bz2", b"BZh")
+    (tmp_path / "empty").mkdir()
+    return tmp_path
+
+
+def test_both_layouts_read_the_same(directory):
+    text = read_parallel(directory, "dev")
+    assert text == ParallelText(
+        "dev", {"deu_Latn": ("eins", "zwei"), "eng_Latn": ("one", "two"), "fra_Latn": ("un", "deux")}
+    )
+    assert len(text) == 2
+    assert languages_of(directory, "dev") == ("deu_Latn", "eng_Latn", "fra_Latn")
+
+
+def test_languages_come_in_the_order_asked_for_and_the_first_sentences_only(directory):
+    text = read_parallel(directory, "dev", ["fra_Latn", "eng_Latn"], max_sentences=1)
+    assert text.languages == ("fra_Latn", "eng_Latn")
+    assert dict(text.sentences) == {"fra_Latn": ("un",), "eng_Latn": ("one",)}
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"a\nb\n", ("a", "b")),
+        (b"a\nb", ("a", "b")),
+        (b"a\r\nb\r\n", ("a", "b")),
+        (b"\xef\xbb\xbfa\nb\n", ("a", "b")),
+        (b"a\n\nb\n\n", ("a", "", "b", "")),
+        ("a\u2028b\x0cc\n d \n".encode(), ("a\u2028b\x0cc", " d ")),
+    ],
+    ids=["plain", "no end", "CRLF", "byte order mark", "blank lines count", "only newlines cut"],
+)
+def test_lines(tmp_path, data, lines):
+    assert read_lines(_write(tmp_path / "x", data)) == lines
+
+
+@given(
+    st.lists(st.text(st.characters(exclude_characters="\n\r\ufeff", exclude_categories=["Cs"])), min_size=1)
+)
+def test_lines_come_back_as_they_were_written(tmp_path_factory, lines):
+    path = tmp_path_factory.mktemp("lines") / "x"
+    path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    if any(line.strip() for line in lines):
+        assert read_lines(path) == tuple(lines)
+    else:
+        with pytest.raises(DataError, match="empty"):
+            read_lines(path)
+
+
+def test_source_and_target_file(tmp_path):
+    source, target = _write(tmp_path / "a.txt", "x\ny\n"), _write(tmp_path / "b.txt", "u\nv\n")
+    text = read_pair(source, target, "eng_Latn-fra_Latn")
+    assert dict(text.sentences) == {"eng_Latn": ("x", "y"), "fra_Latn": ("u", "v")}
+
+
+@pytest.mark.parametrize("pair", ["eng_Latn", "a-b,c-d", "a-a", "-b", ""])
+def test_files_without_one_pair_are_refused(tmp_path, pair):
+    file = _write(tmp_path / "a", "x\n")
+    with pytest.raises(UsageError, match="does not name"):
+        read_pair(file, file, pair)
+
+
+def test_different_line_counts_name_both_files_and_counts(tmp_path):
+    source, target = _write(tmp_path / "a", "x\ny\n"), _write(tmp_path / "b", "u\n")
+    with pytest.raises(DataError, match=r"a has 2 lines, .*b has 1") as caught:
+        read_pair(source, target, "eng_Latn-fra_Latn")
+    assert str(source) in caught.value.message
+    assert str(target) in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["", "\n", " \r\n\n", "\ufeff"])
+def test_an_empty_file_is_refused(tmp_path, text):
+    with pytest.raises(DataError, match="the file is empty"):
+        read_lines(_write(tmp_path / "x", text))
+
+
+def test_bytes_that_are_not_utf8_are_named_with_file_and_line(tmp_path):
+    with pytest.raises(DataError, match=r"x, line 3: not UTF-8 \(byte 0xff\)"):
+        read_lines(_write(tmp_path / "x", b"a\nb\nc\xff\n"))
+
+
+def test_no_such_directory(tmp_path):
+    with pytest.raises(DataError, match="no such directory"):
+        read_parallel(tmp_path / "nothing", "dev")
+
+
+@pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
+def test_packed_text_reads_as_what_it_holds(tmp_path, layout):
+    plain = "one\r\n\ntwo \u2028 three\n"
+    for language in ("eng_Latn", "fra_Latn"):
+        packed = gzip.compress(plain.encode()[:7]) + gzip.compress(
+            plain.encode()[7:]
+        )  # two members are one file
+        _write(tmp_path / f"{layout.format(split='train', language=language)}.gz", packed)
+    assert languages_of(tmp_path, "train") == ("eng_Latn", "fra_Latn")
+    text = read_parallel(tmp_path, "train")
+    assert text.split == "train"
+    assert text.sentences["fra_Latn"] == ("one", "", "two \u2028 three")
+    assert not has_split(tmp_path, "train.eng_Latn")
+    _write(tmp_path / layout.format(split="train", language="fra_Latn"), "un\n\ndeux\n")
+    assert read_parallel(tmp_path, "train").sentences["fra_Latn"] == ("un", "", "deux"), "the unpacked one"
+
+
+def test_a_packed_pair_of_files(tmp_path):
+    files = [
+        _write(tmp_path / f"{name}.txt.gz", gzip.compress(b"a\nb\n", mtime=0)) for name in ("one", "two")
+    ]
+    assert len(read_pair(*files, "en-fr")) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:-9], "not a whole gzip file"),
+        (gzip.compress(b"one\ntwo\n" * 99, mtime=0)[:20], "not a whole gzip file"),
+        (gzip.compress(b"one", mtime=0)[:-6] + b"\0" * 6, "not a whole gzip file"),
+        (gzip.compress(b"one", mtime=0) + b"more", "not a whole gzip file"),
+        (gzip.compress(b"one", mtime=0)[:10] + b"\xff" * 40, "not a whole gzip file"),
+        (b"plain text\n", "not a whole gzip file"),
+        (b"", "the file is empty"),
+        (gzip.compress(b"", mtime=0), "the file is empty"),
+        (gzip.compress(b"a\nb\xff\n", mtime=0), "line 2: not UTF-8"),
+    ],
+)
+def test_damaged_packed_files_are_named(tmp_path, data, reason):
+    path = _write(tmp_path / "text.gz", data)
+    with pytest.raises(DataError) as caught:
+        read_lines(path)
+    assert str(path) in caught.value.message
+    assert reason in caught.value.message
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(DataError, match="no such file\nName a file of text"):
+        read_lines(tmp_path / "nothing")
+    with pytest.raises(DataError, match="a directory, not a file\nName a file of text"):
+        read_lines(tmp_path)
+
+
+def test_no_such_split_lists_those_that_there_are(directory):
+    with pytest.raises(DataError, match="no split 'test'") as caught:
+        read_parallel(directory, "test")
+    assert caught.value.remedy == "Splits found: dev."
+
+
+@pytest.mark.parametrize("suffix", ["bz2", "xz"])
+@pytest.mark.parametrize("layout", ["{split}.{language}", "{split}/{language}.{split}"])
+def test_a_compressed_split_is_named_with_what_unpacks_it(tmp_path, layout, suffix):
+    for language in ("eng_Latn", "fra_Latn"):
+        _write(tmp_path / f"{layout.format(split='train', language=language)}.{suffix}", b"\x1f\x8b")
+    _write(tmp_path / "val.eng_Latn", "one\n")
+    with pytest.raises(DataError, match="split 'train' is compressed") as caught:
+        languages_of(tmp_path, "train")
+    folder, first = (
+        (tmp_path, "train.eng_Latn") if "/" not in layout else (tmp_path / "train", "eng_Latn.train")
+    )
+    assert caught.value.message.endswith(f"({first}.{suffix}, …)")
+    pattern = "train.*" if "/" not in layout else "*.train"
+    tool = {"bz2": "bunzip2", "xz": "unxz"}[suffix]
+    assert caught.value.remedy == f"Unpack it: {tool} --keep {folder}/{pattern}.{suffix}"
+    with pytest.raises(DataError, match="no split 'dev'"):
+        languages_of(tmp_path, "dev")
+
+
+def test_a_file_is_no_directory_of_text(tmp_path):
+    file = _write(tmp_path / "val.eng_Latn", "one\n")
+    with pytest.raises(DataError, match=r"val\.eng_Latn: a file, not a directory") as caught:
+        languages_of(file, "val")
+    assert "--data" in (caught.value.remedy or "")
+
+
+def test_a_directory_without_text(tmp_path):
+    with pytest.raises(DataError, match="no split 'dev'") as caught:
+        read_parallel(tmp_path, "dev")
+    assert caught.value.remedy == "No split was found in it."
+
+
+def test_an_unknown_language_suggests_a_near_one(directory):
+    with pytest.raises(DataError, match="no text in 'fra_Lat'") as caught:
+        read_parallel(directory, "dev", ["eng_Latn", "fra_Lat"])
+    assert "fra_Latn" in (caught.value.remedy or "")
+
+
+def test_fewer_sentences_than_asked_for(directory):
+    with pytest.raises(DataError, match="5 sentences were asked for, it holds 2"):
+        read_parallel(directory, "dev", max_sentences=5)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "langs", "expected"),
+    [
+        ("a-b,b-a,a-b", None, (("a", "b"), ("b", "a"))),
+        (None, "b, a", (("b", "a"), ("a", "b"))),
+        (None, None, (("a", "b"), ("a", "x-y"), ("b", "a"), ("b", "x-y"), ("x-y", "a"), ("x-y", "b"))),
+        ("a-x-y,x-y-b", None, (("a", "x-y"), ("x-y", "b"))),
+    ],
+)
+def test_pairs(pairs, langs, expected):
+    assert parse_pairs(pairs, langs, ("a", "b", "x-y")) == expected
+
+
+@pytest.mark.parametrize(
+    ("pairs", "langs", "error", "message"),
+    [
+        ("a-b", "a,b", UsageError, "both given"),
+        ("ab", None, UsageError, "not a language pair"),
+        ("a-", None, UsageError, "not a language pair"),
+        ("a-a", None, UsageError, "same language"),
+        ("", None, UsageError, "no language pair"),
+        (None, "a", UsageError, "no language pair"),
+        ("a-c", None, DataError, "unknown language 'c'"),
+        (None, "a,c", DataError, "unknown language 'c'"),
+    ],
+)
+def test_pairs_that_are_refused(pairs, langs, error, message):
+    with pytest.raises(error, match=message):
+        parse_pairs(pairs, langs, ("a", "b"))
+
+
+def test_names_far_from_all_known_are_answered_with_a_list():
+    assert near_names("zzz", ["eng_Latn", "fra_Latn"]) == "Known: eng_Latn, fra_Latn."
+    assert "(20 in all)" in near_names("zzz", [f"l{i:02}" for i in range(20)])
+    assert near_names("qba_Latn", ["eng_Latn", "fra_Latn"]) == "Known: eng_Latn, fra_Latn."
+    assert near_names("eng_Latin", ["eng_Latn", "zho_Hans"]) == "Did you mean eng_Latn?"

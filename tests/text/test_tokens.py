@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from prunecli.errors import CheckpointError, DataError
+from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+from tests.tiny import LANGUAGES, tiny_nllb_moe
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_nllb_moe(tmp_path_factory.mktemp("tokens") / "model")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint):
+    return load_tokenizer(checkpoint)
+
+
+def test_languages(tokenizer):
+    assert languages(tokenizer) == tuple(sorted(LANGUAGES))
+
+
+def test_language_token_first_and_end_token_last(tokenizer):
+    rows = encode(tokenizer, ["the hat", ""], "fra_Latn", max_length=None)
+    french, end = language_id(tokenizer, "fra_Latn"), tokenizer.eos_token_id
+    assert [row[0] for row in rows] == [french, french]
+    assert [row[-1] for row in rows] == [end, end]
+    assert rows[1] == [french, end]
+
+
+def test_target_side_carries_the_target_language_and_leaves_the_source_side_alone(tokenizer):
+    before = encode(tokenizer, ["the hat"], "eng_Latn")
+    target = encode(tokenizer, ["the hat"], "deu_Latn", as_target=True)
+    assert target[0][0] == language_id(tokenizer, "deu_Latn")
+    assert target[0][1:] == before[0][1:]
+    assert encode(tokenizer, ["the hat"], "eng_Latn") == before
+
+
+def test_long_sentences_are_cut_with_their_special_tokens_kept(tokenizer):
+    row = encode(tokenizer, ["the hat is on the hen"], "eng_Latn", max_length=4)[0]
+    assert len(row) == 4
+    assert row[0] == language_id(tokenizer, "eng_Latn")
+    assert row[-1] == tokenizer.eos_token_id
+
+
+def test_unknown_language_suggests_a_near_one(tokenizer):
+    with pytest.raises(DataError, match="unknown language 'fra_Lat'") as caught:
+        encode(tokenizer, ["x"], "fra_Lat")
+    assert "fra_Latn" in (caught.value.remedy or "")
+
+
+def test_an_unknown_language_brings_those_that_are_known_and_how_to_give_other_text(tokenizer):
+    with pytest.raises(DataError) as caught:
+        language_id(tokenizer, "qba_Latn")
+    known = "Known: deu_Latn, eng_Latn, fra_Latn."
+    assert caught.value.remedy == f"{known} Give text in languages of the model with --data."
+
+
+def test_special_tokens_are_no_languages(tokenizer):
+    with pytest.raises(DataError, match="unknown language"):
+        language_id(tokenizer, "</s>")
+
+
+def test_a_reduced_checkpoint_opens_without_running_its_code(tmp_path):
+    checkpoint = tiny_nllb_moe(tmp_path / "model")
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {
+        "model_type": "prunecli-nllb-moe",
+        "auto_map": {"AutoConfig": "modeling_prunecli.PrunecliConfig"},
+    }
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    (checkpoint / "modeling_prunecli.py").write_text("raise SystemExit('this code was run')\n")
+    assert languages(load_tokenizer(checkpoint)) == tuple(sorted(LANGUAGES))
+
+
+def test_no_such_directory(tmp_path):
+    with pytest.raises(CheckpointError, match="no such directory"):
+        load_tokenizer(tmp_path / "nothing")
+
+
+def test_a_directory_without_tokenizer(tmp_path):
+    with pytest.raises(CheckpointError, match="no tokenizer could be loaded"):
+        load_tokenizer(tmp_path)
