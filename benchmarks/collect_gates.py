@@ -18,7 +18,7 @@ import torch
 
 from prunecli.methods.experts import score
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import SparseLayer
+from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.tokens import load_tokenizer

@@ -108,7 +108,7 @@ def read_bytes(said: str) -> int:
 
 def pass_flops(checkpoint: Checkpoint, gates: dict) -> int:  # type: ignore[type-arg]
     """Floating-point operations of the layers' matrix products for the tokens that the statistics count."""
-    products = token_products(checkpoint.require_architecture(), checkpoint.config, checkpoint.structure)
+    products = token_products(checkpoint.layout)
     sources: dict[str, int] = {}
     pair_sources = targets = 0
     for pair, entry in gates["entries"].items():

@@ -25,7 +25,7 @@ import numpy as np
 from prunecli import demo
 from prunecli.architectures import FAMILIES
 from prunecli.model.declared import ties
-from prunecli.model.layout import expected_tensors, is_extra
+from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 from prunecli.tensors.quantities import parse_size
@@ -108,7 +108,7 @@ def task_head(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(value.shape)
         for name, value in model.state_dict().items()
-        if is_extra(family, name) and name not in tied
+        if name.startswith(family.extras) and name not in tied
     }
 
 
@@ -189,7 +189,7 @@ def make(options: argparse.Namespace) -> int:
     """Write the checkpoint; returns the bytes of its tensors."""
     directory, dtype = Path(options.directory), parse_dtype(options.dtype)
     config = config_of(options)
-    shapes = {**expected_tensors(FAMILIES[options.family], config, Structure()), **task_head(config)}
+    shapes = {**resolve(FAMILIES[options.family], config, Structure()).shapes, **task_head(config)}
     shards = shards_of(shapes, itemsize(dtype), parse_size(options.shard_bytes))
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * itemsize(dtype)
     directory.mkdir(parents=True, exist_ok=True)

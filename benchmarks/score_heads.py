@@ -27,7 +27,6 @@ from prunecli.methods.heads import measure
 from prunecli.methods.heads.ablate import outcomes, without_each
 from prunecli.methods.heads.measure import AblationOptions, Material, Subject
 from prunecli.methods.heads.score import gradient_importance
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.loading import load_model
 from prunecli.text.parallel import parse_pairs, read_parallel
@@ -46,7 +45,7 @@ def material(options: argparse.Namespace) -> Material:
 
 def passes(subject: Subject, what: Material, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Name -> one pass over all batches."""
-    model, layers = subject.model, attention_layers(subject.checkpoint)
+    model, layers = subject.model, subject.checkpoint.layout.attentions
     batches = measure._batches(subject, what, options.batch_tokens)
 
     def plain(parameters: bool) -> None:
@@ -121,7 +120,7 @@ def memory() -> None:
 
 def ablation(subject: Subject, what: Material, metric: str, options: argparse.Namespace) -> None:
     settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
-    variants = without_each(attention_layers(subject.checkpoint))
+    variants = without_each(subject.checkpoint.layout.attentions)
     pieces = measure._pieces(subject, what, settings)
     ratios = []
     for _ in range(options.ablation_rounds):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,3 +87,14 @@ class MemoryShortError(PruneError):
     def __init__(self, message: str, remedy: str, shortage: Shortage) -> None:
         super().__init__(message, remedy)
         self.shortage = shortage
+
+
+@contextmanager
+def located(path: Path) -> Iterator[None]:
+    """Errors of the block about a model begin with its path, unless they do already."""
+    try:
+        yield
+    except (CheckpointError, UnsupportedModelError) as error:
+        if error.message.startswith(str(path)):
+            raise
+        raise type(error)(f"{path}: {error.message}", error.remedy) from error

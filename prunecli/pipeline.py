@@ -11,7 +11,7 @@ from typing import Any
 from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import check_tensors, expected_tensors, is_extra
+from prunecli.model.layout import resolve
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.structure import Structure
 from prunecli.modules.shim import SHIM_FILE, shim_source
@@ -57,14 +57,14 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     Raises:
         CheckpointError: source tensors that its config does not ask for, or lack of some.
     """
-    check_tensors(source)
+    source.check()
     check_outputs(source, rewrite.outputs)
-    family = source.require_architecture()
-    wanted = expected_tensors(family, rewrite.config, rewrite.structure)
+    layout = resolve(source.require_architecture(), rewrite.config, rewrite.structure)
+    wanted = layout.shapes
     made = {
         output.name: output.shape
         for output in rewrite.outputs
-        if output.name in wanted or not is_extra(family, output.name)
+        if output.name in wanted or not layout.is_extra(output.name)
     }
     if made != wanted:
         odd = sorted(name for name in {*made, *wanted} if made.get(name) != wanted.get(name))
@@ -113,7 +113,7 @@ def rewrite_checkpoint(
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
         (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
         with open_checkpoint(directory) as made:
-            check_tensors(made)
+            made.check()
     return summary
 
 

@@ -14,7 +14,6 @@ import torch
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import check_tensors
 from prunecli.model.opening import opens_as_stock
 from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
@@ -85,7 +84,7 @@ def test_no_result_of_nllb_moe_is_a_stock_model(tmp_path: Path, kept: Mapping[st
 def test_a_result_remembers_what_it_keeps(tmp_path: Path) -> None:
     rewritten(tiny(tmp_path / "in"), tmp_path / "out", UNEVEN)
     with open_checkpoint(tmp_path / "out") as made:
-        check_tensors(made)
+        made.check()
         assert made.structure.experts == UNEVEN
 
 
@@ -164,7 +163,7 @@ def test_sharded_output(tmp_path: Path) -> None:
     rewritten(tiny(tmp_path / "in"), tmp_path / "out", shard_bytes=20_000)
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
     with open_checkpoint(tmp_path / "out") as made:
-        check_tensors(made)
+        made.check()
 
 
 def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from prunecli.architectures.records import Side, Stack
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.ffn import FfnLayer
 
 Kind = Literal["self", "cross", "ffn"]
 SHORT: dict[Kind, str] = {"self": "sa", "cross": "ca", "ffn": "ffn"}
@@ -60,7 +60,7 @@ def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
     family = checkpoint.require_architecture()
     stacks = {stack.side: stack for stack in family.stacks}
     return tuple(
-        component for ffn in ffn_layers(checkpoint) for component in _of_layer(stacks[ffn.side], ffn)
+        component for ffn in checkpoint.layout.ffns for component in _of_layer(stacks[ffn.side], ffn)
     )
 
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from prunecli.analysis.settings import Value, names, setting
-from prunecli.model.attention import KINDS, AttentionLayer, attention_layers
+from prunecli.model.attention import KINDS, AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import sparse_layers
 
 
 @dataclass(frozen=True)
@@ -106,7 +105,7 @@ def _heads(checkpoint: Checkpoint) -> float:
         return 0.0
     kinds = _arguments(checkpoint, "prune-heads").get("attention") or KINDS
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
-    layers: Sequence[AttentionLayer] = attention_layers(checkpoint)
+    layers: Sequence[AttentionLayer] = checkpoint.layout.attentions
     chosen = [layer for layer in layers if layer.kind in kinds] or layers
     return 1 - sum(layer.num_heads for layer in chosen) / sum(layer.original_heads for layer in chosen)
 
@@ -114,7 +113,7 @@ def _heads(checkpoint: Checkpoint) -> float:
 def _experts(checkpoint: Checkpoint) -> float:
     if not checkpoint.structure.experts:
         return 0.0
-    layers = sparse_layers(checkpoint)
+    layers = checkpoint.require_mixtures()
     return 1 - sum(layer.num_experts for layer in layers) / sum(layer.original_experts for layer in layers)
 
 

@@ -76,7 +76,6 @@ def collect_gates(
     """
     from prunecli.commands.found import checkpoint_or_demo, chosen_text
     from prunecli.model.checkpoint import open_checkpoint
-    from prunecli.model.layout import sparse_layers
     from prunecli.results.header import header
     from prunecli.tensors.documents import refuse_unwritable, write_json
     from prunecli.tensors.quantities import parse_size
@@ -88,7 +87,7 @@ def collect_gates(
             if place.is_first:  # which alone writes it
                 refuse_unwritable(output, force=force)
             opened = stack.enter_context(open_checkpoint(checkpoint_or_demo(checkpoint)))
-            sparse_layers(opened)  # a model without experts is refused before anything heavy is loaded
+            opened.require_mixtures()  # a model without experts is refused before anything heavy is loaded
             text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
             text = text.first(max_sentences)
 

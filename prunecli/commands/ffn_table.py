@@ -53,9 +53,8 @@ def show_ffns(written: Written, plan: FfnPlan) -> None:
 
 def _parameters(written: Written, plan: FfnPlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN."""
-    from prunecli.model.ffn import ffn_layers
 
-    tensors = {layer.name: layer.tensors for layer in ffn_layers(written.source)}
+    tensors = {layer.name: layer.tensors for layer in written.source.layout.ffns}
     sizes = {output.name: output.info.numel for output in written.made.outputs}
     return {
         group.owner: sum(sizes[f"{group.owner}.{suffix}"] for suffix in tensors[group.owner])
@@ -71,9 +70,8 @@ def ffn_table(checkpoint: Checkpoint, plan: FfnPlan, parameters: Mapping[str, in
         plan: the decision.
         parameters: of each group's FFN, by its owner.
     """
-    from prunecli.model.ffn import ffn_layers
 
-    layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+    layers = {layer.name: layer for layer in checkpoint.layout.ffns}
     rows = [
         [
             _layers(layers[name] for name in group.members),

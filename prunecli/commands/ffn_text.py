@@ -93,7 +93,6 @@ def measure(
     from prunecli.evaluation.evaluate import labels_for
     from prunecli.evaluation.objective import translation_batches
     from prunecli.methods.ffn.activations import plain_batches, unit_activations
-    from prunecli.model.ffn import ffn_layers
     from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import choose_device, load_model
     from prunecli.text.plain import PlainText
@@ -113,4 +112,4 @@ def measure(
             for pair in material.pairs
             for batch in translation_batches(tokenizer, model, text, pair, size)
         ]
-    return unit_activations(model, ffn_layers(checkpoint), batches, progress)
+    return unit_activations(model, checkpoint.layout.ffns, batches, progress)

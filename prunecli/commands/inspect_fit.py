@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.fit import Fit, margin_bytes, nearest_ratio
-from prunecli.model.declared import count
-from prunecli.model.layout import held_sparse_layers
 from prunecli.model.memory import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.model.operations import model_dim, token_products
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
@@ -158,7 +156,7 @@ def what_fits(checkpoint: Checkpoint, budget: int, dtype: str | None, request: R
     """
     held = [_whole(checkpoint, budget, target, load) for target in _dtypes(checkpoint, dtype)]
     pruned = []
-    sparse = bool(held_sparse_layers(checkpoint))
+    sparse = bool(checkpoint.mixtures)
     for target, whole in zip(_dtypes(checkpoint, dtype), held, strict=True):
         if sparse and not whole.fits:
             pruned.append(_pruned(whole, nearest_ratio(checkpoint, budget, load, request, dtype=target)))
@@ -245,7 +243,7 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
     shape = shape_of(checkpoint, skeleton, dtype)
     activations = activation_bytes(shape, BATCH_TOKENS // BATCH_LENGTH, BATCH_LENGTH, BATCH_LENGTH)
     if not shape.experts:  # gates are collected without logits, all else needs them
-        vocabulary = count(checkpoint.require_architecture(), checkpoint.config, "vocab_size")
+        vocabulary = checkpoint.layout.sizes.count("vocab_size")
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
     demand = Demand(_process(checkpoint, device), skeleton.resident_bytes, skeleton.widest_bytes, activations)
     weights = demand.resident + MIN_BUFFERS * demand.block
@@ -279,7 +277,7 @@ def _one_pass(checkpoint: Checkpoint, *, sparse: bool) -> OnePass:
     from prunecli.modules.speed import disk_speed
 
     tokens = SENTENCES * SENTENCE_TOKENS
-    products = token_products(checkpoint.require_architecture(), checkpoint.config, checkpoint.structure)
+    products = token_products(checkpoint.layout)
     return OnePass(
         checkpoint.total_bytes,
         products.operations(tokens, tokens, tokens, output=not sparse),
@@ -296,8 +294,8 @@ def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
     from prunecli.modules.speed import model_speed
 
     family = checkpoint.require_architecture()
-    width = count(family, checkpoint.config, model_dim(family))
-    widest = max(count(family, checkpoint.config, stack.ffn.width) for stack in family.stacks)
+    width = checkpoint.layout.sizes.count(model_dim(family))
+    widest = max(checkpoint.layout.sizes.count(stack.ffn.width) for stack in family.stacks)
     for device in dict.fromkeys((torch.device("cpu"), _auto())):
         dtype = choose_dtype("auto", checkpoint, device)
         measured = model_speed(width, widest, dtype, device, PRODUCT_SECONDS)

@@ -237,11 +237,10 @@ def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
 def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
     from prunecli.methods.experts.fit import fit_payload
     from prunecli.methods.experts.published import SELECTION_FORMAT
-    from prunecli.model.layout import sparse_layers
 
     return {
         **written.header(SELECTION_FORMAT, options.seed),
-        "experts_before": sum(layer.num_experts for layer in sparse_layers(written.source)),
+        "experts_before": sum(layer.num_experts for layer in written.source.require_mixtures()),
         "experts_after": decision.selection.count,
         **written.sizes(),
         "thresholds": dict(decision.selection.thresholds),
@@ -252,9 +251,8 @@ def _payload(written: Written, decision: Decision, options: Options) -> dict[str
 
 def _show(written: Written, decision: Decision) -> None:
     from prunecli.methods.experts.fit import explain
-    from prunecli.model.layout import sparse_layers
 
-    layers = sparse_layers(written.source)
+    layers = written.source.require_mixtures()
     kept = decision.selection.kept
     rows = [[layer.name, *removal(layer.num_experts, len(kept[layer.name]))] for layer in layers]
     held = sum(layer.num_experts for layer in layers)

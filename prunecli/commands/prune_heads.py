@@ -179,9 +179,9 @@ def _payload(written: Written, decision: Decision, options: Options) -> dict[str
 
 def _show(written: Written, decision: Decision) -> None:
     from prunecli.analysis.head_plots import KIND_NAMES
-    from prunecli.model.attention import KINDS, attention_layers
+    from prunecli.model.attention import KINDS
 
-    layers = attention_layers(written.source)
+    layers = written.source.layout.attentions
     kept = decision.selection.kept
     rows = [[layer.name, *removal(layer.num_heads, len(kept[layer.name]))] for layer in layers]
     kinds = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]

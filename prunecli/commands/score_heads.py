@@ -140,7 +140,6 @@ def score_heads(
     from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, material, selection
     from prunecli.commands.head_text import draw, show
-    from prunecli.model.attention import attention_layers
     from prunecli.model.checkpoint import open_checkpoint
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
@@ -149,7 +148,7 @@ def score_heads(
     budget = memory_bytes(memory, spill_dir)
     _check_options(method, importance, metric, select_data, select_split, budget, dtype)
     with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
-        layers = attention_layers(opened)  # a family that is not declared is refused before anything heavy
+        layers = opened.layout.attentions  # a family that is not declared is refused before anything heavy
         choice = Choice(
             data,
             split,

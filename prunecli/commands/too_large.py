@@ -63,11 +63,10 @@ def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
     from prunecli.methods.experts.budget import Request
     from prunecli.methods.experts.fit import MARGIN, nearest_ratio
-    from prunecli.model.layout import held_sparse_layers
     from prunecli.model.memory import Load, stored_dtype
     from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 
-    if not held_sparse_layers(checkpoint):
+    if not checkpoint.mixtures:
         return
     stored, dtype = stored_dtype(checkpoint), parse_dtype(shortage.dtype)
     if dtype == "F32" and not shortage.trains:

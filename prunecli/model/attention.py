@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
-from prunecli.architectures import Architecture
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import count, depth, holds
+from prunecli.model.declared import Sizes
 from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
@@ -46,18 +44,29 @@ class AttentionLayer:
         kind: self-attention of the encoder or decoder, or cross-attention.
         layer: its number in the stack.
         heads: original ids of the heads that it holds, in the order in which they are stored.
+        stated_heads: how many config.json counts for it.
         original_heads: how many heads the original attention had.
         tensors: full names of the tensors that grow with the heads, and where the heads lie.
         output: name of the linear layer whose input is the heads' outputs one after another.
+        stack: the record of its stack.
+        spec: its record.
     """
 
     name: str
     kind: AttentionKind
     layer: int
     heads: tuple[int, ...]
+    stated_heads: int
     original_heads: int
     tensors: Mapping[str, HeadPlaces]
     output: str
+    stack: Stack = field(repr=False)
+    spec: Attention = field(repr=False)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds every head that config.json counts, in order."""
+        return self.heads == tuple(range(self.stated_heads))
 
     @property
     def num_heads(self) -> int:
@@ -65,56 +74,41 @@ class AttentionLayer:
         return len(self.heads)
 
 
-def attention_layers(checkpoint: Checkpoint) -> tuple[AttentionLayer, ...]:
+def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLayer, ...]:
     """Every attention: the encoder's, the decoder's, then cross-attention; by layer.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
         CheckpointError: config.json holds no usable number of heads, or names heads that cannot be.
     """
-    family = checkpoint.require_architecture()
     found = [
-        _layer(checkpoint, family, stack, attention, number)
-        for stack, attention, number in attentions(family, checkpoint.config)
+        _layer(sizes, structure, stack, attention, number)
+        for stack in sizes.family.stacks
+        for number in range(sizes.depth(stack))
+        for attention in stack.attentions
     ]
     return tuple(sorted(found, key=lambda layer: (KINDS.index(layer.kind), layer.layer)))
 
 
-def attentions(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[Stack, Attention, int]]:
-    """Stack, attention and number of the layer of every attention that a model of this config has."""
-    for stack in family.stacks:
-        for number in range(depth(family, config, stack.depth)):
-            for attention in stack.attentions:
-                yield stack, attention, number
-
-
-def held_heads(
-    family: Architecture, config: Mapping[str, Any], structure: Structure, attention: Attention, name: str
-) -> tuple[tuple[int, ...], int]:
-    """Original ids of the heads that the attention `name` holds, and how many it had."""
-    counted = count(family, config, attention.heads)
-    if counted > MOST_HEADS:
-        raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
-    return structure.heads.get(name, tuple(range(counted))), structure.original_heads.get(name, counted)
-
-
 def _layer(
-    checkpoint: Checkpoint, family: Architecture, stack: Stack, attention: Attention, number: int
+    sizes: Sizes, structure: Structure, stack: Stack, attention: Attention, number: int
 ) -> AttentionLayer:
     owner = stack.layers.format(layer=number)
     name = f"{owner}.{attention.name}"
-    ids, original = held_heads(family, checkpoint.config, checkpoint.structure, attention, name)
+    counted = sizes.count(attention.heads)
+    if counted > MOST_HEADS:
+        raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
+    ids = structure.heads.get(name, tuple(range(counted)))
+    original = structure.original_heads.get(name, counted)
     if len(set(ids)) != len(ids) or not all(0 <= head < original for head in ids):
         raise CheckpointError(
-            f"{checkpoint.path}: config.json names heads {list(ids)} of {name}, which had {original}",
+            f"config.json names heads {list(ids)} of {name}, which had {original}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
     axes = {
-        f"{owner}.{spec.name}": HeadPlaces(
-            spec.heads.axis, tuple(count(family, checkpoint.config, width) for width in spec.heads.blocks)
-        )
+        f"{owner}.{spec.name}": HeadPlaces(spec.heads.axis, tuple(map(sizes.count, spec.heads.blocks)))
         for spec in attention.tensors
-        if spec.heads is not None and holds(family, checkpoint.config, spec.optional)
+        if spec.heads is not None and sizes.holds(spec.optional)
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
-    return AttentionLayer(name, kind, number, ids, original, axes, f"{owner}.{attention.output}")
+    output = f"{owner}.{attention.output}"
+    return AttentionLayer(name, kind, number, ids, counted, original, axes, output, stack, attention)

@@ -9,9 +9,10 @@ from typing import Any
 from prunecli import PACKAGE
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.model.declared import class_names
-from prunecli.model.embedding import declared_tables, describe_embeddings
+from prunecli.model.embedding import describe_embeddings
 from prunecli.model.embedding_change import EmbeddingChange
-from prunecli.model.ffn import declared_ffns, describe_ffns
+from prunecli.model.ffn import describe_ffns
+from prunecli.model.layout import resolve
 from prunecli.model.opening import SHIM, WEIGHTS_KEY, shim_classes
 from prunecli.model.source_card import (
     HISTORY,
@@ -162,7 +163,7 @@ def _ffns(structure: Structure, config: Mapping[str, Any]) -> list[str]:
     if not structure.ffn:
         return []
     family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
-    described = describe_ffns(declared_ffns(family, config, structure), structure.ffn)
+    described = describe_ffns(resolve(family, config, structure).ffns, structure.ffn)
     return [
         "## Feed-forward networks",
         f"FFN: {described}.",
@@ -176,7 +177,7 @@ def _embeddings(structure: Structure, config: Mapping[str, Any]) -> list[str]:
     if structure.embedding == EmbeddingChange():
         return []
     family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
-    described = describe_embeddings(declared_tables(family, config, structure))
+    described = describe_embeddings(resolve(family, config, structure).tables)
     return [
         "## Token embeddings",
         f"{described[0].upper()}{described[1:]}.",

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
-from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.model.embedding import ties
+from prunecli.errors import CheckpointError, UnsupportedModelError, located
+from prunecli.model.declared import Sizes
+from prunecli.model.embedding import resolve_tables, resolve_ties
+from prunecli.model.layout import ModelLayout, resolve
+from prunecli.model.mixtures import SparseLayer, find_mixtures
 from prunecli.model.names import same_values, stored_names
 from prunecli.model.structure import KEY, Structure
 from prunecli.tensors.directory import find_weights, read_config
@@ -35,6 +38,7 @@ class Checkpoint(TensorReader):
         self.config = config
         self.structure = Structure() if config.get(KEY) is None else _structure(path, config)
         self.architecture = FAMILIES.get(str(config.get("model_type")).removeprefix(REDUCED_PREFIX))
+        self._is_checked = False
         super().__init__(path, files)
 
     @property
@@ -53,6 +57,67 @@ class Checkpoint(TensorReader):
         from prunecli.model.fingerprint import fingerprint
 
         return fingerprint(self)
+
+    @cached_property
+    def layout(self) -> ModelLayout:
+        """What config.json and structure say that it holds.
+
+        Raises:
+            UnsupportedModelError: the family is not declared.
+            CheckpointError: config.json lacks a size, or says what cannot be.
+        """
+        family = self.require_architecture()
+        with located(self.path):
+            layout = resolve(family, self.config, self.structure)
+            len(layout.tensors)  # here, where errors get the path
+            return layout
+
+    @cached_property
+    def mixtures(self) -> tuple[SparseLayer, ...]:
+        """The mixtures of experts that it holds; see `find_mixtures`."""
+        return find_mixtures(self)
+
+    def require_mixtures(self) -> tuple[SparseLayer, ...]:
+        """The mixtures of experts, at least one.
+
+        Raises:
+            UnsupportedModelError: the family is not declared, or the model has no experts.
+            CheckpointError: as `find_mixtures`.
+        """
+        if not self.mixtures:
+            raise UnsupportedModelError(
+                f"{self.path}: the model has no experts", "Give a mixture-of-experts checkpoint."
+            )
+        return self.mixtures
+
+    def check(self) -> None:
+        """Compare what it holds with what its config and structure ask for, once.
+
+        Raises:
+            UnsupportedModelError: the family is not declared.
+            CheckpointError: missing, unexpected or misshapen tensors, or a config.json that cannot be.
+        """
+        if self._is_checked:
+            return
+        held, expected = self.tensors, self.layout.shapes
+        missing = [name for name in expected if name not in held]
+        unexpected = [name for name in held if name not in expected and not self.layout.is_extra(name)]
+        misshapen = [
+            f"{name} {list(held[name].shape)} instead of {list(shape)}"
+            for name, shape in expected.items()
+            if name in held and held[name].shape != shape
+        ]
+        faults = [
+            f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+            for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+            if names
+        ]
+        if faults:
+            raise CheckpointError(
+                f"{self.path}: tensors do not fit config.json: {'; '.join(faults)}",
+                "config.json and the weights are not of one checkpoint; copy both again.",
+            )
+        self._is_checked = True
 
     def require_architecture(self) -> Architecture:
         """The declared family.
@@ -85,10 +150,9 @@ class Checkpoint(TensorReader):
         if self.architecture is None:
             return found
 
-        try:
-            tied = ties(self.architecture, self.config, self.structure)
-        except CheckpointError as error:
-            raise CheckpointError(f"{self.path}: {error.message}", error.remedy) from error
+        with located(self.path):
+            sizes = Sizes(self.architecture, self.config)
+            tied = resolve_ties(sizes, resolve_tables(sizes, self.structure))
         named = stored_names(self.architecture, tied, list(found), self._equal)
         return {new: found[old] for old, new in named.items()}
 

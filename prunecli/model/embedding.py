@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import cast
 
-from prunecli.architectures import Architecture
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.model.declared import count
-from prunecli.model.declared import ties as stock_ties
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.model.declared import Sizes
 from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding_change import EmbeddingChange, InputChange
 from prunecli.model.structure import Structure
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True)
@@ -60,34 +54,13 @@ class TokenTables:
         return found
 
 
-def token_tables(checkpoint: Checkpoint) -> TokenTables:
-    """Of a checkpoint whose family is declared with its embeddings.
-
-    Raises:
-        UnsupportedModelError: it is not.
-        CheckpointError: config.json lacks a size, or says of its embeddings what cannot be.
-    """
-    family = checkpoint.require_architecture()
-    try:
-        found = declared_tables(family, checkpoint.config, checkpoint.structure)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error.message}", error.remedy) from error
-    if found is None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: where models of type {family.model_type} keep their embeddings is not declared",
-            "Give a model of another family.",
-        )
-    return found
-
-
-def declared_tables(
-    family: Architecture, config: Mapping[str, Any], structure: Structure
-) -> TokenTables | None:
-    """Those of a model of this config and structure; None where the family does not declare any.
+def resolve_tables(sizes: Sizes, structure: Structure) -> TokenTables | None:
+    """Both sides of the token embeddings; None where the family does not declare any.
 
     Raises:
         CheckpointError: config.json lacks a size, or says of its embeddings what cannot be.
     """
+    family = sizes.family
     change = structure.embedding
     if family.embedding is None:
         if change != EmbeddingChange():
@@ -97,7 +70,7 @@ def declared_tables(
         return None
     table = f"{family.embedding.input}.weight"
     spec = next(spec for spec in family.tensors if spec.name == table)
-    vocabulary, model_dim = (count(family, config, axis) for axis in spec.shape)
+    vocabulary, model_dim = (sizes.count(axis) for axis in spec.shape)
     output = f"{family.embedding.output}.weight"
     return TokenTables(
         input=family.embedding.input,
@@ -136,18 +109,11 @@ def unit_shape(change: InputChange, vocabulary: int, model_dim: int) -> UnitShap
         ) from error
 
 
-def ties(family: Architecture, config: Mapping[str, Any], structure: Structure) -> dict[str, str]:
-    """Alias -> stored name of the tensors that are one in a model of this config and structure.
-
-    Raises:
-        CheckpointError: see `declared_tables`.
-    """
-    found = dict(stock_ties(family, config))
-    change = structure.embedding
-    if change.is_stock:
+def resolve_ties(sizes: Sizes, tables: TokenTables | None) -> dict[str, str]:
+    """Alias -> stored name of the tensors that are one in a model with these embeddings."""
+    found = dict(sizes.ties())
+    if tables is None or tables.change.is_stock:
         return found
-    tables = declared_tables(family, config, structure)
-    assert tables is not None
     table, output = f"{tables.input}.weight", f"{tables.output}.weight"
     if tables.unit is not None:
         found = {alias: name for alias, name in found.items() if name != table or alias == output}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from prunecli.architectures import Architecture
 from prunecli.architectures.records import FeedForward, Side, Stack
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import count, depth, holds
+from prunecli.model.declared import Sizes
 from prunecli.model.structure import FfnChange, Structure
 
 REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
@@ -46,6 +43,7 @@ class FfnLayer:
     tensors: Mapping[str, int | None]
     blocks: Mapping[str, int]
     norm_tensors: tuple[str, ...]
+    stack: Stack = field(repr=False)
 
     @property
     def prefix(self) -> str:
@@ -63,43 +61,31 @@ class FfnLayer:
         return tuple(f"{self.prefix}{suffix}" for suffix in self.tensors)
 
 
-def ffn_layers(checkpoint: Checkpoint) -> tuple[FfnLayer, ...]:
+def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
     """Every FFN, the encoder's first, by layer.
-
-    Raises:
-        UnsupportedModelError: the family is not declared.
-        CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
-    """
-    family = checkpoint.require_architecture()
-    try:
-        return declared_ffns(family, checkpoint.config, checkpoint.structure)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error.message}", error.remedy) from error
-
-
-def declared_ffns(
-    family: Architecture, config: Mapping[str, Any], structure: Structure
-) -> tuple[FfnLayer, ...]:
-    """Every FFN of a model of this config and structure; see `ffn_layers`.
 
     Raises:
         CheckpointError: config.json lacks a size, or its structure names an FFN that the model lacks, or shares with
             one that has no tensors of its own, or changes a mixture of experts.
     """
-    places = {name: (stack, number) for name, stack, number in _places(family, config)}
-    _check(family, config, structure, places)
+    places = {
+        within(layer, stack.ffn): (stack, number)
+        for stack in sizes.family.stacks
+        for number, layer in sizes.layers(stack)
+    }
+    _check(sizes, structure, places)
 
     def width(name: str) -> int:
         stated = structure.ffn.get(name, FfnChange()).width
-        return count(family, config, places[name][0].ffn.width) if stated is None else stated
+        return sizes.count(places[name][0].ffn.width) if stated is None else stated
 
     found = []
     for name, (stack, number) in places.items():
         change = structure.ffn.get(name, FfnChange())
         owner = change.shared_with or name
-        sparse = is_sparse(family, config, stack.ffn, number)
+        sparse = is_sparse(sizes, stack.ffn, number)
         specs = () if change.removed or sparse else stack.ffn.tensors
-        specs = tuple(spec for spec in specs if holds(family, config, spec.optional))
+        specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
         norms = () if change.removed else ffn_norms(stack)
         found.append(
             FfnLayer(
@@ -114,6 +100,7 @@ def declared_ffns(
                 tensors={spec.name: spec.hidden for spec in specs},
                 blocks={spec.name: spec.hidden_blocks for spec in specs},
                 norm_tensors=tuple(f"{stack.layers.format(layer=number)}.{norm}" for norm in norms),
+                stack=stack,
             )
         )
     return tuple(found)
@@ -163,11 +150,11 @@ def within(layer: str, ffn: FeedForward) -> str:
     return f"{layer}.{ffn.name}" if ffn.name else layer
 
 
-def is_sparse(family: Architecture, config: Mapping[str, Any], ffn: FeedForward, layer: int) -> bool:
+def is_sparse(sizes: Sizes, ffn: FeedForward, layer: int) -> bool:
     """Whether the FFN of this layer is a mixture of experts, by the config."""
     if ffn.sparse_step is None or ffn.expert is None:
         return False
-    step = count(family, config, ffn.sparse_step)
+    step = sizes.count(ffn.sparse_step)
     return step > 0 and (layer + 1) % step == 0
 
 
@@ -177,25 +164,14 @@ def ffn_norms(stack: Stack) -> tuple[str, ...]:
     return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
 
 
-def _places(family: Architecture, config: Mapping[str, Any]) -> Iterator[tuple[str, Stack, int]]:
-    for stack in family.stacks:
-        for number in range(depth(family, config, stack.depth)):
-            yield within(stack.layers.format(layer=number), stack.ffn), stack, number
-
-
-def _check(
-    family: Architecture,
-    config: Mapping[str, Any],
-    structure: Structure,
-    places: Mapping[str, tuple[Stack, int]],
-) -> None:
+def _check(sizes: Sizes, structure: Structure, places: Mapping[str, tuple[Stack, int]]) -> None:
     for name, change in structure.ffn.items():
         owner = change.shared_with
         for named in (name,) if owner is None else (name, owner):
             if named not in places:
                 raise CheckpointError(f"config.json names {named}, which is no FFN of the model", REMEDY)
             stack, number = places[named]
-            if is_sparse(family, config, stack.ffn, number):
+            if is_sparse(sizes, stack.ffn, number):
                 reason = "a mixture of experts can be neither shared nor removed nor of another width"
                 raise CheckpointError(f"config.json changes {named}: {reason}", REMEDY)
         if owner is None:

@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.embedding import TokenTables, token_tables
-from prunecli.model.ffn import FfnLayer, ffn_layers
-from prunecli.model.layout import SparseLayer, parts, sparse_layers
+from prunecli.model.embedding import TokenTables
+from prunecli.model.ffn import FfnLayer
+from prunecli.model.mixtures import SparseLayer
+from prunecli.model.parts import parts
 from prunecli.model.undeclared import Surmise, surmise
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
@@ -71,15 +72,15 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         by_part[part_of[name]] = by_part.get(part_of[name], Amount()) + amount
         by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
     try:
-        layers = sparse_layers(checkpoint)
+        layers = checkpoint.require_mixtures()
     except UnsupportedModelError:
         layers = ()
     return Inventory(
         parts={part: by_part[part] for part in PARTS if part in by_part},
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
         layers=layers,
-        attentions=() if checkpoint.architecture is None else attention_layers(checkpoint),
-        ffns=() if checkpoint.architecture is None else ffn_layers(checkpoint),
+        attentions=() if checkpoint.architecture is None else checkpoint.layout.attentions,
+        ffns=() if checkpoint.architecture is None else checkpoint.layout.ffns,
         tables=_tables(checkpoint),
         total=sum(by_part.values(), Amount()),
         surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
@@ -89,7 +90,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
 def _tables(checkpoint: Checkpoint) -> TokenTables | None:
     if checkpoint.architecture is None or checkpoint.architecture.embedding is None:
         return None
-    return token_tables(checkpoint)
+    return checkpoint.layout.require_tables()
 
 
 def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, Any]:

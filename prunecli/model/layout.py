@@ -1,198 +1,151 @@
-"""What tensors a checkpoint of a declared family has, and which of them make up its sparse layers."""
+"""What a model is: family, config.json and structure, resolved once into its layers, tensors and ties."""
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Attention, Part, Side, Stack, TensorSpec
-from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import count, depth, holds
-from prunecli.model.embedding import declared_tables
-from prunecli.model.ffn import FfnLayer, declared_ffns, ffn_norms
-from prunecli.model.ffn import within as within
+from prunecli.architectures.records import Part, Side, Stack, TensorSpec
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.attention import AttentionLayer, resolve_attentions
+from prunecli.model.declared import Sizes
+from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
+from prunecli.model.ffn import FfnLayer, ffn_norms, resolve_ffns, within
 from prunecli.model.structure import Structure
+
+Declared = tuple[tuple[int, ...], Part]
+"""A tensor's shape, and what it is counted under."""
 
 
 @dataclass(frozen=True)
-class SparseLayer:
-    """A layer whose FFN is a mixture of experts.
+class Layer:
+    """One layer of a stack.
 
     Attributes:
-        name: of the FFN, "model.encoder.layers.3.ffn".
         side: of which stack.
-        layer: its number in the stack.
-        num_experts: how many this checkpoint holds.
-        expert_prefix: name of one expert, "{expert}" for its number in this checkpoint.
-        expert_tensors: an expert's tensors, relative to it: "fc1.weight".
-        router_tensors: full names; their first axis is the expert.
-        experts: original ids of the experts, in the order in which they are stored.
-        original_experts: how many experts the original layer had.
+        number: in the stack.
+        name: "model.encoder.layers.0".
+        attentions: self-attention, and in a decoder of two stacks cross-attention.
+        ffn: dense, sparse, shared or removed.
     """
 
-    name: str
     side: Side
-    layer: int
-    num_experts: int
-    expert_prefix: str
-    expert_tensors: tuple[str, ...]
-    router_tensors: tuple[str, ...]
-    experts: tuple[int, ...]
-    original_experts: int
-
-    def expert_tensor(self, expert_index: int, suffix: str) -> str:
-        """Full name of a tensor of the expert that is stored as number `expert_index`."""
-        return f"{self.expert_prefix.format(expert=expert_index)}.{suffix}"
+    number: int
+    name: str
+    attentions: tuple[AttentionLayer, ...]
+    ffn: FfnLayer
 
 
-def sparse_layers(checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
-    """The sparse layers, encoder first, by layer; found from the tensors' names.
+@dataclass(frozen=True)
+class ModelLayout:
+    """A model of a declared family. Resolved by `resolve`; nothing is worked out again from its parts.
 
-    Raises:
-        UnsupportedModelError: the family is not declared, or the model has no experts.
-        CheckpointError: a layer lacks an expert, a tensor or its router, or disagrees with its structure.
+    Attributes:
+        sizes: the family's record with the values of config.json.
+        structure: how it differs from the stock model.
+        attentions: the encoder's, the decoder's, then cross-attention; by layer.
+        ffns: the encoder's first, by layer.
+        tables: token embeddings; None where the family does not declare them.
+        ties: alias -> stored name of the tensors that are one.
     """
-    found = held_sparse_layers(checkpoint)
-    if not found:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: the model has no experts", "Give a mixture-of-experts checkpoint."
+
+    sizes: Sizes
+    structure: Structure
+    attentions: tuple[AttentionLayer, ...]
+    ffns: tuple[FfnLayer, ...]
+    tables: TokenTables | None
+    ties: Mapping[str, str]
+
+    @cached_property
+    def tensors(self) -> Mapping[str, Declared]:
+        """Name -> shape and part of every tensor that it stores, tied ones once.
+
+        Raises:
+            CheckpointError: config.json lacks a size, or holds one that is no count.
+        """
+        return _expected(self)
+
+    @property
+    def family(self) -> Architecture:
+        """The declared family."""
+        return self.sizes.family
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json."""
+        return self.sizes.config
+
+    @cached_property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Name -> shape of every tensor that it stores."""
+        return {name: shape for name, (shape, _) in self.tensors.items()}
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Every layer, the encoder's first."""
+        attentions: dict[tuple[Side, int], list[AttentionLayer]] = {}
+        for one in self.attentions:
+            attentions.setdefault((one.stack.side, one.layer), []).append(one)
+        names = {
+            (stack.side, number): name
+            for stack in self.family.stacks
+            for number, name in self.sizes.layers(stack)
+        }
+        return tuple(
+            Layer(ffn.side, ffn.layer, names[place], tuple(attentions[place]), ffn)
+            for ffn in self.ffns
+            for place in [(ffn.side, ffn.layer)]
         )
-    return found
 
+    def with_structure(self, structure: Structure) -> ModelLayout:
+        """The same family and config.json with another structure.
 
-def held_sparse_layers(checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
-    """As `sparse_layers`, but none where the model has no experts.
+        Raises:
+            CheckpointError: as `resolve`.
+        """
+        return resolve(self.family, self.config, structure)
 
-    Raises:
-        UnsupportedModelError: the family is not declared.
-        CheckpointError: as `sparse_layers`.
-    """
-    family = checkpoint.require_architecture()
-    return tuple(layer for stack in family.stacks for layer in _sparse_layers(checkpoint, stack))
+    def require_tables(self) -> TokenTables:
+        """The token embeddings.
 
-
-def _sparse_layers(checkpoint: Checkpoint, stack: Stack) -> Iterator[SparseLayer]:
-    ffn = stack.ffn
-    if ffn.expert is None:
-        return
-    pattern = _pattern(f"{stack.layers}.{ffn.name}.{ffn.expert}.", {"layer": r"(\d+)", "expert": r"(\d+)"})
-    layers: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in checkpoint.tensors:
-        if match := pattern.match(name):
-            layers[int(match[1])][int(match[2])].append(name[match.end() :])
-    for number in sorted(layers):
-        yield _sparse_layer(checkpoint, stack, number, layers[number])
-
-
-def _sparse_layer(
-    checkpoint: Checkpoint, stack: Stack, number: int, experts: Mapping[int, list[str]]
-) -> SparseLayer:
-    ffn, path = stack.ffn, checkpoint.path
-    name = f"{stack.layers.format(layer=number)}.{ffn.name}"
-    count = len(experts)
-    absent = sorted(set(range(count)) - set(experts))
-    if absent:
-        raise CheckpointError(f"{path}: {name} lacks expert {absent[0]} (its last is {max(experts)})")
-    suffixes = tuple(spec.name for spec in ffn.tensors)
-    for expert, held in experts.items():
-        if sorted(held) != sorted(suffixes):
-            odd = sorted(set(held) ^ set(suffixes))
-            raise CheckpointError(
-                f"{path}: expert {expert} of {name} has other tensors than its kind ({odd[0]})"
+        Raises:
+            UnsupportedModelError: the family does not declare them.
+        """
+        if self.tables is None:
+            raise UnsupportedModelError(
+                f"where models of type {self.family.model_type} keep their embeddings is not declared"
             )
-    routers = tuple(full for spec in ffn.router if (full := f"{name}.{spec.name}") in checkpoint.tensors)
-    if not routers:
-        raise CheckpointError(f"{path}: {name} has experts but no router")
-    for router in routers:
-        if checkpoint.tensors[router].shape[:1] != (count,):
-            shape = list(checkpoint.tensors[router].shape)
-            raise CheckpointError(f"{path}: {router} has the shape {shape}, the layer has {count} experts")
-    ids = checkpoint.structure.kept_experts(name, count)
-    original = checkpoint.structure.original_experts.get(name, count)
-    if (
-        len(ids) != count
-        or len(set(ids)) != count
-        or not all(0 <= expert < max(original, 1) for expert in ids)
-    ):
-        raise CheckpointError(
-            f"{path}: {name} holds {count} experts, config.json names {len(ids)} of {original} as kept",
-            "config.json and the weights are not of one checkpoint; copy both again.",
-        )
-    prefix = f"{name}.{ffn.expert}"
-    return SparseLayer(name, stack.side, number, count, prefix, suffixes, routers, ids, original)
+        return self.tables
+
+    def is_extra(self, name: str) -> bool:
+        """Whether a tensor belongs to a part that only some classes of the family have, and that no method changes."""
+        return name.startswith(self.family.extras)
 
 
-def expected_tensors(
-    architecture: Architecture, config: Mapping[str, Any], structure: Structure
-) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor that a model of this config and structure stores, tied ones once.
+def resolve(family: Architecture, config: Mapping[str, Any], structure: Structure) -> ModelLayout:
+    """The model that `config` and `structure` describe.
 
     Raises:
-        CheckpointError: config.json lacks a size or holds one that is no count.
+        CheckpointError: config.json lacks a size, or it or the structure says what cannot be.
     """
-    return {name: shape for name, (shape, _) in _expected(architecture, config, structure).items()}
+    sizes = Sizes(family, config)
+    tables = resolve_tables(sizes, structure)
+    return ModelLayout(
+        sizes,
+        structure,
+        resolve_attentions(sizes, structure),
+        resolve_ffns(sizes, structure),
+        tables,
+        resolve_ties(sizes, tables),
+    )
 
 
-def parts(checkpoint: Checkpoint) -> dict[str, Part | Literal["other"]]:
-    """What each tensor is counted under; "other" for those that its family does not declare."""
-    if checkpoint.architecture is None:
-        return dict.fromkeys(checkpoint.tensors, "other")
-    patterns = _part_patterns(checkpoint.architecture)
-    return {name: _part(patterns, name) for name in checkpoint.tensors}
-
-
-def part_of(checkpoint: Checkpoint, name: str) -> Part | Literal["other"]:
-    """What one tensor is counted under; see `parts`."""
-    return _part(_part_patterns(checkpoint.architecture), name) if checkpoint.architecture else "other"
-
-
-def check_tensors(checkpoint: Checkpoint) -> None:
-    """Compare what the checkpoint holds with what its config and structure ask for.
-
-    Raises:
-        UnsupportedModelError: the family is not declared.
-        CheckpointError: missing, unexpected or misshapen tensors, or a config.json that cannot be.
-    """
-    family = checkpoint.require_architecture()
-    try:
-        expected = expected_tensors(family, checkpoint.config, checkpoint.structure)
-    except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.path}: {error.message}", error.remedy) from error
-    held = checkpoint.tensors
-    missing = [name for name in expected if name not in held]
-    unexpected = [name for name in held if name not in expected and not is_extra(family, name)]
-    misshapen = [
-        f"{name} {list(held[name].shape)} instead of {list(shape)}"
-        for name, shape in expected.items()
-        if name in held and held[name].shape != shape
-    ]
-    faults = [
-        f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-        for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-        if names
-    ]
-    if faults:
-        raise CheckpointError(
-            f"{checkpoint.path}: tensors do not fit config.json: {'; '.join(faults)}",
-            "config.json and the weights are not of one checkpoint; copy both again.",
-        )
-
-
-def is_extra(family: Architecture, name: str) -> bool:
-    """Whether it belongs to a part that only some classes of the family have, and that no method changes."""
-    return name.startswith(family.extras)
-
-
-Declared = tuple[tuple[int, ...], Part]
-
-
-def _expected(family: Architecture, config: Mapping[str, Any], structure: Structure) -> dict[str, Declared]:
+def _expected(layout: ModelLayout) -> dict[str, Declared]:
+    sizes, structure, tables = layout.sizes, layout.structure, layout.tables
     found: dict[str, Declared] = {}
 
     def add(
@@ -206,9 +159,9 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
         first: bool = True,
     ) -> None:
         for spec in specs:
-            if (spec.first and not first) or not holds(family, config, spec.optional):
+            if (spec.first and not first) or not sizes.holds(spec.optional):
                 continue
-            shape = [experts if key == "expert_count" else count(family, config, key) for key in spec.shape]
+            shape = [experts if key == "expert_count" else sizes.count(key) for key in spec.shape]
             if spec.heads is not None:
                 if heads == 0:  # a tensor of no head at all is not stored
                     continue
@@ -223,86 +176,32 @@ def _expected(family: Architecture, config: Mapping[str, Any], structure: Struct
         if not ffn.is_sparse:
             add(ffn.prefix, stack.ffn.tensors, width=ffn.width)
             return
-        experts = _expert_count(family, config, structure, ffn.name)
+        experts = _expert_count(sizes, structure, ffn.name)
         add(ffn.prefix, stack.ffn.router, experts=experts)
         for expert in range(experts):
             prefix = f"{ffn.prefix}{str(stack.ffn.expert).format(expert=expert)}."
             add(prefix, stack.ffn.tensors, part="experts")
 
-    tables = declared_tables(family, config, structure)
-    add("", family.tensors)
+    add("", sizes.family.tensors)
     if tables is not None:
         for name in tables.stock:
             del found[name]
         found |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
-    ffns = {ffn.name: ffn for ffn in declared_ffns(family, config, structure)}
-    for stack in family.stacks:
-        for number in range(depth(family, config, stack.depth)):
-            layer = stack.layers.format(layer=number)
+    own = {ffn.name: ffn for ffn in layout.ffns}
+    shares = {one.name: Fraction(one.num_heads, max(one.stated_heads, 1)) for one in layout.attentions}
+    for stack in sizes.family.stacks:
+        for number, layer in sizes.layers(stack):
             for attention in stack.attentions:
-                share = _head_share(family, config, structure, attention, f"{layer}.{attention.name}")
+                share = shares[f"{layer}.{attention.name}"]
                 add(f"{layer}.", attention.tensors, heads=share, first=number == 0)
-            ffn = ffns[within(layer, stack.ffn)]
+            ffn = own[within(layer, stack.ffn)]
             gone = ffn_norms(stack) if ffn.removed else ()
             add(f"{layer}.", tuple(spec for spec in stack.norms if spec.name not in gone))
             add_ffn(stack, ffn)
     return found
 
 
-def _head_share(
-    family: Architecture, config: Mapping[str, Any], structure: Structure, attention: Attention, name: str
-) -> Fraction:
-    """Heads that the attention holds, as a part of those that config.json counts."""
-    counted = count(family, config, attention.heads)
-    return Fraction(len(structure.heads.get(name, range(counted))), max(counted, 1))
-
-
-def _expert_count(family: Architecture, config: Mapping[str, Any], structure: Structure, layer: str) -> int:
+def _expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:
     if layer in structure.experts:
         return len(structure.experts[layer])
-    return structure.original_experts.get(layer) or count(family, config, family.expert_count[0])
-
-
-Patterns = list[tuple["re.Pattern[str]", Part]]
-
-
-def _part_patterns(family: Architecture) -> Patterns:
-    """Full-name patterns of every declared tensor."""
-    any_number = {"layer": r"\d+", "expert": r"\d+"}
-    found: Patterns = [(_pattern(spec.name, any_number, whole=True), spec.part) for spec in family.tensors]
-    # An alias that is kept because its values differ counts as what it should equal.
-    found += [
-        (_pattern(alias, any_number, whole=True), spec.part)
-        for alias, name in family.tied.items()
-        for spec in family.tensors
-        if spec.name == name
-    ]
-    if (embedding := family.embedding) is not None:
-        owned = {f"{embedding.input}.": True, f"{embedding.output}.project.weight": False}
-        found += [(_pattern(name, {}, whole=not begins), "embeddings") for name, begins in owned.items()]
-    for stack in family.stacks:
-        ffn = stack.ffn
-        groups: list[tuple[str, tuple[TensorSpec, ...], Part | None]] = [
-            (stack.layers, tuple(spec for attention in stack.attentions for spec in attention.tensors), None),
-            (stack.layers, stack.norms, None),
-            (within(stack.layers, ffn), (*ffn.router, *ffn.tensors), None),
-        ]
-        if ffn.expert is not None:
-            groups.append((f"{stack.layers}.{ffn.name}.{ffn.expert}", ffn.tensors, "experts"))
-        for owner, specs, part in groups:
-            found += [
-                (_pattern(f"{owner}.{spec.name}", any_number, whole=True), part or spec.part)
-                for spec in specs
-            ]
-    return found
-
-
-def _part(patterns: Patterns, name: str) -> Part | Literal["other"]:
-    return next((part for pattern, part in patterns if pattern.match(name)), "other")
-
-
-def _pattern(template: str, numbers: Mapping[str, str], *, whole: bool = False) -> re.Pattern[str]:
-    """A regular expression for `template`, its "{layer}" and "{expert}" replaced by those of `numbers`."""
-    pieces = re.split(r"\{(\w+)\}", template)
-    text = "".join(numbers[piece] if index % 2 else re.escape(piece) for index, piece in enumerate(pieces))
-    return re.compile(text + (r"\Z" if whole else ""))
+    return structure.original_experts.get(layer) or sizes.count(sizes.family.expert_count[0])

@@ -17,9 +17,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prunecli.architectures import Architecture
 from prunecli.architectures.records import Attention
-from prunecli.model.declared import count
+from prunecli.model.declared import Sizes
 from prunecli.model.operations import model_dim
 from prunecli.tensors.dtypes import is_float, itemsize
 
@@ -54,14 +53,14 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     family = checkpoint.require_architecture()
 
     def size(key: str) -> int:
-        return count(family, checkpoint.config, key)
+        return checkpoint.layout.sizes.count(key)
 
     width = itemsize(target or stored_dtype(checkpoint))
     decoders = [stack for stack in family.stacks if stack.side == "decoder"]
     sequences = load.batch * (load.beam if decoders else 1)
     rows = sequences * load.length * width
     cache = sum(
-        2 * rows * _key_width(family, checkpoint, attention) * (size(stack.depth) + 1)
+        2 * rows * _key_width(checkpoint.layout.sizes, attention) * (size(stack.depth) + 1)
         for stack in decoders
         for attention in stack.attentions
     )
@@ -80,11 +79,11 @@ def stored_dtype(checkpoint: Checkpoint) -> str:
     return max(totals, key=lambda dtype: totals[dtype], default="F32")
 
 
-def _key_width(family: Architecture, checkpoint: Checkpoint, attention: Attention) -> int:
+def _key_width(sizes: Sizes, attention: Attention) -> int:
     """All key heads side by side: no projection has fewer rows."""
     return min(
-        count(family, checkpoint.config, spec.shape[spec.heads.axis]) * min(blocks) // sum(blocks)
+        sizes.count(spec.shape[spec.heads.axis]) * min(blocks) // sum(blocks)
         for spec in attention.tensors
         if spec.heads is not None and len(spec.shape) == 2
-        for blocks in [[count(family, checkpoint.config, width) for width in spec.heads.blocks]]
+        for blocks in [list(map(sizes.count, spec.heads.blocks))]
     )

@@ -15,7 +15,7 @@ from prunecli.architectures import Architecture
 from prunecli.architectures.records import ModelClass
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names
-from prunecli.model.embedding import declared_tables, ties
+from prunecli.model.layout import ModelLayout
 from prunecli.model.stock import Verdict, stock_verdict
 from prunecli.model.structure import KEY, Structure
 
@@ -60,7 +60,7 @@ def result_config(
         config.update(verdict.config)
     else:
         names = source.tensors if held is None else held
-        found = auto_classes(family, readable(family, config, structure, names), classes)
+        found = auto_classes(family, readable(source.layout.with_structure(structure), names), classes)
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in found.items()}
         config[WEIGHTS_KEY] = (
             f"{verdict.line} Open it with trust_remote_code=True, or with prunecli.load_model."
@@ -105,13 +105,9 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
     return {one.auto_class: found[one.auto_class] for one in declared if one.auto_class in found}
 
 
-def readable(
-    family: Architecture, config: Mapping[str, Any], structure: Structure, names: Collection[str]
-) -> frozenset[str]:
-    """`names`, and those of what is tied to them or made in their place by this structure."""
-    tables = declared_tables(family, config, structure)
-    made = () if tables is None else tables.tensors
-    return frozenset((*names, *ties(family, config, structure), *made))
+def readable(made: ModelLayout, names: Collection[str]) -> frozenset[str]:
+    """`names`, and those of what is tied to them or made in their place by the structure of `made`."""
+    return frozenset((*names, *made.ties, *(() if made.tables is None else made.tables.tensors)))
 
 
 def _foreign(auto_map: Any) -> dict[str, Any]:

@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 from prunecli.architectures import Architecture
-from prunecli.architectures.records import Attention, Side, Stack
-from prunecli.model.attention import attentions
+from prunecli.architectures.records import Attention, Side
 from prunecli.model.declared import class_names
-from prunecli.model.embedding import declared_tables
-from prunecli.model.ffn import declared_ffns
-from prunecli.model.layout import expected_tensors
-from prunecli.model.structure import Structure
+from prunecli.model.ffn import FfnLayer
+from prunecli.model.layout import ModelLayout
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -54,28 +50,24 @@ class Products:
         return 2 * (done + self.output * last * output)
 
 
-def token_products(family: Architecture, config: Mapping[str, Any], structure: Structure) -> Products:
-    """What one token costs in a model of this config and structure: removed heads and FFNs cost nothing, shared ones
-    as often as they run, and of a sparse layer the router and the experts that a token is sent to.
+def token_products(layout: ModelLayout) -> Products:
+    """What one token costs: removed heads and FFNs nothing, shared ones as often as they run, and of a sparse layer the
+    router and the experts that a token is sent to.
 
     Raises:
         CheckpointError: config.json lacks a size, or holds one that is no count.
     """
-    shapes = expected_tensors(family, config, structure)
     found: dict[Side, int] = {"encoder": 0, "decoder": 0}
     cross = 0
-    for stack, attention, number in attentions(family, config):
-        owner = stack.layers.format(layer=number)
-        keys = _matrices(shapes, owner, _keys_and_values(attention))
-        whole = _matrices(shapes, owner, _projections(attention))
-        cross += keys
-        found[stack.side] += whole - keys
-    stacks = {stack.side: stack for stack in family.stacks}
-    for ffn in declared_ffns(family, config, structure):
-        found[ffn.side] += _ffn(family, stacks[ffn.side], ffn.prefix, shapes, sparse=ffn.is_sparse) * (
-            not ffn.removed
-        )
-    return Products(found["encoder"], cross, found["decoder"], _output(family, config, structure))
+    for layer in layout.layers:
+        for attention in layer.attentions:
+            keys = _matrices(layout.shapes, layer.name, _keys_and_values(attention.spec))
+            whole = _matrices(layout.shapes, layer.name, _projections(attention.spec))
+            cross += keys
+            found[layer.side] += whole - keys
+        if not layer.ffn.removed:
+            found[layer.side] += _ffn(layout, layer.ffn)
+    return Products(found["encoder"], cross, found["decoder"], _output(layout))
 
 
 def model_dim(family: Architecture) -> str:
@@ -100,23 +92,23 @@ def _keys_and_values(attention: Attention) -> list[str]:
     return rest
 
 
-def _ffn(family: Architecture, stack: Stack, prefix: str, shapes: Shapes, *, sparse: bool) -> int:
-    owner = prefix.removesuffix(".")
-    dense = [spec.name for spec in stack.ffn.tensors if spec.hidden is not None]
-    if not sparse:
+def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
+    owner, record, shapes = ffn.prefix.removesuffix("."), ffn.stack.ffn, layout.shapes
+    dense = [spec.name for spec in record.tensors if spec.hidden is not None]
+    if not ffn.is_sparse:
         return _matrices(shapes, owner, dense)
-    router = [spec.name for spec in stack.ffn.router]
+    router = [spec.name for spec in record.router]
     experts = next((shape[0] for name in router if (shape := shapes.get(f"{owner}.{name}"))), 0)
-    chosen = min(family.top_k or 1, experts)
-    expert = f"{owner}.{str(stack.ffn.expert).format(expert=0)}"
+    chosen = min(layout.family.top_k or 1, experts)
+    expert = f"{owner}.{str(record.expert).format(expert=0)}"
     return _matrices(shapes, owner, router) + chosen * _matrices(shapes, expert, dense)
 
 
-def _output(family: Architecture, config: Mapping[str, Any], structure: Structure) -> int:
-    embedding, tables = family.embedding, declared_tables(family, config, structure)
-    if embedding is None or tables is None:
+def _output(layout: ModelLayout) -> int:
+    family, tables = layout.family, layout.tables
+    if family.embedding is None or tables is None:
         return 0
-    if not set(class_names(config) or (family.model_class,)) & set(embedding.classes):
+    if not set(class_names(layout.config) or (family.model_class,)) & set(family.embedding.classes):
         return 0
     change = tables.change.output
     if change is None or change.map_dim is None:

@@ -6,12 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunecli.architectures import Architecture
-from prunecli.model.attention import attentions, held_heads
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import TIE_KEY, count
-from prunecli.model.ffn import declared_ffns
-from prunecli.model.layout import held_sparse_layers
+from prunecli.model.declared import TIE_KEY, Sizes
+from prunecli.model.layout import ModelLayout
 from prunecli.model.structure import Structure
 
 
@@ -60,12 +57,8 @@ def stock_verdict(source: Checkpoint, structure: Structure) -> Verdict:
     family = source.require_architecture()
     if family.stock_fault is not None:
         return Verdict(reason=family.stock_fault)
-    parts = [
-        _experts(source, family, structure),
-        _heads(source, family, structure),
-        _ffns(source, family, structure),
-        _embeddings(family, structure),
-    ]
+    made = source.layout.with_structure(structure)
+    parts = [_experts(source, structure), _heads(made), _ffns(made), _embeddings(made)]
     faults = [part for part in parts if part.reason is not None]
     if faults:
         reasons = ", and ".join(str(part.reason) for part in faults)
@@ -84,18 +77,18 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     family = source.require_architecture()
     if family.head_width is None or family.stock_fault is not None:
         return ()
-    counted = count(family, source.config, family.stacks[0].attentions[0].heads)
-    return tuple(
-        kept for kept in range(1, counted + 1) if not _undivided(family, source.config, kept, counted)
-    )
+    sizes = source.layout.sizes
+    counted = sizes.count(family.stacks[0].attentions[0].heads)
+    return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
 
 
-def _experts(source: Checkpoint, family: Architecture, structure: Structure) -> Verdict:
+def _experts(source: Checkpoint, structure: Structure) -> Verdict:
+    family = source.layout.family
     if not family.expert_count:
         return Verdict()
     counts = {
         len(structure.experts[layer.name]) if layer.name in structure.experts else layer.num_experts
-        for layer in held_sparse_layers(source)
+        for layer in source.mixtures
     }
     if len(counts) > 1:
         reason = f"experts differ between layers ({min(counts)} to {max(counts)})"
@@ -103,67 +96,60 @@ def _experts(source: Checkpoint, family: Architecture, structure: Structure) -> 
     return Verdict(dict.fromkeys(family.expert_count, counts.pop()) if counts else {})
 
 
-def _heads(source: Checkpoint, family: Architecture, structure: Structure) -> Verdict:
-    config, kept, is_whole = source.config, set[int](), True
-    for stack, attention, number in attentions(family, config):
-        name = f"{stack.layers.format(layer=number)}.{attention.name}"
-        heads, _ = held_heads(family, config, structure, attention, name)
-        counted = count(family, config, attention.heads)
-        # A table of positions that all layers share has its columns in the order of the original heads.
-        moved = attention.position_bias and heads != tuple(range(counted))
-        is_whole &= len(heads) == counted and not moved
-        kept.add(len(heads))
-    if is_whole:
+def _heads(made: ModelLayout) -> Verdict:
+    family, sizes = made.family, made.sizes
+    kept = {layer.num_heads for layer in made.attentions}
+    # A table of positions that all layers share has its columns in the order of the original heads.
+    if all(
+        layer.is_whole if layer.spec.position_bias else layer.num_heads == layer.stated_heads
+        for layer in made.attentions
+    ):
         return Verdict()
     if family.head_width is None:
         return Verdict(reason=f"heads are gone, and a config of type {family.model_type} cannot say how many")
-    counted = count(family, config, family.stacks[0].attentions[0].heads)
+    counted = sizes.count(family.stacks[0].attentions[0].heads)
     if len(kept) > 1 or kept == {0}:
         reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
         return Verdict(reason=reason, nearest="`prune-heads --uniform`")
     left = kept.pop()
-    if fault := _undivided(family, config, left, counted):
+    if fault := _undivided(sizes, left, counted):
         return Verdict(reason=fault, nearest="`prune-heads --uniform`")
-    stated = {family.head_width: count(family, config, family.head_width)}
-    return Verdict(_head_counts(family, config, left, counted) | stated)
+    heads = {key: sizes.count(key) * left // counted for key in family.head_counts}
+    return Verdict({**heads, family.head_width: sizes.count(family.head_width)})
 
 
 def _range(numbers: Collection[int]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def _head_counts(family: Architecture, config: Mapping[str, Any], left: int, counted: int) -> dict[str, int]:
-    return {key: count(family, config, key) * left // counted for key in family.head_counts}
-
-
-def _undivided(family: Architecture, config: Mapping[str, Any], left: int, counted: int) -> str | None:
+def _undivided(sizes: Sizes, left: int, counted: int) -> str | None:
     """Why transformers refuses a config with `left` of its `counted` heads, though it states their width."""
+    family = sizes.family
     if family.heads_divide is None:
         return None
-    size = count(family, config, family.heads_divide)
-    heads = count(family, config, family.head_counts[0]) * left // counted
+    size = sizes.count(family.heads_divide)
+    heads = sizes.count(family.head_counts[0]) * left // counted
     if size % heads == 0:
         return None
     return f"transformers refuses {heads} heads of a layer where {family.heads_divide} is {size}, no multiple of it"
 
 
-def _ffns(source: Checkpoint, family: Architecture, structure: Structure) -> Verdict:
-    keys = {stack.side: stack.ffn.width for stack in family.stacks}
+def _ffns(made: ModelLayout) -> Verdict:
     widths: dict[str, set[int]] = {}
-    for layer in declared_ffns(family, source.config, structure):
+    for layer in made.ffns:
         if layer.removed or layer.is_shared:
             return Verdict(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say"
             )
-        widths.setdefault(keys[layer.side], set()).add(layer.width)
+        widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
     for found in widths.values():
         if len(found) > 1:
             return Verdict(reason=f"the widths of FFNs differ ({_range(found)})")
-    return Verdict({key: found.pop() for key, found in widths.items() if structure.ffn})
+    return Verdict({key: found.pop() for key, found in widths.items() if made.structure.ffn})
 
 
-def _embeddings(family: Architecture, structure: Structure) -> Verdict:
-    change = structure.embedding
+def _embeddings(made: ModelLayout) -> Verdict:
+    family, change = made.family, made.structure.embedding
     if change.is_stock:
         return Verdict()
     if change.output is None:

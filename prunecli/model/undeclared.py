@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.architectures import FAMILIES, Architecture
-from prunecli.model.declared import holds
+from prunecli.model.declared import Sizes
 from prunecli.tensors.stored import TensorInfo
 
 NEAR = 0.5
@@ -103,7 +103,7 @@ def _share(family: Architecture, held: set[str]) -> float:
             *((stack.layers, attention.tensors) for attention in stack.attentions),
         )
         for spec in specs
-        if holds(family, {}, spec.optional)
+        if Sizes(family, {}).holds(spec.optional)
     }
     return len(own & held) / len(own | {kind for kind in held if "*" in kind and "expert" not in kind})
 

@@ -10,17 +10,10 @@ from torch import nn
 
 from prunecli.architectures.records import Architecture
 from prunecli.errors import CheckpointError
-from prunecli.model.attention import attention_layers, attentions
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import class_names, config_value, count
-from prunecli.model.embedding import declared_tables, ties
-from prunecli.model.ffn import FfnLayer, ffn_layers
-from prunecli.model.layout import (
-    SparseLayer,
-    check_tensors,
-    expected_tensors,
-    held_sparse_layers,
-)
+from prunecli.model.declared import class_names
+from prunecli.model.layout import ModelLayout
+from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_heads, module_name
@@ -47,7 +40,7 @@ def build_model(
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
     model = assemble(checkpoint, device, dtype, name)
-    layers = held_sparse_layers(checkpoint)
+    layers = checkpoint.mixtures
     for layer in layers:
         module = model.get_submodule(module_name(model, layer.name))
         for part in EXPERT_PARTS:
@@ -62,8 +55,8 @@ def build_model(
     family = checkpoint.require_architecture()
     tied = None
     if not checkpoint.structure.embedding.is_stock:
-        tied = tied_names(model, ties(family, checkpoint.config, checkpoint.structure))
-    shared = shared_names(model, ffn_layers(checkpoint))
+        tied = tied_names(model, checkpoint.layout.ties)
+    shared = shared_names(model, checkpoint.layout.ffns)
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
         held = experts | {place.name for place in found}
@@ -88,12 +81,12 @@ def assemble(
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
     family = checkpoint.require_architecture()
-    check_tensors(checkpoint)
+    checkpoint.check()
     model = _stock_model(checkpoint, family, dtype, name)
-    for layer in held_sparse_layers(checkpoint):
+    for layer in checkpoint.mixtures:
         _replace(model, layer, checkpoint, family, dtype)
-    _fit_heads(model, checkpoint, family)
-    _fit_ffns(model, ffn_layers(checkpoint), checkpoint, family, device)
+    _fit_heads(model, checkpoint.layout)
+    _fit_ffns(model, checkpoint.layout, device)
     if device.type == "cpu":
         speed_up_linears(model)
     return model
@@ -193,8 +186,8 @@ def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtyp
     finally:
         torch.set_default_dtype(previous)
     for key in family.expert_count:
-        setattr(model.config, key, count(family, checkpoint.config, key))
-    tables = declared_tables(family, checkpoint.config, checkpoint.structure)
+        setattr(model.config, key, checkpoint.layout.sizes.count(key))
+    tables = checkpoint.layout.tables
     if tables is not None:
         fit_embeddings(model, tables, dtype)
     return model
@@ -218,19 +211,17 @@ def _replace(
     dtype: torch.dtype,
 ) -> None:
     """Put a SparseFFN with the layer's own number of experts in the place of the stock module."""
-    config = checkpoint.config
+    sizes = checkpoint.layout.sizes
     stack = next(stack for stack in family.stacks if stack.side == layer.side)
     parent, _, name = module_name(model, layer.name).rpartition(".")
     module = SparseFFN(
-        int(config_value(family, config, "d_model")),
-        int(config_value(family, config, stack.ffn.width)),
+        int(sizes.value("d_model")),
+        int(sizes.value(stack.ffn.width)),
         layer.num_experts,
         top_k=int(family.top_k or 1),
-        activation=str(config_value(family, config, "activation_function")),
+        activation=str(sizes.value("activation_function")),
         router_bias=any(tensor.endswith(".bias") for tensor in layer.router_tensors),
-        token_dropout=float(config_value(family, config, family.token_dropout))
-        if family.token_dropout
-        else 0.0,
+        token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
         activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
         device="meta",
         dtype=dtype,
@@ -238,29 +229,17 @@ def _replace(
     setattr(model.get_submodule(parent), name, module)
 
 
-def _fit_heads(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
-    shapes = expected_tensors(family, checkpoint.config, checkpoint.structure)
-    held = {layer.name: layer for layer in attention_layers(checkpoint)}
-    for stack, attention, number in attentions(family, checkpoint.config):
-        layer = held[f"{stack.layers.format(layer=number)}.{attention.name}"]
-        counted = count(family, checkpoint.config, attention.heads)
-        if layer.heads != tuple(range(counted)):
-            fit_heads(model, attention, layer, counted, shapes)
+def _fit_heads(model: Any, layout: ModelLayout) -> None:
+    for layer in layout.attentions:
+        if not layer.is_whole:
+            fit_heads(model, layer.spec, layer, layer.stated_heads, layout.shapes)
 
 
-def _fit_ffns(
-    model: Any,
-    layers: tuple[FfnLayer, ...],
-    checkpoint: Checkpoint,
-    family: Architecture,
-    device: torch.device,
-) -> None:
-    shapes = expected_tensors(family, checkpoint.config, checkpoint.structure)
-    for layer in sorted(layers, key=lambda layer: layer.is_shared):  # owners first
-        stack = next(stack for stack in family.stacks if stack.side == layer.side)
+def _fit_ffns(model: Any, layout: ModelLayout, device: torch.device) -> None:
+    for layer in sorted(layout.ffns, key=lambda layer: layer.is_shared):  # owners first
         if not layer.is_sparse:
-            width = count(family, checkpoint.config, stack.ffn.width)
-            fit_ffn(model, stack, layer, width, shapes, device)
+            width = layout.sizes.count(layer.stack.ffn.width)
+            fit_ffn(model, layer.stack, layer, width, layout.shapes, device)
 
 
 def _fill_experts(module: SparseFFN, layer: SparseLayer, checkpoint: Checkpoint) -> None:
@@ -273,7 +252,7 @@ def _fill_experts(module: SparseFFN, layer: SparseLayer, checkpoint: Checkpoint)
 
 def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
     """Give every alias that the checkpoint leaves out the parameter that it stands for."""
-    aliases = ties(family, checkpoint.config, checkpoint.structure)
+    aliases = checkpoint.layout.ties
     # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
     if checkpoint.structure.embedding.is_stock and not any(
         alias in checkpoint.tensors for alias in family.tied

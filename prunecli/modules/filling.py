@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from prunecli.architectures import Architecture
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import SparseLayer, is_extra
+from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.attention import module_name
 from prunecli.modules.embeddings import has_module
 from prunecli.modules.sparse_ffn import Router
@@ -81,11 +81,9 @@ def places(model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torc
             module = model.get_submodule(owner)
             held = getattr(module, attribute)
         except AttributeError:
-            family = checkpoint.require_architecture()
-            if is_extra(family, name) or _lacks_output(
-                model, family, name
-            ):  # another class of the family has it
-                continue
+            layout = checkpoint.layout
+            if layout.is_extra(name) or _lacks_output(model, layout.family, name):
+                continue  # another class of the family has it
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
             ) from None

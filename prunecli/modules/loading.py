@@ -10,7 +10,6 @@ import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.declared import count
 from prunecli.modules.building import build_model
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.packed_linear import pack_linears
@@ -52,7 +51,7 @@ def load_model(
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)
         for key in checkpoint.architecture.expert_count:
-            count(checkpoint.architecture, checkpoint.config, key)
+            checkpoint.layout.sizes.count(key)
         model = build_model(checkpoint, where, kind, model_class)
         model.generation_config = _generation_config(checkpoint, model)
         return model

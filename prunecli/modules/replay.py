@@ -9,9 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import depth
 from prunecli.modules.attention import module_name
 
 Outputs = dict[str, Any]
@@ -30,12 +29,12 @@ def unchanged_below(
     blocks: dict[str, list[str]] = {
         stack.side: [
             module_name(model, stack.layers.format(layer=number))
-            for number in range(depth(family, checkpoint.config, stack.depth))
+            for number in range(checkpoint.layout.sizes.depth(stack))
         ]
         for stack in family.stacks
     }
     encoder = _name_of(model, model.get_encoder()) if len(blocks) > 1 else None
-    return {layer.name: _below(layer, blocks, encoder, decoder) for layer in attention_layers(checkpoint)}
+    return {layer.name: _below(layer, blocks, encoder, decoder) for layer in checkpoint.layout.attentions}
 
 
 def _below(

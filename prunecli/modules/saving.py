@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from prunecli.model.declared import TIE_KEY
-from prunecli.model.layout import SparseLayer
+from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import WEIGHTS_KEY, shim_classes
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name

@@ -9,7 +9,6 @@ from typing import Any
 from prunecli.errors import UnsupportedModelError
 from prunecli.evaluation.evaluate import labels_for
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import sparse_layers
 from prunecli.recipes.engine import Report
 from prunecli.tensors.documents import read_json
 
@@ -58,7 +57,10 @@ def _size(path: Path) -> dict[str, str]:
             "size": f"{checkpoint.total_bytes / 2**20:,.1f} MiB",
         }
         try:
-            return {"experts": str(sum(layer.num_experts for layer in sparse_layers(checkpoint))), **sizes}
+            return {
+                "experts": str(sum(layer.num_experts for layer in checkpoint.require_mixtures())),
+                **sizes,
+            }
         except UnsupportedModelError:  # a model without experts has sizes all the same
             return sizes
 

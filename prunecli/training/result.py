@@ -13,7 +13,6 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.model.history import history_step, named
-from prunecli.model.layout import held_sparse_layers
 from prunecli.modules.attention import module_name
 from prunecli.modules.saving import stock_names
 from prunecli.tensors.dtypes import is_float, parse_dtype
@@ -49,7 +48,7 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
 
 def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
     """Stock name -> trained value, of what `source` holds and the model has."""
-    layers = held_sparse_layers(source)
+    layers = source.mixtures
     state = stock_names(model.state_dict(), layers)
     # A tied tensor is held once, under whichever of its names the model has.
     places = {name: name if name in state else module_name(model, name) for name in source.tensors}

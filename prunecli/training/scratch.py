@@ -15,7 +15,6 @@ from prunecli.architectures import FAMILIES, OLDER_TYPES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.model.declared import class_names
-from prunecli.model.layout import check_tensors
 from prunecli.model.structure import KEY
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
@@ -49,7 +48,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
         model.save_pretrained(directory)
     words.save_pretrained(directory)
     with open_checkpoint(directory) as made:
-        check_tensors(made)
+        made.check()
 
 
 @contextmanager

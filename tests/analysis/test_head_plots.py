@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from prunecli.analysis.head_plots import head_grids, head_map
+from prunecli.architectures import FAMILIES
 from prunecli.errors import PruneError
 from prunecli.model.attention import AttentionKind, AttentionLayer
 
@@ -15,7 +16,11 @@ NAN = float("nan")
 
 
 def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: int = 3) -> AttentionLayer:
-    return AttentionLayer(f"{kind}.{number}", kind, number, heads, original, {}, f"{kind}.{number}.out")
+    stack = FAMILIES["bart"].stacks[kind != "encoder"]
+    name = f"{kind}.{number}"
+    return AttentionLayer(
+        name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0]
+    )
 
 
 LAYERS = (

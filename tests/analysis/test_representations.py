@@ -17,7 +17,6 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.objective import translation_batches
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.ffn import ffn_layers
 from prunecli.modules.loading import load_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
@@ -142,7 +141,7 @@ def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "llama", "bert"])
 def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
-    names = [ffn.name for ffn in ffn_layers(open_checkpoint(source))]
+    names = [ffn.name for ffn in open_checkpoint(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
     subject = Subject(write_changed(source, tmp_path / "shared", case, changes), case)
     found = subject.represent(tmp_path / "files")
@@ -155,7 +154,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "gpt2", "roberta"])
 def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
-    ffns = ffn_layers(open_checkpoint(source))[1:]
+    ffns = open_checkpoint(source).layout.ffns[1:]
     gone, changes = [ffn.own_name for ffn in ffns], {ffn.name: {"removed": True} for ffn in ffns}
     subject = Subject(write_changed(source, tmp_path / "less", case, changes), case)
     assert [part.name for part in subject.components if part.removed] == gone

@@ -10,9 +10,7 @@ import numpy as np
 
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.methods.heads.statistics import FORMAT, HeadScores, scores_payload
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import check_tensors
 from tests.commands.calls import call
 
 run = partial(call, prune_heads)
@@ -21,7 +19,7 @@ run = partial(call, prune_heads)
 def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, Any]:
     """heads.json of random scores."""
     draw = np.random.default_rng(seed)
-    layers = attention_layers(checkpoint)
+    layers = checkpoint.layout.attentions
     made = HeadScores(
         **{
             "method": "gradient",
@@ -39,8 +37,8 @@ def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, A
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
     with open_checkpoint(directory) as checkpoint:
-        check_tensors(checkpoint)
-        return {layer.name: layer.heads for layer in attention_layers(checkpoint)}
+        checkpoint.check()
+        return {layer.name: layer.heads for layer in checkpoint.layout.attentions}
 
 
 def count(directory: Path) -> int:

@@ -88,9 +88,8 @@ def test_a_reduced_model_keeps_its_structure(folder):
     with open_checkpoint("moe") as source:
         layers = ("model.encoder.layers.1.ffn", "model.encoder.layers.3.ffn")
         kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
-        from prunecli.model.layout import sparse_layers
 
-        kept |= {layer.name: (2, 3, 6) for layer in sparse_layers(source) if layer.name not in kept}
+        kept |= {layer.name: (2, 3, 6) for layer in source.require_mixtures() if layer.name not in kept}
         structure, outputs = expert_rewrite.rewrite(source, kept)
         rewrite_checkpoint(
             source, Rewrite(structure, outputs, stock_config(source, structure)), folder / "pruned"

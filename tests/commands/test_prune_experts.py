@@ -24,7 +24,6 @@ from prunecli.methods.experts.statistics import (
     gates_payload,
 )
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import check_tensors, sparse_layers
 from prunecli.model.opening import opens_as_stock
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
@@ -39,7 +38,7 @@ run = partial(call, prune_experts)
 
 
 def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS) -> dict[str, Any]:
-    layers = sparse_layers(checkpoint)
+    layers = checkpoint.require_mixtures()
     shape = len(layers), layers[0].original_experts
     entries = {}
     for number, pair in enumerate(pairs):
@@ -73,8 +72,8 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
     with open_checkpoint(directory) as checkpoint:
-        check_tensors(checkpoint)
-        return {layer.name: layer.experts for layer in sparse_layers(checkpoint)}
+        checkpoint.check()
+        return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -205,7 +204,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Pa
     assert run(model, "--ratio", 0.5, "-o", "half").status == 0
     with open_checkpoint(folder / "half") as half:
         payload = gates(half, seed=1)
-        held = {layer.name: layer.experts for layer in sparse_layers(half)}
+        held = {layer.name: layer.experts for layer in half.require_mixtures()}
     for entry in payload["entries"].values():
         for row, layer in enumerate(payload["layers"]):
             for name in set(SUMS) - {"tokens"}:

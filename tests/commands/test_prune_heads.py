@@ -13,7 +13,6 @@ import pytest
 from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
 from prunecli.methods.heads.decide import METRICS
 from prunecli.methods.heads.plan import NORMALIZE
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.model.opening import opens_as_stock
 from prunecli.tensors.documents import write_json
@@ -118,13 +117,13 @@ def test_only_the_attentions_named_lose_heads(
 ) -> None:
     """All heads are equal: the first go first."""
     with open_checkpoint(model) as checkpoint:
-        values = {layer.name: np.ones(layer.num_heads) for layer in attention_layers(checkpoint)}
+        values = {layer.name: np.ones(layer.num_heads) for layer in checkpoint.layout.attentions}
         write_json(folder / "heads.json", scored(checkpoint, values=values), force=True)
     result = run(model, "--attention", attention, "--ratio", 0.5)
     assert result.status == 0, result.err
     with open_checkpoint(folder / "pruned-heads") as pruned:
         found = [
-            sum(4 - layer.num_heads for layer in attention_layers(pruned) if layer.kind == kind)
+            sum(4 - layer.num_heads for layer in pruned.layout.attentions if layer.kind == kind)
             for kind in ("encoder", "decoder", "cross")
         ]
     assert tuple(found) == removed
@@ -222,7 +221,7 @@ def test_several_files_are_merged(model: Path, folder: Path) -> None:
 
 def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Path) -> None:
     with open_checkpoint(model) as checkpoint:
-        values = {layer.name: np.full(layer.num_heads, 50.0) for layer in attention_layers(checkpoint)}
+        values = {layer.name: np.full(layer.num_heads, 50.0) for layer in checkpoint.layout.attentions}
         values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
         ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
         write_json(folder / "heads.json", scored(checkpoint, **ablation), force=True)

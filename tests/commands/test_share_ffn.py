@@ -14,8 +14,6 @@ from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
 from prunecli.methods.ffn.decide import KEEP_UNITS
 from prunecli.methods.ffn.plan import INITS, ORDERS
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.ffn import ffn_layers
-from prunecli.model.layout import check_tensors
 from prunecli.model.opening import opens_as_stock
 from tests.commands.calls import Result, call, repeats
 from tests.ffn_layouts import tiny
@@ -55,8 +53,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def owners(directory: Path | str) -> dict[str, str | None]:
     """FFN -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
     with open_checkpoint(directory) as opened:
-        check_tensors(opened)
-        return {layer.name: None if layer.removed else layer.owner for layer in ffn_layers(opened)}
+        opened.check()
+        return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.ffns}
 
 
 def test_choices_are_those_of_the_library() -> None:
@@ -276,7 +274,7 @@ def test_widths_that_have_no_mean(folder: Path) -> None:
     _refused(run(model, "--config", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
     done(model, "--config", "SharedEncDec", "--init", "last", "-o", "out")
     with open_checkpoint("out") as opened:
-        assert {layer.width for layer in ffn_layers(opened)} == {40}
+        assert {layer.width for layer in opened.layout.ffns} == {40}
 
 
 def test_what_is_no_checkpoint(folder: Path) -> None:

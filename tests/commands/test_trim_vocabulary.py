@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from prunecli import pipeline
-from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import check_tensors
+from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.pipeline import Summary
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import names
@@ -66,7 +65,7 @@ def test_trims_to_the_text(model: Path, folder: Path) -> None:
     # Merges of the tiny tokenizer: _a _t he _the en on in; _a, _the, en, on, in are seen, _t and he lead to _the.
     assert gone == set()
     with open_checkpoint(out) as opened, open_checkpoint(model) as full:
-        check_tensors(opened)
+        opened.check()
         assert opened.config["vocab_size"] == len(new) < full.config["vocab_size"] == 70
         step = opened.structure.history[-1]
         assert step["source"]["fingerprint"] == full.fingerprint
@@ -216,7 +215,7 @@ def test_weights_of_another_size_leave_nothing_behind(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("existing", [False, True])
-@pytest.mark.parametrize("place", ["write_tensors", "_write_side_files", "check_tensors"])
+@pytest.mark.parametrize("place", ["write_tensors", "_write_side_files", "check"])
 def test_a_full_disk_leaves_nothing_behind(
     place: str, existing: bool, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,9 +226,9 @@ def test_a_full_disk_leaves_nothing_behind(
     def full(*arguments: object, **options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    if place == "check_tensors":  # the last step of writing; a dry run's comes before
+    if place == "check":  # the last step of writing; a dry run's comes before
         monkeypatch.setattr(pipeline, "summarize", lambda source, rewrite: Summary(0, 0, 0, 0))
-    monkeypatch.setattr(pipeline, place, full)
+    monkeypatch.setattr(Checkpoint if place == "check" else pipeline, place, full)
     result = run(model, "--data", "data", "--force", "--min-count", 2)
     assert result.status == 1
     assert "the disk is full; nothing was written" in result.err

@@ -18,9 +18,10 @@ from prunecli.architectures import FAMILIES, Architecture
 from prunecli.architectures.records import Attention, Stack, TensorSpec
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.declared import config_value, count
+from prunecli.model.declared import Sizes
 from prunecli.model.ffn import ffn_norms, within
-from prunecli.model.layout import check_tensors, expected_tensors, is_extra, parts
+from prunecli.model.layout import resolve
+from prunecli.model.parts import parts
 from prunecli.model.structure import Structure
 from tests.families import (
     GATED_T5,
@@ -100,7 +101,7 @@ def stock_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {
         name: tuple(tensor.shape)
         for name, tensor in state.items()
-        if name not in tied and not is_extra(family, name) and not is_buffer(name, family)
+        if name not in tied and not name.startswith(family.extras) and not is_buffer(name, family)
     }
 
 
@@ -122,7 +123,7 @@ def all_specs(family: Architecture) -> Iterator[TensorSpec]:
 class TestDeclaredTensors:
     def test_are_those_of_the_stock_model(self, case: str) -> None:
         config = CASES[case]
-        assert expected_tensors(family_of(config), config, Structure()) == stock_shapes(config)
+        assert resolve(family_of(config), config, Structure()).shapes == stock_shapes(config)
 
     def test_aliases_are_tied_in_the_stock_model(self, case: str) -> None:
         config, model = CASES[case], stock_model(CASES[case])
@@ -151,12 +152,12 @@ class TestDeclaredTensors:
     def test_heads_divide_their_axes(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
         for _, attention in stacks_and_attentions(family):
-            heads = count(family, config, attention.heads)
+            heads = Sizes(family, config).count(attention.heads)
             assert heads > 1
             for spec in attention.tensors:
                 if spec.heads is not None:
-                    share = heads * sum(count(family, config, width) for width in spec.heads.blocks)
-                    assert count(family, config, spec.shape[spec.heads.axis]) % share == 0
+                    share = heads * sum(Sizes(family, config).count(width) for width in spec.heads.blocks)
+                    assert Sizes(family, config).count(spec.shape[spec.heads.axis]) % share == 0
 
     def test_hidden_units_lie_on_the_axes_that_grow_with_the_width(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
@@ -171,7 +172,7 @@ class TestDeclaredTensors:
         }
         declared = {}
         for stack in family.stacks:
-            for number in range(count(family, config, stack.depth)):
+            for number in range(Sizes(family, config).count(stack.depth)):
                 ffn = within(stack.layers.format(layer=number), stack.ffn)
                 prefixes = [ffn]
                 if stack.ffn.expert is not None:
@@ -189,7 +190,7 @@ class TestDeclaredTensors:
         model = stock_model(CASES[case])
         for stack in family_of(CASES[case]).stacks:
             layer = stack.layers.format(layer=0)
-            width = count(family_of(CASES[case]), CASES[case], stack.norms[0].shape[0])
+            width = Sizes(family_of(CASES[case]), CASES[case]).count(stack.norms[0].shape[0])
             for norm in stack.ffn.norms:
                 weight = model.get_submodule(f"{layer}.{norm}").weight
                 assert weight is None if case == "opt-bare" else weight.shape == (width,)
@@ -206,7 +207,7 @@ class TestModules:
             weight = model.get_submodule(f"{layer}.{attention.output}").weight
             spec = next(spec for spec in attention.tensors if spec.name == f"{attention.output}.weight")
             assert spec.heads is not None
-            assert weight.shape[spec.heads.axis] == count(family, config, spec.shape[spec.heads.axis])
+            assert weight.shape[spec.heads.axis] == Sizes(family, config).count(spec.shape[spec.heads.axis])
 
     def test_attributes_are_those_of_the_stock_module(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
@@ -215,7 +216,7 @@ class TestModules:
             module = model.get_submodule(
                 f"{stack.layers.format(layer=1)}.{attention.projections or attention.name}"
             )
-            heads = count(family, config, attention.heads)
+            heads = Sizes(family, config).count(attention.heads)
             for attribute, what in attention.attributes.items():
                 value = getattr(module, attribute)
                 assert value == heads if what == "heads" else value % heads == 0 and value > heads
@@ -234,7 +235,7 @@ class TestDefaults:
         for key, default in family.attributes.items():
             value = getattr(made, key, None)
             if isinstance(default, str) and value != default:  # it follows from other keys
-                assert value in (None, count(family, {}, key)), key
+                assert value in (None, Sizes(family, {}).count(key)), key
             else:
                 assert (type(value), value) == (type(default), default), key
 
@@ -243,14 +244,14 @@ class TestDefaults:
         axes = {axis for spec in all_specs(family) for axis in spec.shape} - {"expert_count"}
         axes |= {stack.depth for stack in family.stacks} | {stack.ffn.width for stack in family.stacks}
         axes |= {attention.heads for _, attention in stacks_and_attentions(family)}
-        assert all(count(family, {}, axis) > 0 for axis in axes)
+        assert all(Sizes(family, {}).count(axis) > 0 for axis in axes)
 
     def test_every_condition_has_a_default(self, model_type: str) -> None:
         family = FAMILIES[model_type]
         for spec in all_specs(family):
             for part in spec.optional.split("&") if spec.optional else ():
                 for key in part.lstrip("!").partition(":")[0].split("="):
-                    assert config_value(family, {}, key) is not None
+                    assert Sizes(family, {}).value(key) is not None
 
     def test_the_classes_are_of_transformers(self, model_type: str) -> None:
         import transformers
@@ -273,10 +274,10 @@ class TestCheckpoints:
     def test_what_the_stock_class_stores_fits(self, case: str, tmp_path: Path) -> None:
         model_type, changes = VARIANTS[case]
         checkpoint = open_checkpoint(tiny_family(tmp_path / "model", model_type, **changes))
-        check_tensors(checkpoint)
+        checkpoint.check()
         family = FAMILIES[model_type]
         other = {name for name, part in parts(checkpoint).items() if part == "other"}
-        assert other <= {name for name in checkpoint.tensors if is_extra(family, name)}
+        assert other <= {name for name in checkpoint.tensors if name.startswith(family.extras)}
 
     def test_zeroed_inputs_of_a_head_are_the_zeros_of_its_output(self, case: str, tmp_path: Path) -> None:
         import torch
@@ -291,13 +292,13 @@ class TestCheckpoints:
         if len(family.stacks) == 2 and "Classification" not in stock.__name__:
             inputs["decoder_input_ids"] = torch.tensor([[2, 8, 4]])
         for stack, attention in stacks_and_attentions(family):
-            heads = count(family, config, attention.heads)
+            heads = Sizes(family, config).count(attention.heads)
             layer = stack.layers.format(layer=0)
             for spec in attention.tensors:
                 name = f"{layer}.{spec.name}"
                 if spec.heads is not None and not spec.name.startswith(attention.output) and name in state:
                     whole = state[name].movedim(spec.heads.axis, 0)
-                    widths = [count(family, config, width) for width in spec.heads.blocks]
+                    widths = [Sizes(family, config).count(width) for width in spec.heads.blocks]
                     for block in whole.split([len(whole) * width // sum(widths) for width in widths]):
                         block.unflatten(0, (heads, -1))[2] = 0
             seen: list[torch.Tensor] = []
@@ -358,9 +359,9 @@ class TestOlderCheckpoints:
         tmp_path: Path,
     ) -> None:
         checkpoint = open_checkpoint(self.stored(tmp_path / "old", model_type, rename, more))
-        check_tensors(checkpoint)
-        expected = set(expected_tensors(FAMILIES[model_type], checkpoint.config, Structure()))
-        extras = {name for name in checkpoint.tensors if is_extra(FAMILIES[model_type], name)}
+        checkpoint.check()
+        expected = set(resolve(FAMILIES[model_type], checkpoint.config, Structure()).shapes)
+        extras = {name for name in checkpoint.tensors if name.startswith(FAMILIES[model_type].extras)}
         assert set(checkpoint.tensors) == expected | extras
 
     @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -370,13 +371,13 @@ class TestOlderCheckpoints:
         more = {"model.adapter.weight": (4, 4)}
         checkpoint = open_checkpoint(self.stored(tmp_path / "odd", model_type, {}, more))
         with pytest.raises(CheckpointError, match=r"1 unexpected \((model\.)?.*adapter\.weight\)"):
-            check_tensors(checkpoint)
+            checkpoint.check()
 
     def test_a_marian_with_two_vocabularies_is_refused(self, tmp_path: Path) -> None:
         changes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 49}
         checkpoint = open_checkpoint(tiny_family(tmp_path / "two", "marian", **changes))
         with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
-            check_tensors(checkpoint)
+            checkpoint.check()
 
 
 def test_untied_output_matrices_are_tensors_of_their_own(tmp_path: Path) -> None:
@@ -388,12 +389,12 @@ def test_untied_output_matrices_are_tensors_of_their_own(tmp_path: Path) -> None
 def test_a_head_count_that_does_not_divide_the_width_is_refused() -> None:
     config = tiny_config_of("llama", num_attention_heads=6)
     with pytest.raises(CheckpointError, match="hidden_size/num_attention_heads is 32 / 6"):
-        expected_tensors(FAMILIES["llama"], config, Structure())
+        resolve(FAMILIES["llama"], config, Structure()).shapes
 
 
 def test_heads_that_are_gone_make_the_declared_tensors_smaller() -> None:
     structure = Structure(heads={"transformer.h.1.attn": (0, 3), "transformer.h.2.attn": ()})
-    shapes = expected_tensors(FAMILIES["gpt2"], tiny_config_of("gpt2"), structure)
+    shapes = resolve(FAMILIES["gpt2"], tiny_config_of("gpt2"), structure).shapes
     assert shapes["transformer.h.0.attn.c_attn.weight"] == (32, 96)
     assert shapes["transformer.h.1.attn.c_attn.weight"] == (32, 48)
     assert shapes["transformer.h.1.attn.c_attn.bias"] == (48,)
@@ -404,7 +405,7 @@ def test_heads_that_are_gone_make_the_declared_tensors_smaller() -> None:
 
 def test_a_group_takes_its_query_heads_with_it() -> None:
     structure = Structure(heads={"model.layers.1.self_attn": (0, 2, 3)})
-    shapes = expected_tensors(FAMILIES["llama"], tiny_config_of("llama"), structure)
+    shapes = resolve(FAMILIES["llama"], tiny_config_of("llama"), structure).shapes
     owner = "model.layers.1.self_attn"
     assert [shapes[f"{owner}.{name}.weight"] for name in ("q_proj", "k_proj", "v_proj", "o_proj")] == [
         (24, 32),
@@ -416,7 +417,7 @@ def test_a_group_takes_its_query_heads_with_it() -> None:
 
 def test_t5_keeps_its_table_of_positions_whole() -> None:
     structure = Structure(heads={"encoder.block.0.layer.0.SelfAttention": (1,)})
-    shapes = expected_tensors(FAMILIES["t5"], tiny_config_of("t5"), structure)
+    shapes = resolve(FAMILIES["t5"], tiny_config_of("t5"), structure).shapes
     assert shapes["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"] == (8, 4)
     assert shapes["encoder.block.0.layer.0.SelfAttention.q.weight"] == (6, 32)
     assert shapes["encoder.block.0.layer.0.SelfAttention.o.weight"] == (32, 6)
@@ -424,9 +425,9 @@ def test_t5_keeps_its_table_of_positions_whole() -> None:
 
 def test_counts_of_a_model_with_fewer_experts_are_those_of_its_structure() -> None:
     family = FAMILIES["nllb-moe"]
-    full = expected_tensors(family, NLLB_MOE, Structure())
+    full = resolve(family, NLLB_MOE, Structure()).shapes
     first = "model.encoder.layers.1.ffn"
-    pruned = expected_tensors(family, NLLB_MOE, Structure({first: (1, 4)}, {first: 5}))
+    pruned = resolve(family, NLLB_MOE, Structure({first: (1, 4)}, {first: 5})).shapes
     assert {name.removeprefix(first) for name in set(full) - set(pruned)} == {
         f".experts.expert_{expert}.{name}.{kind}"
         for expert in (2, 3, 4)
@@ -434,7 +435,7 @@ def test_counts_of_a_model_with_fewer_experts_are_those_of_its_structure() -> No
         for kind in ("weight", "bias")
     }
     assert full["model.decoder.layers.3.ffn.router.classifier.weight"] == (5, 16)
-    biased = expected_tensors(family, {**NLLB_MOE, "router_bias": True}, Structure())
+    biased = resolve(family, {**NLLB_MOE, "router_bias": True}, Structure()).shapes
     assert biased["model.decoder.layers.3.ffn.router.classifier.bias"] == (5,)
 
 
@@ -443,4 +444,4 @@ def test_a_family_of_one_kind_is_not_another(tmp_path: Path) -> None:
     config = tiny_config_of("m2m_100")
     write_json(directory / "config.json", config)
     with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
-        check_tensors(open_checkpoint(directory))
+        open_checkpoint(directory).check()

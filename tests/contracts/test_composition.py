@@ -17,9 +17,7 @@ from prunecli.methods.ffn.rewrite import rewrite as rewrite_ffns
 from prunecli.methods.heads import decide as heads_decide
 from prunecli.methods.heads.rewrite import rewrite as rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.embedding import token_tables
 from prunecli.model.inventory import take_inventory
-from prunecli.model.layout import check_tensors
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.training.material import Material
 from prunecli.training.result import outputs_of
@@ -150,7 +148,7 @@ def check(path: Path, order: tuple[str, ...]) -> None:
     import transformers
 
     with open_checkpoint(path) as opened:
-        check_tensors(opened)
+        opened.check()
         assert [step["command"] for step in opened.structure.history] == [COMMANDS[step] for step in order]
         inventory = take_inventory(opened)
         assert inventory.total.parameters == sum(info.numel for info in opened.tensors.values())
@@ -169,7 +167,7 @@ def check(path: Path, order: tuple[str, ...]) -> None:
 def again(case: str, path: Path, folder: Path) -> Path:
     """Every method once more."""
     with open_checkpoint(path) as opened:
-        change = token_tables(opened).change.input
+        change = opened.layout.require_tables().change.input
     is_unit = change is not None and not change.cached
     chain: list[Callable[[Path, Path], Path]] = [
         lambda at, to: cached(at, to) if is_unit else factorised(at, to, side="input", map_dim=2),
@@ -217,7 +215,7 @@ def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) 
     for number, order in enumerate(ORDERS[:2]):
         *_, last = composed(case, order_of(case, order), tmp_path / str(number))
         with open_checkpoint(last) as opened:
-            tables = token_tables(opened)
+            tables = opened.layout.require_tables()
             fitted = (f"{tables.input}.", f"{tables.output}.")
             held.append(
                 {name: opened.read(name).tobytes() for name in opened.tensors if not name.startswith(fitted)}

@@ -16,11 +16,10 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.rewrite import rewrite as without_experts
 from prunecli.methods.heads.rewrite import rewrite as without_heads
 from prunecli.methods.vocabulary.rewrite import rewrite as with_tokens
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.embedding import describe_embeddings, token_tables
-from prunecli.model.layout import check_tensors, part_of
+from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import opens_as_stock
+from prunecli.model.parts import part_of
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
@@ -63,7 +62,7 @@ class TestEverySide:
         assert (output in held) == (side != "both" or not case.tied)
         assert not any(name.startswith(case.input[1:]) for name in held)
         with open_checkpoint(tmp_path / "out") as made:
-            check_tensors(made)
+            made.check()
             own = [
                 name for name in made.tensors if name.startswith((f"{case.input[0]}.", f"{case.output}.pro"))
             ]
@@ -245,7 +244,7 @@ class TestOtherMethods:
         """In either order."""
 
         def fewer(opened: Checkpoint) -> Rewrite:
-            kept = {layer.name: layer.heads[1:] for layer in attention_layers(opened)}
+            kept = {layer.name: layer.heads[1:] for layer in opened.layout.attentions}
             structure, outputs = without_heads(opened, kept)
             return Rewrite(structure, outputs, stock_config(opened, structure))
 
@@ -320,10 +319,10 @@ class TestOtherMethods:
 def test_says_what_was_done(options: dict[str, Any], described: str, tmp_path: Path) -> None:
     out = factorised(tiny_family(tmp_path / "source", "bart"), tmp_path / "out", **options)
     with open_checkpoint(out) as opened:
-        assert describe_embeddings(token_tables(opened)) == described
+        assert describe_embeddings(opened.layout.require_tables()) == described
     assert described[1:] in (out / "README.md").read_text()
 
 
 def test_a_stock_model_says_nothing(tmp_path: Path) -> None:
     with open_checkpoint(tiny_family(tmp_path / "source", "bart")) as opened:
-        assert describe_embeddings(token_tables(opened)) == ""
+        assert describe_embeddings(opened.layout.require_tables()) == ""

@@ -14,9 +14,7 @@ from prunecli.methods.experts.rewrite import rewrite as expert_rewrite
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.rewrite import rewrite
 from prunecli.methods.heads.rewrite import rewrite as head_rewrite
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import sparse_layers
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
 from tests.contracts.test_heads_method import generated, tensors
@@ -205,13 +203,13 @@ class TestNllbMoe(FfnSharing):
 
 
 def experts(source: Checkpoint) -> Rewrite:
-    kept = {layer.name: layer.experts[1:4] for layer in sparse_layers(source)}
+    kept = {layer.name: layer.experts[1:4] for layer in source.require_mixtures()}
     structure, outputs = expert_rewrite(source, kept)
     return Rewrite(structure, outputs, stock_config(source, structure))
 
 
 def heads(source: Checkpoint) -> Rewrite:
-    kept = {layer.name: layer.heads[:1] for layer in attention_layers(source)[::2]}
+    kept = {layer.name: layer.heads[:1] for layer in source.layout.attentions[::2]}
     structure, outputs = head_rewrite(source, kept)
     return Rewrite(structure, outputs, stock_config(source, structure))
 

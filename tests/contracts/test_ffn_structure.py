@@ -14,10 +14,7 @@ import torch
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads import rewrite as head_rewrite
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.ffn import ffn_layers
-from prunecli.model.layout import sparse_layers
 from prunecli.model.opening import opens_as_stock
 from prunecli.model.structure import FfnChange
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -28,7 +25,7 @@ from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
 
 def without_heads(source: Checkpoint) -> Rewrite:
     """Every attention loses its head 0."""
-    kept = {layer.name: layer.heads[1:] for layer in attention_layers(source)}
+    kept = {layer.name: layer.heads[1:] for layer in source.layout.attentions}
     structure, outputs = head_rewrite.rewrite(source, kept)
     return Rewrite(structure, outputs, stock_config(source, structure))
 
@@ -79,7 +76,7 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
     changed = write_changed(source, tmp_path / "ffn", "nllb-moe", one_of_each("nllb-moe"))
 
     def fewer(opened: Checkpoint) -> Rewrite:
-        kept = {layer.name: (0, 2, 5) for layer in sparse_layers(opened)}
+        kept = {layer.name: (0, 2, 5) for layer in opened.require_mixtures()}
         structure, outputs = expert_rewrite.rewrite(opened, kept)
         return Rewrite(structure, outputs, stock_config(opened, structure))
 
@@ -89,13 +86,13 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
             "nllb-moe"
         )
         assert not opens_as_stock(made.config)
-        assert {layer.num_experts for layer in sparse_layers(made)} == {3}
+        assert {layer.num_experts for layer in made.require_mixtures()} == {3}
     assert torch.isfinite(logits(tmp_path / "both")).all()
 
 
 def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     """The first hidden units of each FFN stay."""
-    layers = {layer.name: layer for layer in ffn_layers(source)}
+    layers = {layer.name: layer for layer in source.layout.ffns}
     cut = {
         f"{layers[name].prefix}{suffix}": (axis, width, blocks_of(suffix))
         for name, width in widths.items()

@@ -13,7 +13,7 @@ from prunecli.methods.experts import decide as expert_decide
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
-from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
@@ -65,7 +65,7 @@ class HeadPruning(MethodContract):
         return decided(source, Options(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        self.layers = attention_layers(source)
+        self.layers = source.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(KEPT), strict=False)}
         made = made_of(source, kept, self.cast)
         assert any(ids == () for ids in made.structure.heads.values())
@@ -100,7 +100,7 @@ class HeadPruning(MethodContract):
         from prunecli.modules.heads import masked_heads
 
         with open_checkpoint(source) as opened:
-            layers = attention_layers(opened)
+            layers = opened.layout.attentions
         original = self.original(source)
         for kind in {layer.kind for layer in layers}:
             gone = {layer.name: () for layer in layers if layer.kind == kind}
@@ -118,7 +118,7 @@ class HeadPruning(MethodContract):
                 opened,
                 {
                     layer.name: tuple(head for head in layer.heads if head in ids)
-                    for layer in attention_layers(opened)
+                    for layer in opened.layout.attentions
                 },
                 self.cast,
             )
@@ -330,7 +330,7 @@ class TestEvenLlama(HeadPruning):
         return tiny_family(directory, "llama", **TIED_LLAMA)
 
     def reduce(self, source: Checkpoint) -> Rewrite:
-        self.layers = attention_layers(source)
+        self.layers = source.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(self.layers, cycle(((1, 3), (0, 1))), strict=False)}
         made = made_of(source, kept, self.cast)
         assert made.config["model_type"] == "llama"

@@ -13,9 +13,7 @@ import transformers
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.heads.rewrite import rewrite
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import check_tensors
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import load, logits_of, written
@@ -115,7 +113,7 @@ def tiny(path: Path, family: str, **changes: Any) -> Path:
 
 def uneven(source: Checkpoint) -> Rewrite:
     """One head of the first attention goes."""
-    first = attention_layers(source)[0]
+    first = source.layout.attentions[0]
     structure, outputs = rewrite(source, {first.name: first.heads[1:]})
     return Rewrite(structure, outputs, stock_config(source, structure))
 
@@ -198,7 +196,7 @@ def test_a_base_model_that_is_saved_opens_again(tmp_path: Path, family: str) -> 
     model = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
     model.save_pretrained(tmp_path / "saved")
     with open_checkpoint(tmp_path / "saved") as saved:
-        check_tensors(saved)
+        saved.check()
         assert saved.config["architectures"] == [f"Prunecli{type(model).__name__}"]
         assert ("AutoModelForCausalLM" in saved.config["auto_map"]) is False
     again = transformers.AutoModel.from_pretrained(tmp_path / "saved", trust_remote_code=True)
@@ -244,7 +242,7 @@ def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> N
     """One group of heads goes in one layer, then one in the others: even again."""
 
     def rest(source: Checkpoint) -> Rewrite:
-        kept = {layer.name: layer.heads[-2:] for layer in attention_layers(source)}
+        kept = {layer.name: layer.heads[-2:] for layer in source.layout.attentions}
         structure, outputs = rewrite(source, kept)
         return Rewrite(structure, outputs, stock_config(source, structure))
 

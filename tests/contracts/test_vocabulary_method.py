@@ -13,7 +13,6 @@ from prunecli.architectures import FAMILIES
 from prunecli.methods.experts.rewrite import rewrite as without_experts
 from prunecli.methods.heads.rewrite import rewrite as without_heads
 from prunecli.methods.vocabulary.rewrite import rewrite, vocabulary_axes
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
@@ -172,7 +171,7 @@ def test_heads_stay_removed(model_type: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", model_type)
 
     def fewer(opened: Checkpoint) -> Rewrite:
-        structure, outputs = without_heads(opened, {attention_layers(opened)[0].name: (1, 3)})
+        structure, outputs = without_heads(opened, {opened.layout.attentions[0].name: (1, 3)})
         structure = structure.after({"command": "prune-heads", "source": {"fingerprint": opened.fingerprint}})
         return Rewrite(structure, outputs, stock_config(opened, structure))
 

@@ -16,7 +16,6 @@ from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.plan import Layer, Request, keep_count, plan
 from prunecli.methods.experts.score import collect_gates
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import sparse_layers
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
@@ -33,7 +32,7 @@ def scores() -> Mapping[str, float]:
     with open_checkpoint(CHECKPOINT) as opened:
         text = read_parallel(DATA, "val", LANGUAGES).first(60)
         gates = collect_gates(opened, model, tokenizer, text, PAIRS)
-        layers = [Layer(layer.name, layer.side, layer.experts) for layer in sparse_layers(opened)]
+        layers = [Layer(layer.name, layer.side, layer.experts) for layer in opened.require_mixtures()]
     request = Request(keep=keep_count(0.8, sum(len(layer.experts) for layer in layers)), balance=Fraction(1))
     values = {
         "global": metric_values("importance", aggregate(gates, "global"), gates),

@@ -21,7 +21,6 @@ from unittest.mock import patch
 from prunecli.commands import app
 from prunecli.methods.experts import resume
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import check_tensors
 from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, Case, copy_needed, write_models
 from tests.fuzz.mutations import damage_file
 
@@ -233,6 +232,6 @@ def _left(folder: Path, before: dict[str, str], ran: Ran) -> Iterator[str]:
     if ran.status == 0 and (folder / "out").is_dir():
         try:
             with open_checkpoint(folder / "out") as made:
-                check_tensors(made)
+                made.check()
         except Exception as error:
             yield f"a result that cannot be opened: {error!r}"

@@ -19,7 +19,6 @@ from prunecli.errors import CheckpointError, DataError, OutputError, PruneError,
 from prunecli.methods.experts.statistics import read_gates
 from prunecli.methods.heads.statistics import read_scores
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import check_tensors
 from prunecli.recipes.text import read_recipe
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import read_json, write_json
@@ -62,7 +61,7 @@ def test_a_damaged_checkpoint_opens_or_is_refused(moe: Path, rng, target: str) -
     path.write_bytes((damage_index if "index" in target else damage)(whole, rng))
     try:
         with open_checkpoint(moe) as checkpoint:
-            check_tensors(checkpoint)
+            checkpoint.check()
     except PruneError:
         pass
     finally:
@@ -88,7 +87,7 @@ def test_a_damaged_structure_opens_or_is_refused(moe: Path, rng) -> None:
     path.write_text(json.dumps({**json.loads(whole), "prunecli": damage_value(structure, rng)}))
     try:
         with open_checkpoint(moe) as checkpoint:
-            check_tensors(checkpoint)
+            checkpoint.check()
     except PruneError:
         pass
     finally:

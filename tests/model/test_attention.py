@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.model.attention import HeadPlaces, attention_layers
+from prunecli.model.attention import HeadPlaces
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.model.structure import KEY, Structure
 from tests.tiny import tiny_nllb_moe
@@ -24,7 +24,7 @@ def with_structure(directory: Path, structure: Structure, **changes: Any) -> Pat
 
 def test_every_attention_in_order(tmp_path: Path) -> None:
     with open_checkpoint(tiny_nllb_moe(tmp_path / "tiny", layers=2)) as checkpoint:
-        layers = attention_layers(checkpoint)
+        layers = checkpoint.layout.attentions
     assert [(layer.kind, layer.layer, layer.name) for layer in layers] == [
         ("encoder", 0, "model.encoder.layers.0.self_attn"),
         ("encoder", 1, "model.encoder.layers.1.self_attn"),
@@ -45,7 +45,7 @@ def test_the_structure_says_which_heads_are_held(tmp_path: Path) -> None:
     name = "model.decoder.layers.1.cross_attention"
     structure = Structure().keeping_heads({name: (1,)}, {name: 2})
     with open_checkpoint(with_structure(tiny_nllb_moe(tmp_path / "tiny", layers=2), structure)) as checkpoint:
-        held = {layer.name: layer.heads for layer in attention_layers(checkpoint)}
+        held = {layer.name: layer.heads for layer in checkpoint.layout.attentions}
     assert held.pop(name) == (1,)
     assert set(held.values()) == {(0, 1)}
 
@@ -60,7 +60,7 @@ def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
             CheckpointError, match=r"names heads .* of model.encoder.layers.0.self_attn, which had 2"
         ),
     ):
-        attention_layers(checkpoint)
+        checkpoint.layout.attentions
 
 
 def test_a_family_without_a_declaration_says_what_works_all_the_same(tmp_path: Path) -> None:
@@ -69,4 +69,4 @@ def test_a_family_without_a_declaration_says_what_works_all_the_same(tmp_path: P
         open_checkpoint(source) as checkpoint,
         pytest.raises(UnsupportedModelError, match="inspect, evaluate and bench-latency work all the same"),
     ):
-        attention_layers(checkpoint)
+        checkpoint.layout.attentions

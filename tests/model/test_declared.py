@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from prunecli.architectures import Architecture
+from prunecli.architectures import FAMILIES, Architecture
 from prunecli.errors import CheckpointError
-from prunecli.model.declared import config_value, count, depth, holds, ties
+from prunecli.model.declared import Sizes
 
 FAMILY = Architecture(
     model_type="toy",
@@ -46,7 +46,7 @@ FAMILY = Architecture(
     ],
 )
 def test_counts(config: dict[str, Any], axis: str, expected: int) -> None:
-    assert count(FAMILY, config, axis) == expected
+    assert Sizes(FAMILY, config).count(axis) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_counts(config: dict[str, Any], axis: str, expected: int) -> None:
 )
 def test_no_counts(config: dict[str, Any], axis: str, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
-        count(FAMILY, config, axis)
+        Sizes(FAMILY, config).count(axis)
     assert message in str(caught.value)
 
 
@@ -81,19 +81,20 @@ def test_no_counts(config: dict[str, Any], axis: str, message: str) -> None:
     ],
 )
 def test_conditions(config: dict[str, Any], condition: str | None, expected: bool) -> None:
-    assert holds(FAMILY, config, condition) is expected
+    assert Sizes(FAMILY, config).holds(condition) is expected
 
 
 def test_a_null_that_has_no_default_in_words_stays() -> None:
-    assert config_value(FAMILY, {"bias": None}, "bias") is None
+    assert Sizes(FAMILY, {"bias": None}).value("bias") is None
 
 
 def test_loose_ties_follow_the_config() -> None:
-    assert ties(FAMILY, {}) == FAMILY.tied
-    assert ties(FAMILY, {"tie_word_embeddings": False}) == {"encoder.embed.weight": "shared.weight"}
+    assert Sizes(FAMILY, {}).ties() == FAMILY.tied
+    assert Sizes(FAMILY, {"tie_word_embeddings": False}).ties() == {"encoder.embed.weight": "shared.weight"}
 
 
 def test_more_layers_than_any_model_has() -> None:
-    assert depth(FAMILY, {"layers": 96}, "layers") == 96
+    bart = FAMILIES["bart"]
+    assert Sizes(bart, {"encoder_layers": 96}).depth(bart.stacks[0]) == 96
     with pytest.raises(CheckpointError, match=r"no model (has so many layers|is so large)"):
-        depth(FAMILY, {"layers": 10**400}, "layers")
+        Sizes(bart, {"encoder_layers": 10**400}).depth(bart.stacks[0])

@@ -9,9 +9,10 @@ import pytest
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
-from prunecli.model.declared import ties as stock_ties
-from prunecli.model.embedding import declared_tables, describe_embeddings, ties
+from prunecli.model.declared import Sizes
+from prunecli.model.embedding import describe_embeddings
 from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import MODEL_TYPES, stock_model, tiny_config_of
 from tests.tiny import tiny_config
@@ -49,7 +50,7 @@ class TestStockClasses:
     def test_have_these_modules(self, model_type: str, model_class: str) -> None:
         family = FAMILIES[model_type]
         config = config_of(model_type, architectures=[model_class])
-        tables = declared_tables(family, config, Structure())
+        tables = resolve(family, config, Structure()).tables
         assert tables is not None
         model = stock_model(config)
         assert model.get_input_embeddings().weight is model.get_parameter(f"{tables.input}.weight")
@@ -89,8 +90,8 @@ def test_a_cached_input_is_stock() -> None:
 def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
     config, structure = config_of("bart"), Structure(embedding=change)
     for _ in range(2):
-        found = ties(FAMILIES["bart"], config, structure)
-    assert stock_ties(FAMILIES["bart"], config) == {
+        found = resolve(FAMILIES["bart"], config, structure).ties
+    assert Sizes(FAMILIES["bart"], config).ties() == {
         "lm_head.weight": "model.shared.weight",
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",
@@ -104,12 +105,12 @@ def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
 
 def test_a_family_without_them_has_no_unit() -> None:
     family = replace(FAMILIES["bart"], embedding=None)
-    assert declared_tables(family, config_of("bart"), Structure()) is None
+    assert resolve(family, config_of("bart"), Structure()).tables is None
     assert describe_embeddings(None) == ""
     with pytest.raises(
         CheckpointError, match="names factorised embeddings; those of type bart are not declared"
     ):
-        declared_tables(family, config_of("bart"), Structure(embedding=EmbeddingChange(UNIT)))
+        resolve(family, config_of("bart"), Structure(embedding=EmbeddingChange(UNIT))).tables
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_family_without_them_has_no_unit() -> None:
 )
 def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        declared_tables(FAMILIES["bart"], config_of("bart"), Structure(embedding=EmbeddingChange(change)))
+        resolve(FAMILIES["bart"], config_of("bart"), Structure(embedding=EmbeddingChange(change))).tables
 
 
 @pytest.mark.parametrize(

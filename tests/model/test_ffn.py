@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.ffn import FfnLayer, declared_ffns, describe_ffns, ffn_layers
+from prunecli.model.ffn import FfnLayer, describe_ffns
 from prunecli.model.inventory import inventory_payload, take_inventory
-from prunecli.model.layout import check_tensors, expected_tensors
+from prunecli.model.layout import resolve
 from prunecli.model.structure import FfnChange, Structure
 from tests.families import tiny_config_of
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
@@ -30,7 +30,7 @@ REMOVED = FfnChange(removed=True)
 
 def layers_of(model_type: str, changes: dict[str, FfnChange], **config: Any) -> dict[str, FfnLayer]:
     structure = Structure().changing_ffn(changes)
-    found = declared_ffns(FAMILIES[model_type], tiny_config_of(model_type, **config), structure)
+    found = resolve(FAMILIES[model_type], tiny_config_of(model_type, **config), structure).ffns
     return {layer.name: layer for layer in found}
 
 
@@ -39,7 +39,7 @@ class TestLayers:
     def test_of_a_stock_model(self, case: str, tmp_path: Path) -> None:
         layout = LAYOUTS[case]
         with open_checkpoint(tiny(tmp_path / "source", case)) as checkpoint:
-            layers = [layer for layer in ffn_layers(checkpoint) if not layer.is_sparse]
+            layers = [layer for layer in checkpoint.layout.ffns if not layer.is_sparse]
             assert [layer.name for layer in layers] == list(layout.names)
             for layer in layers:
                 assert layer.tensors == layout.tensors
@@ -56,8 +56,8 @@ class TestLayers:
         changes = {first: {"width": 20}, second: {"shared_with": first}, last: {"removed": True}}
         source = tiny(tmp_path / "source", case)
         with open_checkpoint(write_changed(source, tmp_path / "out", case, changes)) as checkpoint:
-            check_tensors(checkpoint)
-            layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+            checkpoint.check()
+            layers = {layer.name: layer for layer in checkpoint.layout.ffns}
         assert (layers[first].width, layers[first].owner) == (20, first)
         assert (layers[second].width, layers[second].owner, layers[second].is_shared) == (20, first, True)
         assert layers[second].tensor_names == layers[first].tensor_names
@@ -68,7 +68,7 @@ class TestLayers:
 
 def test_a_mixture_of_experts_is_named_but_has_no_tensors_here(tmp_path: Path) -> None:
     with open_checkpoint(tiny_nllb_moe(tmp_path / "tiny")) as checkpoint:
-        layers = ffn_layers(checkpoint)
+        layers = checkpoint.layout.ffns
     assert [(layer.side, layer.layer, layer.is_sparse) for layer in layers] == [
         (side, number, number % 2 == 1) for side in ("encoder", "decoder") for number in range(4)
     ]
@@ -105,8 +105,8 @@ def test_shared_and_removed_ffns_are_stored_once_or_not_at_all() -> None:
         ENCODER[0]: FfnChange(width=200),
         **dict.fromkeys(DECODER, REMOVED),
     }
-    full = expected_tensors(family, config, Structure())
-    made = expected_tensors(family, config, Structure().changing_ffn(changes))
+    full = resolve(family, config, Structure()).shapes
+    made = resolve(family, config, Structure().changing_ffn(changes)).shapes
     gone = [f"{name}.{suffix}" for name in (*ENCODER[1:], *DECODER) for suffix in FC]
     gone += [f"{name}.final_layer_norm.{kind}" for name in DECODER for kind in ("weight", "bias")]
     assert set(full) - set(made) == set(gone)
@@ -137,7 +137,7 @@ def structures(draw: st.DrawFn) -> dict[str, FfnChange]:
 def test_whatever_is_shared_or_removed_is_counted_once_or_not_at_all(changes: dict[str, FfnChange]) -> None:
     config, family = tiny_config_of("bart"), FAMILIES["bart"]
     structure = Structure.from_json(json.loads(json.dumps(Structure().changing_ffn(changes).to_json())))
-    shapes = expected_tensors(family, config, structure)
+    shapes = resolve(family, config, structure).shapes
     stored = sum(math.prod(shape) for name, shape in shapes.items() if ".fc1." in name or ".fc2." in name)
     norms = sum(name.endswith("final_layer_norm.weight") for name in shapes)
     expected = 0
@@ -148,7 +148,7 @@ def test_whatever_is_shared_or_removed_is_counted_once_or_not_at_all(changes: di
             expected += 2 * 32 * width + width + 32
     assert stored == expected
     assert norms == 5 - sum(change.removed for change in changes.values())
-    layers = declared_ffns(family, config, structure)
+    layers = resolve(family, config, structure).ffns
     assert [layer.owner for layer in layers] == [
         changes.get(layer.name, FfnChange()).shared_with or layer.name for layer in layers
     ]
@@ -171,7 +171,7 @@ def test_what_cannot_be(changes: dict[str, FfnChange], says: str) -> None:
     with pytest.raises(CheckpointError, match=says):
         layers_of("bart", changes)
     with pytest.raises(CheckpointError, match=says):
-        expected_tensors(FAMILIES["bart"], tiny_config_of("bart"), Structure(ffn=changes))
+        resolve(FAMILIES["bart"], tiny_config_of("bart"), Structure(ffn=changes)).shapes
 
 
 @pytest.mark.parametrize(
@@ -189,13 +189,13 @@ def test_a_mixture_of_experts_stays(tmp_path: Path, changes: dict[str, FfnChange
         open_checkpoint(tiny_nllb_moe(tmp_path / "tiny", config={"prunecli": structure})) as checkpoint,
         pytest.raises(CheckpointError, match=r"tiny: config.json changes .*: a mixture of experts can be"),
     ):
-        ffn_layers(checkpoint)
+        checkpoint.layout.ffns
 
 
 def test_an_undeclared_family_is_refused(tmp_path: Path) -> None:
     directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
     with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
-        ffn_layers(open_checkpoint(directory))
+        open_checkpoint(directory).layout.ffns
 
 
 class TestDescription:

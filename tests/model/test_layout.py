@@ -11,7 +11,8 @@ import pytest
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.model.layout import check_tensors, expected_tensors, part_of, parts, sparse_layers
+from prunecli.model.layout import resolve
+from prunecli.model.parts import part_of, parts
 from prunecli.model.structure import Structure
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
@@ -59,7 +60,7 @@ def pruned(directory: Path, kept: dict[str, list[int]], original: int = 8) -> Ch
 
 class TestSparseLayers:
     def test_of_a_stock_model(self, tiny: Path) -> None:
-        layers = sparse_layers(open_checkpoint(tiny))
+        layers = open_checkpoint(tiny).require_mixtures()
         assert tuple(layer.name for layer in layers) == LAYERS
         assert [(layer.side, layer.layer) for layer in layers] == [
             ("encoder", 1),
@@ -76,18 +77,20 @@ class TestSparseLayers:
 
     def test_of_a_pruned_model(self, tmp_path: Path) -> None:
         checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [1, 5], LAYERS[3]: [0, 6, 7]})
-        found = {layer.name: (layer.experts, layer.original_experts) for layer in sparse_layers(checkpoint)}
+        found = {
+            layer.name: (layer.experts, layer.original_experts) for layer in checkpoint.require_mixtures()
+        }
         assert found == {
             LAYERS[0]: ((1, 5), 8),
             LAYERS[1]: (tuple(range(8)), 8),
             LAYERS[2]: (tuple(range(8)), 8),
             LAYERS[3]: ((0, 6, 7), 8),
         }
-        check_tensors(checkpoint)
+        checkpoint.check()
 
     def test_router_biases_belong_to_the_router(self, tmp_path: Path) -> None:
         checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", router_bias=True))
-        assert sparse_layers(checkpoint)[0].router_tensors == (
+        assert checkpoint.require_mixtures()[0].router_tensors == (
             f"{LAYERS[0]}.router.classifier.weight",
             f"{LAYERS[0]}.router.classifier.bias",
         )
@@ -95,12 +98,12 @@ class TestSparseLayers:
     def test_a_model_without_experts(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", sparse_step=0)
         with pytest.raises(UnsupportedModelError, match="has no experts"):
-            sparse_layers(open_checkpoint(directory))
+            open_checkpoint(directory).require_mixtures()
 
     def test_an_undeclared_family(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"})
         with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
-            sparse_layers(open_checkpoint(directory))
+            open_checkpoint(directory).require_mixtures()
 
     @pytest.mark.parametrize(
         ("lost", "says"),
@@ -117,19 +120,19 @@ class TestSparseLayers:
                 del tensors[name]
 
         with pytest.raises(CheckpointError, match=says):
-            sparse_layers(with_tensors(tiny, change))
+            with_tensors(tiny, change).require_mixtures()
 
     @pytest.mark.parametrize("ids", [[1, 2, 3], [1, 1], [1, 8], [1, -1]], ids=str)
     def test_a_structure_of_another_model(self, tmp_path: Path, ids: list[int]) -> None:
         checkpoint = pruned(tmp_path / "model", {LAYERS[0]: [0, 1]})
         checkpoint.structure = Structure({LAYERS[0]: tuple(ids)}, {LAYERS[0]: 8})
         with pytest.raises(CheckpointError, match=r"config\.json names"):
-            sparse_layers(checkpoint)
+            checkpoint.require_mixtures()
 
 
 class TestCheckTensors:
     def test_a_stock_model_is_whole(self, tiny: Path) -> None:
-        check_tensors(open_checkpoint(tiny))
+        open_checkpoint(tiny).check()
 
     def test_every_fault_is_named(self, tiny: Path) -> None:
         def change(tensors: dict[str, np.ndarray]) -> None:
@@ -138,7 +141,7 @@ class TestCheckTensors:
             tensors["model.decoder.layer_norm.bias"] = np.zeros(3, np.float32)
 
         with pytest.raises(CheckpointError) as caught:
-            check_tensors(with_tensors(tiny, change))
+            with_tensors(tiny, change).check()
         assert "1 missing (model.encoder.layer_norm.bias)" in caught.value.message
         assert "1 unexpected (model.stray.weight)" in caught.value.message
         assert "1 misshapen (model.decoder.layer_norm.bias [3] instead of [16])" in caught.value.message
@@ -147,14 +150,14 @@ class TestCheckTensors:
     def test_a_size_that_is_no_count(self, tiny: Path, value: Any) -> None:
         checkpoint = open_checkpoint(tiny)
         with pytest.raises(CheckpointError, match=r'"d_model" is .*, not a count'):
-            expected_tensors(
+            resolve(
                 checkpoint.require_architecture(), {**checkpoint.config, "d_model": value}, Structure()
-            )
+            ).shapes
 
     def test_sizes_that_the_config_leaves_out_are_the_stock_ones(self, tiny: Path) -> None:
         checkpoint = open_checkpoint(tiny)
         config = {key: value for key, value in checkpoint.config.items() if key != "vocab_size"}
-        expected = expected_tensors(checkpoint.require_architecture(), config, Structure())
+        expected = resolve(checkpoint.require_architecture(), config, Structure()).shapes
         assert expected["model.shared.weight"] == (128112, 16)
 
 

@@ -13,7 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from prunecli import load_model
 from prunecli.architectures import FAMILIES
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.declared import count
+from prunecli.model.declared import Sizes
+from prunecli.model.layout import resolve
 from prunecli.model.operations import Products, model_dim, token_products
 from prunecli.model.structure import Structure
 from tests.families import DECODERS, ENCODERS, GATED_T5, MODEL_TYPES, stock_model, tiny_config_of
@@ -73,17 +74,17 @@ def test_every_family_costs_what_torch_counts(model_type: str, changes: dict[str
     model = stock_model(config).to_empty(device="cpu").eval()
     for held in (*model.parameters(), *model.buffers()):
         held.data.zero_()
-    check(model, token_products(FAMILIES[model_type], config, Structure()), model_type)
+    check(model, token_products(resolve(FAMILIES[model_type], config, Structure())), model_type)
 
 
 def test_a_class_without_an_output_layer_has_no_logits() -> None:
     config = tiny_config_of("bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    assert token_products(FAMILIES["bert"], config, Structure()).output == 0
+    assert token_products(resolve(FAMILIES["bert"], config, Structure())).output == 0
 
 
 def of(directory: Path) -> Products:
     with open_checkpoint(directory) as opened:
-        return token_products(opened.require_architecture(), opened.config, opened.structure)
+        return token_products(resolve(opened.require_architecture(), opened.config, opened.structure))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -107,8 +108,8 @@ def test_removed_heads_cost_nothing(tmp_path: Path) -> None:
     config = tiny_config_of("bart")
     name = "model.decoder.layers.0.encoder_attn"
     structure = Structure().keeping_heads({name: (1,), "model.encoder.layers.1.self_attn": ()}, {name: 4})
-    full = token_products(FAMILIES["bart"], config, Structure())
-    less = token_products(FAMILIES["bart"], config, structure)
+    full = token_products(resolve(FAMILIES["bart"], config, Structure()))
+    less = token_products(resolve(FAMILIES["bart"], config, structure))
     d = config["d_model"]
     assert full.cross - less.cross == 2 * d * d * 3 // 4
     assert full.decoder - less.decoder == 2 * d * d * 3 // 4
@@ -127,7 +128,7 @@ def test_the_published_model_costs_what_the_documentation_says() -> None:
             for key, value in (("layers", 24), ("ffn_dim", 8192))
         },
     }
-    found = token_products(FAMILIES["nllb-moe"], config, Structure())
+    found = token_products(resolve(FAMILIES["nllb-moe"], config, Structure()))
     assert found.encoder == pytest.approx(1.41e9, rel=0.005)
     assert found.decoder + found.cross == pytest.approx(1.81e9, rel=0.005)
 
@@ -136,4 +137,4 @@ def test_the_published_model_costs_what_the_documentation_says() -> None:
 def test_the_width_of_hidden_states_is_that_of_the_embeddings(model_type: str) -> None:
     family = FAMILIES[model_type]
     table = next(spec for spec in family.tensors if spec.name == f"{family.embedding.input}.weight")  # type: ignore[union-attr]
-    assert count(family, {}, model_dim(family)) == count(family, {}, table.shape[1])
+    assert Sizes(family, {}).count(model_dim(family)) == Sizes(family, {}).count(table.shape[1])

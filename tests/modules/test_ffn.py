@@ -17,7 +17,6 @@ from torch import nn
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import check_tensors
 from prunecli.modules.ffn import Nothing
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared
@@ -181,7 +180,7 @@ def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
     assert before.keys() == after.keys() - COMPUTED.get(case, set())
     assert all(np.array_equal(before[name], after[name]) for name in before)
     with open_checkpoint(tmp_path / "saved") as made:
-        check_tensors(made)
+        made.check()
     assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
 
 
@@ -230,7 +229,7 @@ def test_a_base_model_shares_too(tmp_path: Path) -> None:
     assert model.decoder.layers[0].fc1.out_features == 8
     model.save_pretrained(tmp_path / "saved")
     with open_checkpoint(tmp_path / "saved") as made, open_checkpoint(out) as before:
-        check_tensors(made)
+        made.check()
         assert set(made.tensors) == set(before.tensors)
 
 

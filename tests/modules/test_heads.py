@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.attention import NoHeads, OnlyBias
 from prunecli.modules.heads import masked_heads, output_projections
@@ -42,7 +41,7 @@ def by_hand(attention: Any, x: torch.Tensor, masks: list[float]) -> torch.Tensor
 def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
     model = load_model(source, device="cpu")
     with open_checkpoint(source) as checkpoint:
-        layers = attention_layers(checkpoint)
+        layers = checkpoint.layout.attentions
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
     attention = model.get_submodule(NAME)
     with torch.no_grad(), masked_heads(model, layers, {NAME: torch.tensor(masks)}):
@@ -55,7 +54,7 @@ def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
 def test_hooks_go_when_the_block_fails(source: Path) -> None:
     model = load_model(source, device="cpu")
     with open_checkpoint(source) as checkpoint:
-        layers = attention_layers(checkpoint)
+        layers = checkpoint.layout.attentions
     with (
         pytest.raises(KeyError, match="nothing"),
         masked_heads(model, layers, {NAME: torch.ones(2), "nothing": torch.ones(2)}),

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file
 
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import check_tensors, sparse_layers
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import stock_names
 from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
@@ -52,7 +51,7 @@ def test_saved_opens_with_the_same_logits(
     out = tmp_path / "out"
     model.save_pretrained(out, **options)
     with open_checkpoint(out) as made:
-        check_tensors(made)
+        made.check()
     assert torch.equal(logits(load_model(out, device="cpu")), logits(model))
     before, after = tensors(path), tensors(out)
     assert before.keys() == after.keys()
@@ -124,7 +123,7 @@ def test_a_given_state_dict_is_written(tmp_path: Path) -> None:
     state = {name: value for name, value in state.items() if "embed_tokens" not in name}
     model.save_pretrained(tmp_path / "out", state_dict=state)
     with open_checkpoint(tmp_path / "out") as made:
-        check_tensors(made)
+        made.check()
     after = tensors(tmp_path / "out")
     name = "model.decoder.layers.3.ffn.experts.expert_1.fc2.bias"
     assert torch.equal(after[name], 2 * model.model.decoder.layers[3].ffn.fc2_bias[1])
@@ -135,7 +134,7 @@ def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path: Path) -> Non
     path = checkpoint(tmp_path, "full")
     model = load_model(path, device="cpu")
     with open_checkpoint(path) as made:
-        layers = sparse_layers(made)
+        layers = made.require_mixtures()
     names = stock_names(model.state_dict(), layers)
     held = [names[f"model.encoder.layers.1.ffn.experts.expert_{e}.fc1.weight"] for e in range(8)]
     stacked = model.model.encoder.layers[1].ffn.fc1_weight

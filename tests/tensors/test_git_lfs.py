@@ -16,7 +16,6 @@ from prunecli.methods.experts.statistics import read_gates
 from prunecli.methods.heads.selection import read_selection
 from prunecli.methods.heads.statistics import read_scores
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import sparse_layers
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
@@ -78,7 +77,7 @@ def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None
     (made / "tokenizer.json").write_text(POINTER)
     with open_checkpoint(made) as source:
         structure, outputs = rewrite(
-            source, {layer.name: layer.experts for layer in sparse_layers(source)}, None
+            source, {layer.name: layer.experts for layer in source.require_mixtures()}, None
         )
         reduced = Rewrite(structure, outputs, stock_config(source, structure))
         with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):

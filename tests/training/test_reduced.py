@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from prunecli import load_model
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.methods.heads.rewrite import rewrite as without_heads
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.training.options import LossOptions
@@ -51,7 +50,7 @@ def material_for(family):
 @pytest.mark.parametrize("family", ["m2m_100", "marian", "t5", "gpt2", "llama"])
 def test_without_heads(tmp_path, family, dtype):
     with open_checkpoint(tiny_family(tmp_path / "model", family)) as source:
-        kept = {layer.name: ids for layer, ids in zip(attention_layers(source), cycle(KEPT), strict=False)}
+        kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
         structure, outputs = without_heads(source, kept)
         rewrite_checkpoint(
             source, Rewrite(structure, outputs, stock_config(source, structure)), tmp_path / "reduced"

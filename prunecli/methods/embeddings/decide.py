@@ -11,7 +11,7 @@ from prunecli.errors import UsageError
 from prunecli.methods.embeddings.source import Text, checkpoint_table, zero_padding_id
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitKind, UnitShape
-from prunecli.model.embedding import TokenTables, ties, token_tables
+from prunecli.model.embedding import TokenTables
 from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.history import given, history_step
 from prunecli.modules.building import model_class
@@ -96,7 +96,7 @@ def decide(checkpoint: Checkpoint, options: Options, text: Text | None = None) -
         UnsupportedModelError: the family, or where it keeps its embeddings, is not declared.
         UsageError: a table that is factorised already, a side that the model lacks, dimensions that cannot be.
     """
-    tables = token_tables(checkpoint)
+    tables = checkpoint.layout.require_tables()
     is_tied = _is_tied(checkpoint, tables)
     if options.cache and tables.unit is not None:
         return _cached(checkpoint, tables, options, text, is_tied)
@@ -158,7 +158,7 @@ def _cached(
 def _is_tied(checkpoint: Checkpoint, tables: TokenTables) -> bool:
     """Whether the output layer has the input's table, or map table."""
     output = f"{tables.output}.weight"
-    tied = ties(checkpoint.require_architecture(), checkpoint.config, checkpoint.structure)
+    tied = checkpoint.layout.ties
     return _has_output(checkpoint) and output in tied and output not in checkpoint.tensors
 
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from prunecli.methods.embeddings.decide import Decision
 from prunecli.methods.embeddings.factorize import Factors
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.embedding import declared_tables
 from prunecli.model.embedding_change import EmbeddingChange
 from prunecli.model.structure import Structure
 from prunecli.modules.define import DefineEmbedding
@@ -64,8 +63,7 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
     A stock output table counts where it is one of its own.
     """
     structure = replace(checkpoint.structure, embedding=change)
-    found = declared_tables(checkpoint.require_architecture(), checkpoint.config, structure)
-    assert found is not None
+    found = checkpoint.layout.with_structure(structure).require_tables()
     shapes: dict[str, Shape] = {}
     if found.unit is None:
         shapes[f"{found.input}.weight"] = (found.vocabulary, found.model_dim)

@@ -26,7 +26,7 @@ from prunecli.methods.experts.plan import Selection, plan
 from prunecli.methods.experts.published import read_experts
 from prunecli.methods.experts.statistics import GateStatistics, Mode, check_matches, merge, read_gates
 from prunecli.model.history import given, history_step
-from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.model.mixtures import SparseLayer
 
 if TYPE_CHECKING:
     from prunecli.architectures.records import Side
@@ -114,7 +114,7 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
         StatisticsError: damaged files, of another model, or without these languages.
         UsageError: options that contradict each other or leave too few experts.
     """
-    found = sparse_layers(checkpoint)
+    found = checkpoint.require_mixtures()
     layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
     top_k = checkpoint.require_architecture().top_k or 1
     if options.experts is not None:
@@ -215,7 +215,7 @@ def read_all(
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    layers = sparse_layers(checkpoint) if layers is None else layers
+    layers = checkpoint.require_mixtures() if layers is None else layers
     names, experts = [layer.name for layer in layers], max(layer.original_experts for layer in layers)
     parts = []
     for path in paths:

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Layer, Request, kept_counts
-from prunecli.model.layout import SparseLayer, sparse_layers
 from prunecli.model.memory import Load, decoding_bytes
 from prunecli.model.memory import weight_bytes as weight_bytes
+from prunecli.model.mixtures import SparseLayer
 from prunecli.tensors.dtypes import is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def nearest_ratio(
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
     target = None if dtype is None else parse_dtype(dtype)
-    found = sparse_layers(checkpoint)
+    found = checkpoint.require_mixtures()
     layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
     each = {layer.name: expert_bytes(checkpoint, layer, target) for layer in found}
     held = sum(len(layer.experts) for layer in layers)

@@ -27,7 +27,7 @@ from prunecli.methods.experts.score import (
 )
 from prunecli.methods.experts.statistics import GateStatistics
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.machine import available_memory, disk_room, spill_directory
 from prunecli.processes import ALONE, Place, neighbours
 from prunecli.progress import Progress, silent
@@ -78,11 +78,11 @@ def collect_gates_by_layer(
             "--mode beam needs the whole model in memory: each step of a search goes through all layers",
             "Use --mode forced, or leave --memory out on a machine that holds the model.",
         )
-    sparse_layers(checkpoint)
+    checkpoint.require_mixtures()
     check_languages(tokenizer, pairs)
     state, work = state or State(), work or Work()
     session = Session(checkpoint, means, work)
-    run = _Run(session, sparse_layers(checkpoint), int(tokenizer.pad_token_id), means, progress, place)
+    run = _Run(session, checkpoint.require_mixtures(), int(tokenizer.pad_token_id), means, progress, place)
     batches = batches_of(session.skeleton.model, tokenizer, text, pairs, options.batch_tokens)
     # A group that was begun is gone on with as it was cut then, whatever the memory is now.
     begun = snapshots.group_size(state.batches) if snapshots else None

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import Checkpoint, TensorInfo
-from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.model.mixtures import SparseLayer
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows
@@ -32,7 +32,7 @@ def rewrite(
         UsageError: an id that the layer does not hold, or fewer than the router picks.
     """
     target = None if dtype is None else parse_dtype(dtype)
-    layers = {layer.name: layer for layer in sparse_layers(checkpoint)}
+    layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
     top_k = checkpoint.require_architecture().top_k or 1
     changed = {}
     for name, ids in kept.items():

@@ -23,7 +23,7 @@ from prunecli.methods.experts.batches import Batch, Pair, batches_of, chunks
 from prunecli.methods.experts.beams import live_beams
 from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import SparseLayer, sparse_layers
+from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.processes import ALONE, Place
@@ -95,7 +95,7 @@ def collect_gates(
         DataError: a language that the tokenizer lacks.
         PruneError: another process has ended.
     """
-    layers = sparse_layers(checkpoint)
+    layers = checkpoint.require_mixtures()
     check_languages(tokenizer, pairs)
     total = len(text) * len(pairs)
     unit = "sentences"
@@ -153,7 +153,7 @@ def statistics_of(
                 "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
             )
     family = checkpoint.require_architecture()
-    layers = sparse_layers(checkpoint)
+    layers = checkpoint.require_mixtures()
     return GateStatistics(
         fingerprint=checkpoint.fingerprint,
         model_type=family.model_type,

@@ -298,9 +298,8 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
     Raises:
         StatisticsError: another fingerprint, other sparse layers, another number of experts.
     """
-    from prunecli.model.layout import sparse_layers
 
-    layers = sparse_layers(checkpoint)
+    layers = checkpoint.require_mixtures()
     original = {layer.original_experts for layer in layers}
     if original and original != {statistics.num_experts}:
         raise StatisticsError(

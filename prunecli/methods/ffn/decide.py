@@ -13,7 +13,7 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.configurations import Treatment, find_configuration
 from prunecli.methods.ffn.plan import MATCH, FfnPlan, Init, Order, Request, plan
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
-from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def decide(checkpoint: Checkpoint, options: Options, activations: Activations | 
         UsageError: options that contradict each other, or that this model cannot hold.
         CheckpointError: the weights are damaged.
     """
-    layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+    layers = {layer.name: layer for layer in checkpoint.layout.ffns}
     if not layers:
         raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
     name, request = _request(options, {layer.side for layer in layers.values()})

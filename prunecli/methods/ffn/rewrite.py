@@ -14,8 +14,7 @@ from typing import Any
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.plan import FfnPlan, Group
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import count
-from prunecli.model.ffn import FfnLayer, ffn_layers
+from prunecli.model.ffn import FfnLayer
 from prunecli.model.structure import FfnChange, Structure
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import (
@@ -56,7 +55,7 @@ def rewrite(
         CheckpointError: tensors to be merged that are not floating-point numbers.
     """
     target = None if dtype is None else parse_dtype(dtype)
-    layers = {layer.name: layer for layer in ffn_layers(checkpoint)}
+    layers = {layer.name: layer for layer in checkpoint.layout.ffns}
     std = initial_std(checkpoint.config)
     made: dict[str, list[Output]] = defaultdict(list)
     for group in plan.groups:
@@ -86,7 +85,7 @@ def rewrite(
 def changes(checkpoint: Checkpoint, plan: FfnPlan, layers: Mapping[str, FfnLayer]) -> dict[str, FfnChange]:
     """How each dense FFN of the result differs from the stock one."""
     family = checkpoint.require_architecture()
-    widths = {stack.side: count(family, checkpoint.config, stack.ffn.width) for stack in family.stacks}
+    widths = {stack.side: checkpoint.layout.sizes.count(stack.ffn.width) for stack in family.stacks}
     found = {name: FfnChange(removed=True) for name in plan.removed}
     for group in plan.groups:
         is_stock = group.width == widths[layers[group.owner].side]

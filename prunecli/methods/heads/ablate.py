@@ -16,7 +16,7 @@ import torch
 from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings, max_positions
 from prunecli.evaluation.losses import Batch, TaskName, example_losses
 from prunecli.methods.heads.score import check_finite
-from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.heads import masked_heads
 from prunecli.modules.replay import Outputs, recording, replaying, unchanged_below
@@ -93,7 +93,7 @@ def outcomes(
     Returns:
         The examples, sorted, and their outcomes: those of the whole model, then those of each variant.
     """
-    layers = attention_layers(checkpoint)
+    layers = checkpoint.layout.attentions
     found: list[dict[Example, Outcome]] = [{} for _ in range(1 + len(variants))]
     total = sum(len(piece.examples) for piece in pieces) * len(found)
     with torch.inference_mode(), progress("running without heads", total, "examples") as advance:

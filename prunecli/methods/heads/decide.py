@@ -19,7 +19,7 @@ from prunecli.methods.heads.plan import (
 )
 from prunecli.methods.heads.selection import read_selection
 from prunecli.methods.heads.statistics import HeadScores, Method, check_matches, merge, read_scores
-from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer, attention_layers
+from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 
@@ -93,7 +93,7 @@ def decide(checkpoint: Checkpoint, options: Options) -> Decision:
     """
     if options.ratio is not None and options.count is not None:
         raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
-    found = attention_layers(checkpoint)
+    found = checkpoint.layout.attentions
     if options.heads is not None:
         return _from_selection(checkpoint, options.heads, options, found)
     importance, scores = _importance(checkpoint, options, found)
@@ -167,7 +167,7 @@ def read_all(
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    layers = attention_layers(checkpoint) if layers is None else layers
+    layers = checkpoint.layout.attentions if layers is None else layers
     parts = []
     for path in paths:
         if not path.exists():

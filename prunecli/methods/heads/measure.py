@@ -25,7 +25,7 @@ from prunecli.methods.heads.ablate import (
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import VALUES, HeadScores, Method, Per
-from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
 from prunecli.text.labelled import LabelledText
@@ -114,7 +114,7 @@ def score_by_gradient(
     Raises:
         PruneError: text, model or losses that cannot be used.
     """
-    layers = attention_layers(subject.checkpoint)
+    layers = subject.checkpoint.layout.attentions
     batches = _batches(subject, material, batch_tokens)
     sums = importance(subject.model, layers, batches, material.task, progress, per=per)
     run = [batch for found in batches.values() for batch in found]
@@ -150,7 +150,7 @@ def score_by_ablation(
     Raises:
         PruneError: text, model or options that cannot be used.
     """
-    layers = attention_layers(subject.checkpoint)
+    layers = subject.checkpoint.layout.attentions
     variants = (without_each if method == "ablation" else only_each)(layers)
     count, found = _effects(subject, material, variants, options, progress)
     made = {}
@@ -191,7 +191,7 @@ def report_best(
     Returns:
         `{"metric", "examples", "base", "only": {layer: score}, "p_value": {layer: p}}`.
     """
-    layers = [layer for layer in attention_layers(subject.checkpoint) if layer.name in best]
+    layers = [layer for layer in subject.checkpoint.layout.attentions if layer.name in best]
     variants = [
         Variant(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
     ]

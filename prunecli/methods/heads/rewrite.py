@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prunecli.errors import UsageError
-from prunecli.model.attention import AttentionLayer, HeadPlaces, attention_layers
+from prunecli.model.attention import AttentionLayer, HeadPlaces
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import is_float, parse_dtype
@@ -32,7 +32,7 @@ def rewrite(
         UsageError: no such attention, or a head that it does not hold.
     """
     target = None if dtype is None else parse_dtype(dtype)
-    layers = {layer.name: layer for layer in attention_layers(checkpoint)}
+    layers = {layer.name: layer for layer in checkpoint.layout.attentions}
     changed: dict[str, tuple[int, ...]] = {}
     for name, ids in kept.items():
         _check(layers, name, ids)

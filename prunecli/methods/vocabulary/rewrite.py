@@ -8,8 +8,7 @@ from typing import Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import config_value
-from prunecli.model.layout import expected_tensors, is_extra
+from prunecli.model.layout import resolve
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows, Slices, joined
 
@@ -22,7 +21,7 @@ def vocabulary_size(checkpoint: Checkpoint) -> int:
     Raises:
         CheckpointError: config.json holds no such number.
     """
-    size = config_value(checkpoint.require_architecture(), checkpoint.config, SIZE)
+    size = checkpoint.layout.sizes.value(SIZE)
     if type(size) is not int or size < 1:
         raise CheckpointError(f'{checkpoint.path}: config.json: "{SIZE}" is {size!r}, not a count')
     return size
@@ -37,11 +36,9 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
     Raises:
         UnsupportedModelError: another size of the model equals the vocabulary's, so that such a part cannot be told.
     """
-    family, size = checkpoint.require_architecture(), vocabulary_size(checkpoint)
-    held, grown = (
-        expected_tensors(family, {**checkpoint.config, SIZE: size + more}, checkpoint.structure)
-        for more in (0, 1)
-    )
+    layout, size = checkpoint.layout, vocabulary_size(checkpoint)
+    held = layout.shapes
+    grown = resolve(layout.family, {**layout.config, SIZE: size + 1}, layout.structure).shapes
     declared = {
         name: next(
             axis for axis, (one, other) in enumerate(zip(shape, grown[name], strict=True)) if one != other
@@ -54,7 +51,7 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
         if name in held:
             if name in declared:
                 found[name] = declared[name]
-        elif is_extra(family, name) and size in info.shape:
+        elif layout.is_extra(name) and size in info.shape:
             _check_unique(checkpoint, name, size)
             found[name] = info.shape.index(size)
     return found

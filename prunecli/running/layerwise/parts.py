@@ -13,8 +13,7 @@ from torch import nn
 
 from prunecli.architectures.records import Side
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import depth
-from prunecli.model.layout import SparseLayer, held_sparse_layers
+from prunecli.model.mixtures import SparseLayer
 from prunecli.modules import building
 from prunecli.modules.attention import module_name
 from prunecli.modules.filling import Place, expert_names, fill_places, places
@@ -135,7 +134,7 @@ def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
     model = building.assemble(checkpoint, device, dtype)
-    sparse = held_sparse_layers(checkpoint)
+    sparse = checkpoint.mixtures
     stages = tuple(_stages(model, checkpoint, sparse, dtype))
     taken = {place.name for stage in stages for place in stage.places} | expert_names(sparse)
     rest = [name for name in checkpoint.tensors if name not in taken]
@@ -171,7 +170,7 @@ def _stages(
     layers = [
         (stack, number, stack.layers.format(layer=number))
         for stack in family.stacks
-        for number in range(depth(family, checkpoint.config, stack.depth))
+        for number in range(checkpoint.layout.sizes.depth(stack))
     ]
     names = _by_layer(checkpoint, [name for _, _, name in layers])
     modules = {name: model.get_submodule(module_name(model, name)) for _, _, name in layers}

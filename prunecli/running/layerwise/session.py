@@ -13,7 +13,6 @@ import torch
 
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import count
 from prunecli.modules.machine import (
     available_memory,
     disk_room,
@@ -231,14 +230,14 @@ class Session:
 
 def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
-    family, config = checkpoint.require_architecture(), checkpoint.config
+    family, sizes = checkpoint.layout.family, checkpoint.layout.sizes
     # What is declared is pruned, which may be groups of heads that share keys and values.
-    heads = [count(family, config, stack.attentions[0].heads) for stack in family.stacks]
+    heads = [sizes.count(stack.attentions[0].heads) for stack in family.stacks]
     heads.append(int(skeleton.model.config.num_attention_heads))
     experts = [stage.sparse.num_experts for stage in skeleton.stages if stage.sparse is not None]
     return Shape(
         d_model=int(skeleton.model.config.hidden_size),
-        ffn_dim=max(count(family, config, stack.ffn.width) for stack in family.stacks),
+        ffn_dim=max(sizes.count(stack.ffn.width) for stack in family.stacks),
         heads=max(heads),
         experts=max(experts, default=0),
         top_k=int(family.top_k or 1),

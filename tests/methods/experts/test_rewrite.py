@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prunecli.errors import UsageError
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import expected_tensors, sparse_layers
+from prunecli.model.layout import resolve
 from prunecli.tensors.stream import Copy, Rows
 from tests.tiny import tiny_nllb_moe
 
@@ -34,7 +34,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
 ) -> None:
     with open_checkpoint(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, kept)
-        wanted = expected_tensors(checkpoint.require_architecture(), checkpoint.config, structure)
+        wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
     assert {output.name: output.shape for output in outputs} == wanted
     assert len({output.name for output in outputs}) == len(outputs)
     changed = {name: ids for name, ids in kept.items() if ids != EVERY}
@@ -95,4 +95,4 @@ def test_unknown_types_are_refused(model: Path) -> None:
 
 def test_the_source_is_seen_in_its_layers(model: Path) -> None:
     with open_checkpoint(model) as checkpoint:
-        assert tuple(layer.name for layer in sparse_layers(checkpoint)) == LAYERS
+        assert tuple(layer.name for layer in checkpoint.require_mixtures()) == LAYERS

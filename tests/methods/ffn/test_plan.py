@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.plan import ORDERS, FfnPlan, Group, Request, group_numbers, plan
 from prunecli.model.ffn import FfnLayer
@@ -31,7 +32,7 @@ def ffn(name: str, **changes: Any) -> FfnLayer:
         "blocks": dict.fromkeys(TENSORS, 1),
         "norm_tensors": (f"{name}.norm",),
     }
-    return FfnLayer(**{**values, **changes})
+    return FfnLayer(**{**values, "stack": FAMILIES["bart"].stacks[name[0] == "d"], **changes})
 
 
 def model(encoder: int = 6, decoder: int = 6) -> list[FfnLayer]:

@@ -14,7 +14,6 @@ from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.plan import Request, plan
 from prunecli.methods.ffn.rewrite import initial_std, rewrite
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.ffn import ffn_layers
 from prunecli.model.structure import FfnChange
 from prunecli.tensors.stream import Copy, check_outputs
 from tests.contracts.method_contract import written
@@ -241,7 +240,7 @@ def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Pat
     for suffix in ("wi.weight", "wo.weight"):
         assert np.array_equal(weights(out)[f"{heir}.{suffix}"], weights(both)[f"{owner}.{suffix}"])
     with open_checkpoint(out) as opened:
-        assert {layer.owner for layer in ffn_layers(opened) if not layer.removed} == {heir}
+        assert {layer.owner for layer in opened.layout.ffns if not layer.removed} == {heir}
 
 
 @pytest.mark.parametrize("dtype", ["F16", "BF16"])
@@ -265,7 +264,7 @@ def test_the_standard_deviation_of_new_weights() -> None:
 
 
 def narrowed_plan(opened: Any) -> Any:
-    return plan(ffn_layers(opened), Request("share", width=20, init="first"))
+    return plan(opened.layout.ffns, Request("share", width=20, init="first"))
 
 
 @pytest.mark.parametrize("units", [None, (1, 2), (*range(19), 48), (3,) * 20])

@@ -15,7 +15,6 @@ from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.plan import Group
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.ffn import ffn_layers
 from prunecli.tensors import computing
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 from tests.reference import ffn as reference
@@ -36,7 +35,7 @@ def test_norms(case: str, init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
         np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]) for unit in merged.units
     ]
     with open_checkpoint(source) as opened:
-        layers = {layer.name: layer for layer in ffn_layers(opened)}
+        layers = {layer.name: layer for layer in opened.layout.ffns}
         group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
         found = unit_norms(opened, layers, group)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

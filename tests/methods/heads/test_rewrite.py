@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UsageError
 from prunecli.methods.heads.rewrite import head_ranges, rewrite
-from prunecli.model.attention import HeadPlaces, attention_layers
+from prunecli.model.attention import HeadPlaces
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.model.layout import expected_tensors, is_extra
+from prunecli.model.layout import resolve
 from prunecli.tensors.stream import Copy, Slices, check_outputs
 from tests.families import tiny_family
 from tests.reference.heads import kept_values
@@ -44,7 +44,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
     with open_checkpoint(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, kept)
         check_outputs(checkpoint, outputs)
-        wanted = expected_tensors(checkpoint.require_architecture(), checkpoint.config, structure)
+        wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
     assert {output.name: output.shape for output in outputs} == wanted
     changed = {name: ids for name, ids in kept.items() if ids != (0, 1, 2, 3)}
     assert dict(structure.heads) == changed
@@ -54,12 +54,12 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
 @pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"nllb-moe"}))
 def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
     with open_checkpoint(tiny_family(tmp_path / "full", model_type)) as checkpoint:
-        family, layers = checkpoint.require_architecture(), attention_layers(checkpoint)
+        family, layers = checkpoint.require_architecture(), checkpoint.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(layers, ((1,), (), (3, 0)), strict=False)}
         structure, outputs = rewrite(checkpoint, kept)
         check_outputs(checkpoint, outputs)
-        wanted = expected_tensors(family, checkpoint.config, structure)
-    made = {output.name: output.shape for output in outputs if not is_extra(family, output.name)}
+        wanted = resolve(family, checkpoint.config, structure).shapes
+    made = {output.name: output.shape for output in outputs if not output.name.startswith(family.extras)}
     assert made == wanted
 
 

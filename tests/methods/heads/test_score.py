@@ -16,7 +16,7 @@ from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch, TaskName
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import Per
-from prunecli.model.attention import AttentionLayer, attention_layers
+from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
@@ -62,7 +62,7 @@ class Subject:
         else:
             tiny_family(path, model_type, **changes)
         self.checkpoint = open_checkpoint(path)
-        self.layers: tuple[AttentionLayer, ...] = attention_layers(self.checkpoint)
+        self.layers: tuple[AttentionLayer, ...] = self.checkpoint.layout.attentions
         self.model = load_model(path, device="cpu", dtype=dtype)
         self.tokenizer = load_tokenizer(path)
         self.task: TaskName = TASKS.get(model_type, "translation")

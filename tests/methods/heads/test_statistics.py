@@ -22,7 +22,6 @@ from prunecli.methods.heads.statistics import (
     read_scores,
     scores_payload,
 )
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.documents import write_json
@@ -229,7 +228,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
 def scored(path: Path) -> HeadScores:
     """Scores of the checkpoint in a directory."""
     with open_checkpoint(path) as checkpoint:
-        layers = attention_layers(checkpoint)
+        layers = checkpoint.layout.attentions
         return HeadScores(
             method="gradient",
             fingerprint=checkpoint.fingerprint,
@@ -243,7 +242,7 @@ def scored(path: Path) -> HeadScores:
 
 def check(made: HeadScores, path: Path) -> None:
     with open_checkpoint(path) as checkpoint:
-        check_matches(made, checkpoint, attention_layers(checkpoint))
+        check_matches(made, checkpoint, checkpoint.layout.attentions)
 
 
 def pruned(source: Path, output: Path, head: int) -> Path:

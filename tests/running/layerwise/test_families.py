@@ -12,7 +12,6 @@ import torch
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.rewrite import rewrite as prune_experts
 from prunecli.methods.heads.rewrite import rewrite as prune_heads
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.running.layerwise.parts import make_skeleton
@@ -88,7 +87,7 @@ def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
     some = itertools.cycle(((1, 3), (0, 1, 2), ()))
     with open_checkpoint(source) as opened:
-        structure, outputs = prune_heads(opened, {a.name: next(some) for a in attention_layers(opened)}, None)
+        structure, outputs = prune_heads(opened, {a.name: next(some) for a in opened.layout.attentions}, None)
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
     found, _ = by_layer(pruned)
     assert_same(found, in_memory(pruned))

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.methods.heads.rewrite import rewrite as prune_heads
-from prunecli.model.attention import attention_layers
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model
@@ -43,7 +42,7 @@ class Watch:
         self.found: Found = {}
         self.handles = [
             projection.register_forward_pre_hook(self._hook(name))
-            for name, projection in output_projections(model, attention_layers(checkpoint)).items()
+            for name, projection in output_projections(model, checkpoint.layout.attentions).items()
         ]
 
     def _hook(self, name: str) -> Any:
@@ -158,7 +157,7 @@ def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
     some = itertools.cycle(((), (1, 3), (0, 1, 2)))
     with open_checkpoint(source) as opened:
-        structure, outputs = prune_heads(opened, {a.name: next(some) for a in attention_layers(opened)}, None)
+        structure, outputs = prune_heads(opened, {a.name: next(some) for a in opened.layout.attentions}, None)
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
     assert_same(by_layer(pruned), in_memory(pruned))
 
