@@ -12,7 +12,6 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.mixtures import SparseLayer
-from prunecli.model.parts import parts
 from prunecli.model.undeclared import Surmise, surmise
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
@@ -66,10 +65,11 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     """
     by_part: dict[str, Amount] = {}
     by_dtype: dict[str, Amount] = {}
-    part_of = parts(checkpoint)
+    layout = None if checkpoint.architecture is None else checkpoint.layout
     for name, info in checkpoint.tensors.items():
         amount = Amount(1, info.numel, info.nbytes)
-        by_part[part_of[name]] = by_part.get(part_of[name], Amount()) + amount
+        part = "other" if layout is None else layout.part(name)
+        by_part[part] = by_part.get(part, Amount()) + amount
         by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
     try:
         layers = checkpoint.require_mixtures()

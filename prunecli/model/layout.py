@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Part, Side, Stack, TensorSpec
@@ -120,6 +120,12 @@ class ModelLayout:
                 f"where models of type {self.family.model_type} keep their embeddings is not declared"
             )
         return self.tables
+
+    def part(self, name: str) -> Part | Literal["other"]:
+        """What a tensor is counted under; "other" where the family does not declare it."""
+        # An alias that is kept because its values differ counts as what it should equal.
+        declared = self.tensors.get(name) or self.tensors.get(self.family.tied.get(name, ""))
+        return declared[1] if declared else "other"
 
     def is_extra(self, name: str) -> bool:
         """Whether a tensor belongs to a part that only some classes of the family have, and that no method changes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from prunecli.architectures.records import Side, Stack
 from prunecli.errors import CheckpointError
-from prunecli.model.parts import name_pattern
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -61,9 +61,7 @@ def _sparse_layers(checkpoint: Checkpoint, stack: Stack) -> Iterator[SparseLayer
     ffn = stack.ffn
     if ffn.expert is None:
         return
-    pattern = name_pattern(
-        f"{stack.layers}.{ffn.name}.{ffn.expert}.", {"layer": r"(\d+)", "expert": r"(\d+)"}
-    )
+    pattern = _pattern(f"{stack.layers}.{ffn.name}.{ffn.expert}.", {"layer": r"(\d+)", "expert": r"(\d+)"})
     layers: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
     for name in checkpoint.tensors:
         if match := pattern.match(name):
@@ -108,3 +106,10 @@ def _sparse_layer(
         )
     prefix = f"{name}.{ffn.expert}"
     return SparseLayer(name, stack.side, number, count, prefix, suffixes, routers, ids, original)
+
+
+def _pattern(template: str, numbers: Mapping[str, str], *, whole: bool = False) -> re.Pattern[str]:
+    """A regular expression for `template`, its "{layer}" and "{expert}" replaced by those of `numbers`."""
+    pieces = re.split(r"\{(\w+)\}", template)
+    text = "".join(numbers[piece] if index % 2 else re.escape(piece) for index, piece in enumerate(pieces))
+    return re.compile(text + (r"\Z" if whole else ""))

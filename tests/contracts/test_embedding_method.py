@@ -19,7 +19,6 @@ from prunecli.methods.vocabulary.rewrite import rewrite as with_tokens
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import opens_as_stock
-from prunecli.model.parts import part_of
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
@@ -66,7 +65,7 @@ class TestEverySide:
             own = [
                 name for name in made.tensors if name.startswith((f"{case.input[0]}.", f"{case.output}.pro"))
             ]
-            assert {part_of(made, name) for name in own} == {"embeddings"}
+            assert {made.layout.part(name) for name in own} == {"embeddings"}
 
     def test_saves_what_it_was_made_of(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)

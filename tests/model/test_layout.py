@@ -11,8 +11,8 @@ import pytest
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.inventory import take_inventory
 from prunecli.model.layout import resolve
-from prunecli.model.parts import part_of, parts
 from prunecli.model.structure import Structure
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
@@ -163,7 +163,8 @@ class TestCheckTensors:
 
 class TestParts:
     def test_every_tensor_of_a_stock_model_has_one(self, tiny: Path) -> None:
-        counted = Counter(parts(open_checkpoint(tiny)).values())
+        checkpoint = open_checkpoint(tiny)
+        counted = Counter(map(checkpoint.layout.part, checkpoint.tensors))
         # per stack: 2 dense FFNs of 4 tensors, 2 sparse ones of 8 experts; attention: 4 x 8 in the encoder,
         # 4 x 16 in the decoder; norms 2 x 2 x 4 in the encoder, 3 x 2 x 4 in the decoder, 2 for each stack
         assert counted == {
@@ -177,11 +178,12 @@ class TestParts:
 
     def test_names_that_no_record_declares_are_other(self, tiny: Path) -> None:
         checkpoint = open_checkpoint(tiny)
-        assert part_of(checkpoint, "model.stray.weight") == "other"
-        assert part_of(checkpoint, "model.encoder.layers.1.ffn.experts.expert_0.fc1.weight.more") == "other"
-        assert part_of(checkpoint, "lm_head.weight") == "embeddings"
+        assert checkpoint.layout.part("model.stray.weight") == "other"
+        assert (
+            checkpoint.layout.part("model.encoder.layers.1.ffn.experts.expert_0.fc1.weight.more") == "other"
+        )
+        assert checkpoint.layout.part("lm_head.weight") == "embeddings"
 
     def test_an_undeclared_family_is_other(self, tmp_path: Path) -> None:
         checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"}))
-        assert set(parts(checkpoint).values()) == {"other"}
-        assert part_of(checkpoint, "model.shared.weight") == "other"
+        assert set(take_inventory(checkpoint).parts) == {"other"}
