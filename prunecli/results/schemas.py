@@ -3,28 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Optional
+from typing import Any, Optional
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-LARGEST = 1e15
-"""No figure of a result is larger; a chart of larger ones would overflow."""
-Count = Annotated[int, Field(ge=0, le=10**18)]
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+from prunecli.results.fields import LARGEST, Count, Number, Schema
+from prunecli.results.statistics_schemas import Gates, Heads, Inspection
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Model(_Schema):
+class Model(Schema):
     """One of the header's models."""
 
     path: str = ""
     fingerprint: str = ""
 
 
-class Evaluated(_Schema):
+class Evaluated(Schema):
     """One checkpoint's scores; `mean` and `pairs` for translation, `scores` otherwise."""
 
     checkpoint: str
@@ -36,7 +30,7 @@ class Evaluated(_Schema):
     checkpoint_bytes: Optional[Count] = None  # noqa: UP045
 
 
-class Evaluation(_Schema):
+class Evaluation(Schema):
     """evaluation.json."""
 
     task: str
@@ -47,14 +41,14 @@ class Evaluation(_Schema):
     results: list[Evaluated] = Field(min_length=1)
 
 
-class Spread(_Schema):
+class Spread(Schema):
     """Mean and deviation."""
 
     mean: Number
     std: Number = 0.0
 
 
-class Timing(_Schema):
+class Timing(Schema):
     """One checkpoint's speed at one batch size and beam."""
 
     batch_size: Count
@@ -64,7 +58,7 @@ class Timing(_Schema):
     speedup: Spread
 
 
-class Timed(_Schema):
+class Timed(Schema):
     """One checkpoint's speed and size."""
 
     checkpoint: str
@@ -76,7 +70,7 @@ class Timed(_Schema):
     timings: list[Timing] = Field(min_length=1)
 
 
-class Latency(_Schema):
+class Latency(Schema):
     """latency.json."""
 
     models: list[Model] = Field(default_factory=list)
@@ -90,7 +84,7 @@ class Latency(_Schema):
     results: list[Timed] = Field(min_length=1)
 
 
-class Tree(_Schema):
+class Tree(Schema):
     """The clustering of languages on one side."""
 
     languages: list[str] = Field(min_length=2)
@@ -108,7 +102,7 @@ class Tree(_Schema):
         return self
 
 
-class Relation(_Schema):
+class Relation(Schema):
     """How alike the experts of pairs are."""
 
     comparisons: Count
@@ -117,7 +111,7 @@ class Relation(_Schema):
     highest: Number
 
 
-class Similarities(_Schema):
+class Similarities(Schema):
     """Jaccard similarities of pairs; [pairs, pairs] a side."""
 
     relations: dict[str, dict[str, Optional[Relation]]]  # noqa: UP045
@@ -125,7 +119,7 @@ class Similarities(_Schema):
     decoder: list[list[Number]]
 
 
-class Clustering(_Schema):
+class Clustering(Schema):
     """Trees by side."""
 
     linkage: str
@@ -133,7 +127,7 @@ class Clustering(_Schema):
     decoder: Optional[Tree] = None  # noqa: UP045
 
 
-class ExpertsPerLayer(_Schema):
+class ExpertsPerLayer(Schema):
     """Experts that each layer keeps under the global threshold, over the pairs."""
 
     layers: list[str] = Field(min_length=1)
@@ -148,7 +142,7 @@ class ExpertsPerLayer(_Schema):
         return self
 
 
-class Languages(_Schema):
+class Languages(Schema):
     """languages.json."""
 
     metric: str
@@ -169,7 +163,7 @@ class Languages(_Schema):
         return self
 
 
-class Component(_Schema):
+class Component(Schema):
     """A component of a compared model."""
 
     name: str
@@ -177,7 +171,7 @@ class Component(_Schema):
     side: str
 
 
-class Similarity(_Schema):
+class Similarity(Schema):
     """similarity.json."""
 
     checkpoints: list[str] = Field(min_length=1)
@@ -197,7 +191,7 @@ class Similarity(_Schema):
         return self
 
 
-class LoggedStep(_Schema):
+class LoggedStep(Schema):
     """A line of a training's log."""
 
     step: Count
@@ -205,7 +199,7 @@ class LoggedStep(_Schema):
     chrf: Optional[Number] = Field(default=None, alias="chrf++")  # noqa: UP045
 
 
-class Finetune(_Schema):
+class Finetune(Schema):
     """OUTPUT.finetune.json."""
 
     models: list[Model] = Field(default_factory=list)
@@ -219,159 +213,7 @@ class Finetune(_Schema):
     validation: list[LoggedStep] = Field(default_factory=list)
 
 
-class GateSums(_Schema):
-    """The sums of one entry: a value a layer, then a row of experts for each layer."""
-
-    tokens: list[Number]
-    top1: list[list[Number]]
-    top2: list[list[Number]]
-    gate_sum: list[list[Number]]
-    conf1_sum: list[list[Number]]
-    conf2_sum: list[list[Number]]
-
-
-class Gates(_Schema):
-    """gates.json."""
-
-    mode: str
-    layers: list[str]
-    num_experts: Count
-    entries: dict[str, GateSums] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _of_all_experts(self) -> Gates:
-        for pair, sums in self.entries.items():
-            for name, value in sums:
-                rows = value if name != "tokens" else [[] for _ in value]
-                experts = self.num_experts if name != "tokens" else 0
-                if len(rows) != len(self.layers) or any(len(row) != experts for row in rows):
-                    raise ValueError(f"entries: {pair}: {name} has not a value for each layer and expert")
-        return self
-
-
-class HeadEffects(_Schema):
-    """The scores of one metric: attention -> a value for each head."""
-
-    base: Optional[Number] = None  # noqa: UP045
-    without: dict[str, list[Number]] = Field(default_factory=dict)
-    only: dict[str, list[Number]] = Field(default_factory=dict)
-    p_value: dict[str, list[Number]] = Field(default_factory=dict)
-
-
-class BestHeads(_Schema):
-    """What the best head of each layer reaches on other text."""
-
-    base: Number
-    only: dict[str, Number]
-    p_value: dict[str, Number]
-
-
-class Heads(HeadEffects):
-    """heads.json."""
-
-    method: Literal["gradient", "ablation", "all-but-one"]
-    examples: Annotated[int, Field(ge=1)]
-    heads: dict[str, list[Count]] = Field(min_length=1)
-    sum: dict[str, list[Number]] = Field(default_factory=dict)
-    tokens: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    metric: Optional[str] = None  # noqa: UP045
-    also: dict[str, HeadEffects] = Field(default_factory=dict)
-    best: dict[str, Count] = Field(default_factory=dict)
-    reported: Optional[BestHeads] = None  # noqa: UP045
-
-    @model_validator(mode="after")
-    def _of_all_heads(self) -> Heads:
-        key = {"gradient": "sum", "ablation": "without", "all-but-one": "only"}[self.method]
-        of = {"": self, **self.also}
-        for metric, found in of.items():
-            values = {key: getattr(found, key), **({"p_value": found.p_value} if found.p_value else {})}
-            if self.method != "gradient" and (found.base is None or self.metric is None):
-                raise ValueError(f"{metric or self.method}: no base")
-            for name, by_layer in values.items():
-                if {layer: len(row) for layer, row in by_layer.items()} != {
-                    layer: len(ids) for layer, ids in self.heads.items()
-                }:
-                    raise ValueError(f"{name}: not a value for each head")
-        for layer, head in self.best.items():
-            if head not in self.heads.get(layer, ()):
-                raise ValueError(f"best: {layer} has no head {head}")
-            if self.reported and not {layer} <= set(self.reported.only) & set(self.reported.p_value):
-                raise ValueError(f"reported: lacks {layer}")
-        return self
-
-
-class Amount(_Schema):
-    """Tensors, their parameters and bytes."""
-
-    tensors: Count
-    parameters: Count
-    bytes: Count
-
-
-class SparseLayer(_Schema):
-    """Experts of one layer."""
-
-    name: str
-    experts: list[Count]
-    original_experts: Count
-
-
-class AttentionLayer(_Schema):
-    """Heads of one attention."""
-
-    name: str
-    kind: str
-    heads: list[Count]
-    original_heads: Count
-
-
-class Ffn(_Schema):
-    """One FFN."""
-
-    name: str
-
-
-class Way(_Schema):
-    """One way to hold the model in the memory of --fit."""
-
-    weight_bytes: Count
-    needed_bytes: Count
-    fits: bool
-
-
-class LayerWays(_Schema):
-    """Those layer by layer."""
-
-    ways: list[Way]
-
-
-class Fit(_Schema):
-    """The answer to --fit."""
-
-    whole: list[Way]
-    pruned: list[Way]
-    by_layer: LayerWays
-
-
-class Surmise(_Schema):
-    """What names of tensors tell of a family that is not supported."""
-
-    modules: dict[str, list[str]]
-
-
-class Inspection(_Schema):
-    """What `inspect --json` prints."""
-
-    total: Amount
-    parts: dict[str, Amount]
-    layers: list[SparseLayer]
-    attentions: list[AttentionLayer]
-    ffns: list[Ffn]
-    surmise: Optional[Surmise] = None  # noqa: UP045
-    fit: Optional[Fit] = None  # noqa: UP045
-
-
-SCHEMAS: Mapping[str, type[_Schema]] = {
+SCHEMAS: Mapping[str, type[Schema]] = {
     "prunecli.evaluation/1": Evaluation,
     "prunecli.latency/1": Latency,
     "prunecli.languages/1": Languages,
