@@ -33,7 +33,11 @@ def _object(path: Path) -> dict[str, str]:
 
 def _lines(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
-    for number, line in enumerate(read_lines(path), 1):
+    try:
+        lines = read_lines(path)
+    except DataError as error:
+        raise DataError(error.message, FORM) from error
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         language, _, group = (part.strip() for part in line.partition("\t"))
