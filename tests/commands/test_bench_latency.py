@@ -105,7 +105,19 @@ def test_a_model_that_generates_nothing_is_refused(folder, model_type):
 
 
 def test_the_table_has_the_json_s_values(folder):
-    _run("full", "pruned", *QUICK, "--sentences", "3", "--batch-size", "1,2", "--table", "t.csv")
+    _run(
+        "full",
+        "pruned",
+        *QUICK,
+        "--sentences",
+        "3",
+        "--sentences",
+        "3",
+        "--batch-size",
+        "1,2",
+        "--table",
+        "t.csv",
+    )
     payload = json.loads((folder / "latency.json").read_text())
     speed, size = rows("t.csv", "speed"), rows("t.csv", "size")
     assert [(row["checkpoint"], row["batch_size"]) for row in speed] == [
