@@ -18,8 +18,9 @@ from prunecli.commands.options import (
     JsonOption,
     PairsOption,
     QuietOption,
+    TableOption,
 )
-from prunecli.commands.outputs import check_outputs
+from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
 
 
@@ -53,6 +54,7 @@ def bench_latency(
         Optional[Path],  # noqa: UP045
         typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second against batch size."),
     ] = None,
+    table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -79,7 +81,7 @@ def bench_latency(
         dtype=dtype,
         memory=not no_memory,
     )
-    check_outputs(output, plot, force=force)
+    check_outputs(output, plot, table, force=force)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
     text, chosen = found.chosen_text(data, split, None, None, pairs, None)
     chosen = tuple(found.pruned_pairs(list(labels.values()), chosen)) or chosen
@@ -88,13 +90,14 @@ def bench_latency(
     lines = text.first(count).sentences[chosen[0][0]]
     payload = run(labels, lines, chosen[0], options, console.progress(quiet), console.note)
     write_json(output, payload, force=force)
+    write_table(table, payload, force=force)
     if plot is not None:
         _draw(payload, plot)
     if json:
         console.print_json(payload)
     elif not quiet:
         _show(payload)
-        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+        console.note(written(output, plot, table))
 
 
 def _draw(payload: Mapping[str, Any], plot: Path) -> None:

@@ -9,8 +9,15 @@ from typing import Annotated, Any, Optional
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.options import ForceOption, JsonOption, LangsOption, QuietOption, removed_share
-from prunecli.commands.outputs import check_outputs
+from prunecli.commands.options import (
+    ForceOption,
+    JsonOption,
+    LangsOption,
+    QuietOption,
+    TableOption,
+    removed_share,
+)
+from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import StatisticsError
 
 FORMAT = "prunecli.languages/1"
@@ -59,6 +66,7 @@ def compare_languages(
         Optional[Path],  # noqa: UP045
         typer.Option("--plot", help="Also draw it all.", metavar="FILE.png", show_default=False),
     ] = None,
+    table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("languages.json"),
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -79,7 +87,7 @@ def compare_languages(
         raise StatisticsError(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
-    check_outputs(output, plot, force=force)
+    check_outputs(output, plot, table, force=force)
     comparison = comparison_of(
         ratio=ratio,
         metric=metric,
@@ -100,11 +108,13 @@ def compare_languages(
     if plot is not None:
         _plot(plot, payload)
     write_json(output, payload, force=force)
+    few = len(payload["pairs"]) <= TABLE_PAIRS
+    write_table(table, payload, force=force, leave_out=() if few else ("similarity",))
     if json:
         console.print_json(payload)
     elif not quiet:
         _show(payload)
-        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+        console.note(written(output, plot, table))
 
 
 def _show(payload: Mapping[str, Any]) -> None:

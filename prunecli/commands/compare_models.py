@@ -26,10 +26,11 @@ from prunecli.commands.options import (
     PairsOption,
     QuietOption,
     SourceFileOption,
+    TableOption,
     TargetFileOption,
     TextFilesOption,
 )
-from prunecli.commands.outputs import check_outputs
+from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
 
@@ -96,6 +97,7 @@ def compare_models(
         Optional[Path],  # noqa: UP045
         typer.Option("--plot", metavar="FILE.png", help="Draw the heat maps of all components."),
     ] = None,
+    table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The similarities.")] = Path(
         "similarity.json"
     ),
@@ -112,7 +114,7 @@ def compare_models(
     from prunecli.model.checkpoint import open_checkpoint
     from prunecli.tensors.documents import write_json
 
-    check_outputs(output, plot, force=force)
+    check_outputs(output, plot, table, force=force)
     compared = _compared(checkpoint, other)
     if benchmarks and len(compared) == 1:
         raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
@@ -137,6 +139,7 @@ def compare_models(
     references = {name: found[name] for name in names[2:]}
     payload = _payload(opened, main, references, portions, options)
     write_json(output, payload, force=force)
+    write_table(table, payload, force=force, leave_out=("matrices",))
     if plot is not None:
         from prunecli.analysis.similarity_plots import similarity_map
 
@@ -145,7 +148,7 @@ def compare_models(
         console.print_json(payload)
     elif not quiet:
         _show(main, shown, list(references.values()), portions)
-        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+        console.note(written(output, plot, table))
 
 
 def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:

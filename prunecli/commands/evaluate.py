@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -27,10 +28,11 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     SourceFileOption,
+    TableOption,
     TargetFileOption,
     TextFilesOption,
 )
-from prunecli.commands.outputs import check_outputs
+from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.commands.task_choice import TaskOption, check_options, task_of_all
 from prunecli.errors import PruneError, UsageError
 
@@ -101,6 +103,16 @@ def evaluate(
             metavar="DIR",
         ),
     ] = None,
+    groups: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "--groups",
+            help="Means by group of languages too, such as resource classes: a language, a tab and its group a line, "
+            "or {language: group} in .json.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     all_pairs: Annotated[
         bool,
         typer.Option("--all-pairs", help=f"Show every pair, also where there are more than {PAIRS_SHOWN}."),
@@ -118,6 +130,7 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("evaluation.json"),
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -141,6 +154,7 @@ def evaluate(
     from prunecli.evaluation.scoring import spm_file, spm_missing
     from prunecli.evaluation.tasks import TaskOptions, evaluate_task
     from prunecli.tensors.directory import read_config
+    from prunecli.text.groups import groups_of, read_groups
 
     budget = memory_bytes(memory, spill_dir)
     files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences, context, stride)
@@ -152,10 +166,11 @@ def evaluate(
         "--pairs": pairs,
         "--spm": spm,
         "--hypotheses": hypotheses,
+        "--groups": groups,
         "--memory": memory,
     }
     if processes.rank() == 0:  # which alone writes
-        check_outputs(output, plot, force=force)
+        check_outputs(output, plot, table, force=force)
     labels = labels_for(found.checkpoints_or_found(checkpoints))
     chosen_task = task_of_all(list(labels.values())) if task is None else task.value
     check_options(chosen_task, files.given | {name: value is not None for name, value in others.items()})
@@ -164,6 +179,7 @@ def evaluate(
         sentences, chosen = found.chosen_text(data, split, source_file, target_file, pairs, langs)
         if pairs is None:
             chosen = _fitting(list(labels.values()), chosen)
+        by_language = {} if groups is None else groups_of(chain(*chosen), read_groups(groups), groups)
         for path in labels.values():  # before a word on what is left out
             read_config(path)
         spm = spm_file(spm)
@@ -177,6 +193,7 @@ def evaluate(
             seed=seed,
             spm=spm,
             hypotheses=hypotheses,
+            groups=by_language,
         )
         payload = _translated(
             labels, sentences.first(max_sentences), chosen, options, output, force=force, progress=progress
@@ -199,6 +216,7 @@ def evaluate(
             report=tasks.report,
             say=console.note,
         )
+    write_table(table, payload, force=force)
     if plot is not None:
         evaluation_plot.plot_evaluation(plot, payload, labels)
     if json:
@@ -208,7 +226,7 @@ def evaluate(
             _show(payload, all_pairs)
         else:
             tasks.show_task(payload)
-        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+        console.note(written(output, plot, table))
 
 
 def _translated(
@@ -261,7 +279,7 @@ def _fitting(checkpoints: Sequence[Path], pairs: tuple[tuple[str, str], ...]) ->
 
 
 def _show(payload: Mapping[str, Any], all_pairs: bool) -> None:
-    from prunecli.commands.evaluation_table import mean_table, pair_table
+    from prunecli.commands.evaluation_table import group_table, mean_table, pair_table
     from prunecli.evaluation.significance import too_few
 
     count = len(payload["pairs"])
@@ -271,6 +289,8 @@ def _show(payload: Mapping[str, Any], all_pairs: bool) -> None:
     if count > 1 and (all_pairs or count <= PAIRS_SHOWN):
         console.show(pair_table(payload))
     console.show(mean_table(payload))
+    if "groups" in payload:
+        console.show(group_table(payload))
     if few:
         console.warn(few)
     if (test := payload["significance"]) is not None:

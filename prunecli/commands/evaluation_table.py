@@ -42,13 +42,8 @@ def mean_table(payload: Mapping[str, Any]) -> console.Shown:
 
 def pair_table(payload: Mapping[str, Any]) -> console.Shown:
     """One row per pair, one block of columns per checkpoint, the mean last."""
-    second = "spbleu" if "spbleu" in payload["signatures"] else "bleu"
-    results = payload["results"]
-    metrics = ("chrf++", second) if len(results) <= WIDE else ("chrf++",)
-    columns = ["pair"]
-    for result in results:
-        label = textwrap.fill(result["checkpoint"], LABEL_WIDTH)
-        columns += [f"{label}\n{TITLES[metrics[0]]}", *(f"\n{TITLES[name]}" for name in metrics[1:])]
+    results, metrics = payload["results"], _metrics(payload)
+    columns = ["pair", *_blocks(payload)]
     rows = [
         [pair, *(_cell(result["pairs"][pair], name, payload) for result in results for name in metrics)]
         for pair in payload["pairs"]
@@ -56,6 +51,32 @@ def pair_table(payload: Mapping[str, Any]) -> console.Shown:
     rows.append(["mean", *(f"{result['mean'][name]:.1f}" for result in results for name in metrics)])
     sentences = payload["data"]["sentences"]
     return console.table(f"{payload['data']['split']}, {sentences:,} sentences a pair", columns, rows)
+
+
+def group_table(payload: Mapping[str, Any]) -> console.Shown:
+    """One row per group of sources and group of targets, one block of columns per checkpoint."""
+    results, metrics = payload["results"], _metrics(payload)
+    rows = []
+    for index, mean in enumerate(results[0]["by_group"]):
+        scores = (f"{result['by_group'][index][name]:.1f}" for result in results for name in metrics)
+        rows.append([mean["source"], mean["target"], str(mean["pairs"]), *scores])
+    title = "Means by group of languages"
+    return console.table(title, ["from", "to", "pairs", *_blocks(payload)], rows, text_columns=2, keys=2)
+
+
+def _metrics(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a checkpoint's block holds."""
+    second = "spbleu" if "spbleu" in payload["signatures"] else "bleu"
+    return ("chrf++", second) if len(payload["results"]) <= WIDE else ("chrf++",)
+
+
+def _blocks(payload: Mapping[str, Any]) -> list[str]:
+    """Headings of the checkpoints' columns."""
+    metrics, columns = _metrics(payload), []
+    for result in payload["results"]:
+        label = textwrap.fill(result["checkpoint"], LABEL_WIDTH)
+        columns += [f"{label}\n{TITLES[metrics[0]]}", *(f"\n{TITLES[name]}" for name in metrics[1:])]
+    return columns
 
 
 def _cell(scores: Mapping[str, Any], metric: str, payload: Mapping[str, Any]) -> str:

@@ -17,10 +17,13 @@ from prunecli.commands.options import (
     FitBatchOption,
     FitBeamOption,
     FitLengthOption,
+    ForceOption,
     JsonOption,
+    TableOption,
     fit_load,
     refuse_without_fit,
 )
+from prunecli.commands.outputs import check_table, write_table, written
 
 if TYPE_CHECKING:
     from prunecli.commands.inspect_fit import Fits
@@ -57,6 +60,8 @@ def inspect(
     fit_batch: FitBatchOption = FIT_BATCH,
     fit_beam: FitBeamOption = FIT_BEAM,
     fit_length: FitLengthOption = FIT_LENGTH,
+    table: TableOption = None,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Count a checkpoint's parameters and bytes by part, experts and heads by layer, changed FFNs and embeddings.
@@ -75,22 +80,27 @@ def inspect(
     load = fit_load(fit, fit_batch, fit_beam, fit_length)
     if fit is None:
         refuse_without_fit({"--dtype": dtype is not None, "--balance": balance is not None})
+    check_table(table, force=force)
     with _opened(checkpoint) as opened:
         inventory = take_inventory(opened)
         kept = balance or balance_text(default_balance(layer.original_experts for layer in inventory.layers))
         answer = None if budget is None else _fits(opened, budget, stored_as, kept, load)
-        if json:
+        if json or table is not None:
             payload = {**header(FORMAT, [opened], None), **inventory_payload(opened, inventory)}
             if answer is not None:
                 from prunecli.commands.inspect_fit_table import fits_payload
 
                 payload["fit"] = fits_payload(answer)
+            write_table(table, payload, force=force)
+        if json:
             console.print_json(payload)
             return
         _show(opened, inventory)
         if answer is not None:
             words = ["prune-experts", str(checkpoint or opened.path), "--balance", kept]
             _show_fits(answer, inventory, words, stored_as)
+        if table is not None:
+            console.note(written(table))
 
 
 def _opened(checkpoint: Path | None) -> Checkpoint:

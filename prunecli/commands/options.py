@@ -143,6 +143,15 @@ FitBeamOption = Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", he
 FitLengthOption = Annotated[
     int, typer.Option("--fit-length", min=1, metavar="N", help="For --fit: tokens of a sentence.")
 ]
+TableOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        "--table",
+        help="Also write the tables, unrounded; the ending says how: .csv, .md, .tex.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]

@@ -2,22 +2,65 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prunecli.errors import UsageError
 from prunecli.tensors.documents import refuse_unwritable
 
 
-def check_outputs(output: Path, plot: Path | None = None, *, force: bool) -> None:
+def check_outputs(output: Path, plot: Path | None = None, table: Path | None = None, *, force: bool) -> None:
     """Refuse what could not be written in the end.
 
     Raises:
         OutputError: one of them exists and `force` is not given, is a directory, or lies in none.
-        UsageError, PruneError: as `check_plot`.
+        UsageError, PruneError: as `check_plot` and `check_table`; the table has the name of the output.
     """
     refuse_unwritable(output, force=force)
     if plot is not None:
         check_plot(plot, force=force)
+    check_table(table, force=force)
+    if table is not None and table.absolute() == output.absolute():
+        raise UsageError(f"--table {table}: the result is written there", "Choose another name.")
+
+
+def check_table(table: Path | None, *, force: bool) -> None:
+    """Refuse a table that could not be written in the end.
+
+    Raises:
+        OutputError, UsageError: as `refuse_table`.
+    """
+    if table is not None:
+        from prunecli.results.frames import refuse_table
+
+        refuse_table(table, force=force)
+
+
+def write_table(
+    path: Path | None, payload: Mapping[str, Any], *, force: bool, leave_out: Sequence[str] = ()
+) -> None:
+    """Write the tables of a result where --table asks for them.
+
+    Args:
+        leave_out: names of tables that the terminal does not show.
+
+    Raises:
+        OutputError, UsageError: as `refuse_table`.
+    """
+    if path is None:
+        return
+    from prunecli.results.frames import write_tables
+    from prunecli.results.tables import tables_of
+
+    tables = {name: rows for name, rows in tables_of(payload).items() if name not in leave_out}
+    write_tables(path, tables, force=force)
+
+
+def written(*paths: Path | None) -> str:
+    """The line that says what was written: "Written to a, b and c."."""
+    names = [str(path) for path in paths if path is not None]
+    return f"Written to {' and '.join(filter(None, [', '.join(names[:-1]), names[-1]]))}."
 
 
 def check_plot(plot: Path, *, force: bool) -> None:

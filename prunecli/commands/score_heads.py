@@ -26,10 +26,11 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     SourceFileOption,
+    TableOption,
     TargetFileOption,
     TextFilesOption,
 )
-from prunecli.commands.outputs import check_outputs
+from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.commands.task_choice import TaskOption, check_options, task_of
 from prunecli.errors import UsageError
 
@@ -127,6 +128,7 @@ def score_heads(
         Optional[Path],  # noqa: UP045
         typer.Option("--plot", metavar="FILE.png", help="Draw the heat map, layers by heads."),
     ] = None,
+    table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The scores.")] = Path("heads.json"),
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -144,7 +146,7 @@ def score_heads(
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
 
-    check_outputs(output, plot, force=force)
+    check_outputs(output, plot, table, force=force)
     budget = memory_bytes(memory, spill_dir)
     _check_options(method, importance, metric, select_data, select_split, budget, dtype)
     with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
@@ -213,13 +215,14 @@ def score_heads(
             **more,
         }
     write_json(output, payload, force=force)
+    write_table(table, payload, force=force)
     if plot is not None:
         draw(scores, layers, plot)
     if json:
         console.print_json(payload)
     elif not quiet:
         show(scores, layers, more)
-        console.note(f"Written to {output}{'' if plot is None else f' and {plot}'}.")
+        console.note(written(output, plot, table))
 
 
 def _check_options(

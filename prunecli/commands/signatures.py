@@ -18,7 +18,7 @@ from prunecli.tensors.hub.names import checkpoint_path
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Parameter
 
-OUTPUT_OPTIONS = ("output", "plot", "hypotheses")
+OUTPUT_OPTIONS = ("output", "plot", "hypotheses", "table")
 """Options whose value is a path that the command writes."""
 
 

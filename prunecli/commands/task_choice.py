@@ -59,6 +59,7 @@ OPTIONS: Mapping[str, tuple[TaskName, ...]] = {
     **dict.fromkeys(("--valid-split", "--spm", "--hypotheses"), ("translation",)),
     **dict.fromkeys(("--labelled", "--valid-labelled"), ("classification",)),
     **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--context"), _PLAIN),
+    "--groups": ("translation",),
     "--memory": _PLAIN,
     "--stride": ("lm",),
 }

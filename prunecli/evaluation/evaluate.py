@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from prunecli import demo
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
+from prunecli.evaluation.group_means import grouped_means
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
-from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
+from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score, scores_json
 from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
 from prunecli.processes import ALONE, Place
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -38,6 +39,7 @@ class EvaluationOptions:
         seed: of the resamples.
         spm: FLORES-200's SentencePiece model, or None for no spBLEU.
         hypotheses: directory that the outputs are written to, or None.
+        groups: language -> group, of every language of the pairs, for means by group; empty: none.
     """
 
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
@@ -47,6 +49,7 @@ class EvaluationOptions:
     seed: int = SEED
     spm: Path | None = None
     hypotheses: Path | None = None
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 def evaluate(
@@ -105,6 +108,7 @@ def evaluate(
         "data": {"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
         "pairs": [pair_name(*pair) for pair in pairs],
         "decoding": asdict(options.decoding),
+        **({"groups": dict(options.groups)} if options.groups else {}),
         **_results(made, text, pairs, metrics, options, progress),
     }
     for row in payload["results"]:
@@ -230,6 +234,10 @@ def _results(
                 for label, result in zip(labels, found, strict=True):
                     tests[label][name] = result
             advance(1)
+    means = {
+        label: grouped_means({pair: scores[label][pair_name(*pair)] for pair in pairs}, options.groups)
+        for label in labels
+    }
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
     test = {"test": "paired bootstrap", "samples": options.samples, "seed": options.seed, "level": LEVEL}
     return {
@@ -238,6 +246,7 @@ def _results(
         "results": [
             {"checkpoint": label, "dtype": options.dtype}
             | _result(scores[label], tests[label], scores[labels[0]])
+            | means[label]
             for label in labels
         ],
     }
@@ -248,10 +257,10 @@ def _result(
     tests: Mapping[str, Mapping[str, Significance]],
     baseline: Mapping[str, Scores],
 ) -> dict[str, Any]:
-    rows = {pair: _scores_json(made) for pair, made in scores.items()}
+    rows = {pair: scores_json(made) for pair, made in scores.items()}
     for pair, found in tests.items():
         rows[pair]["bootstrap"] = {name: _significance_json(value) for name, value in found.items()}
-    mean = _scores_json(mean_scores(list(scores.values())))
+    mean = scores_json(mean_scores(list(scores.values())))
     tested = [pair for pair, found in tests.items() if found["chrf++"].p_value is not None]
     if tested:
         mean["significant"] = {
@@ -275,15 +284,6 @@ def _counts(
         if (tests[pair][metric].p_value or 0.0) < LEVEL
     ]
     return {"worse": sum(d < 0 for d in differences), "better": sum(d > 0 for d in differences)}
-
-
-def _scores_json(scores: Scores) -> dict[str, Any]:
-    rounded = {name: round(value, 4) for name, value in scores.values.items()}
-    return {
-        **rounded,
-        "length_ratio": round(scores.length_ratio, 4),
-        "over_generated": round(scores.over_generated, 6),
-    }
 
 
 def _significance_json(found: Significance) -> dict[str, float]:

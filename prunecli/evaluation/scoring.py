@@ -125,6 +125,16 @@ def score(
     )
 
 
+def scores_json(scores: Scores) -> dict[str, Any]:
+    """The scores as evaluation.json has them."""
+    rounded = {name: round(value, 4) for name, value in scores.values.items()}
+    return {
+        **rounded,
+        "length_ratio": round(scores.length_ratio, 4),
+        "over_generated": round(scores.over_generated, 6),
+    }
+
+
 def mean_scores(scores: Sequence[Scores]) -> Scores:
     """The plain mean over pairs, each pair counting the same."""
     count = len(scores)

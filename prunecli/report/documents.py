@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from prunecli.errors import DataError
-from prunecli.report.schemas import SCHEMAS
+from prunecli.results.reading import checked
+from prunecli.results.schemas import SCHEMAS
 from prunecli.tensors.documents import read_json
 
 MOST_IN_LAYER = 65_536
 GATES, HEADS = "prunecli.gates/1", "prunecli.heads/1"
+SHOWN = tuple(name for name in SCHEMAS if name != "prunecli.inspect/1")
+"""Formats that a report shows."""
 _MARK = b'"prunecli.'
 """Stands near the beginning of every file that prunecli writes, as its format."""
 _HEAD_BYTES = 4096
@@ -54,7 +55,7 @@ def read_document(name: str, path: Path) -> Document | None:
     format_ = payload.get("format") if isinstance(payload, dict) else None
     if not isinstance(format_, str) or not format_.startswith("prunecli."):
         return None
-    known = {one.rpartition("/")[0]: one for one in (*SCHEMAS, GATES, HEADS)}.get(format_.rpartition("/")[0])
+    known = {one.rpartition("/")[0]: one for one in SHOWN}.get(format_.rpartition("/")[0])
     if known is None:
         return None
     if format_ != known:
@@ -74,12 +75,7 @@ def _content(path: Path, format_: str, payload: Any) -> Any:
         scores = read_scores(path)
         refuse_many(path, 1 + max(head for heads in scores.heads.values() for head in heads))
         return scores
-    try:
-        return SCHEMAS[format_].model_validate(payload)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        where = ".".join(map(str, fault["loc"]))
-        raise DataError(f"{path}: {where + ': ' if where else ''}{fault['msg']}") from error
+    return checked(path, format_, payload)
 
 
 def refuse_many(path: Path, count: int) -> None:

@@ -6,8 +6,8 @@ from prunecli.report.charts import Bar, bars
 from prunecli.report.collect import Material
 from prunecli.report.grids import Scale, heat_map, scale_key
 from prunecli.report.markup import Html, counted, element, join, table
-from prunecli.report.schemas import ExpertsPerLayer, Languages, Similarities
 from prunecli.report.trees import dendrogram
+from prunecli.results.schemas import ExpertsPerLayer, Languages, Similarities
 
 MOST_PAIRS = 120
 """With more pairs than this, the matrices of their similarities are not drawn."""

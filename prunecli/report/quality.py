@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import Found, Material
 from prunecli.report.markup import NOTHING, Html, bytes_text, counted, element, join, millions, table
-from prunecli.report.schemas import Evaluated, Evaluation, Latency, Timed, numbers
+from prunecli.results.schemas import Evaluated, Evaluation, Latency, Timed, numbers
 
 SCORES = {
     "chrf++": "chrF++",

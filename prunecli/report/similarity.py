@@ -5,7 +5,7 @@ from __future__ import annotations
 from prunecli.report.collect import Material
 from prunecli.report.grids import Scale, heat_map, scale_key
 from prunecli.report.markup import NOTHING, Html, element, join, table
-from prunecli.report.schemas import Similarity, ends_of
+from prunecli.results.schemas import Similarity, ends_of
 
 MEASURES = {"cka": "CKA", "lns": "LNS"}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prunecli.report.charts import Bar, Point, Series, bars, chart
 from prunecli.report.collect import Material
 from prunecli.report.markup import NOTHING, Html, bytes_text, counted, element, join, millions, table
-from prunecli.report.schemas import Latency, Spread, Timed
+from prunecli.results.schemas import Latency, Spread, Timed
 
 
 def speed_section(material: Material) -> Html | None:

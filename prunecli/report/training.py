@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import Material
 from prunecli.report.markup import NOTHING, Html, element, join, table
-from prunecli.report.schemas import Finetune, LoggedStep
+from prunecli.results.schemas import Finetune, LoggedStep
 
 MOST_POINTS = 300
 """A longer log is drawn by every so-manieth line of it."""

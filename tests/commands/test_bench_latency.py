@@ -9,6 +9,7 @@ from prunecli.commands.bench_latency import bench_latency
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from tests.commands.calls import raising
 from tests.families import tiny_family
+from tests.results.tables import rows
 from tests.tiny import tiny_nllb_moe
 
 
@@ -101,3 +102,30 @@ def test_a_model_that_generates_nothing_is_refused(folder, model_type):
     arguments = ("encoder", "--data", "data", "--sentences", "2", "--new-tokens", "2", "--device", "cpu")
     with pytest.raises(UnsupportedModelError, match="ForMaskedLM, which generates no text"):
         _run(*arguments)
+
+
+def test_the_table_has_the_json_s_values(folder):
+    _run(
+        "full",
+        "pruned",
+        *QUICK,
+        "--sentences",
+        "3",
+        "--sentences",
+        "3",
+        "--batch-size",
+        "1,2",
+        "--table",
+        "t.csv",
+    )
+    payload = json.loads((folder / "latency.json").read_text())
+    speed, size = rows("t.csv", "speed"), rows("t.csv", "size")
+    assert [(row["checkpoint"], row["batch_size"]) for row in speed] == [
+        ("full", 1), ("pruned", 1), ("full", 2), ("pruned", 2),
+    ]  # fmt: skip
+    for row in speed:
+        result = next(one for one in payload["results"] if one["checkpoint"] == row["checkpoint"])
+        timing = next(one for one in result["timings"] if one["batch_size"] == row["batch_size"])
+        for name in ("tokens_per_second", "seconds_per_sentence", "speedup"):
+            assert [row[f"{name}_mean"], row[f"{name}_std"]] == [timing[name]["mean"], timing[name]["std"]]
+    assert [row["parameters"] for row in size] == [one["parameters"] for one in payload["results"]]

@@ -14,6 +14,7 @@ from prunecli.commands.compare_languages import compare_languages
 from prunecli.commands.language_comparison import Comparison, compare
 from prunecli.errors import OutputError, PruneError, StatisticsError, UsageError
 from tests.commands.gates import LAYERS, statistics, write_gates
+from tests.results.tables import rows
 
 
 @pytest.fixture(autouse=True)
@@ -135,3 +136,19 @@ def test_without_matplotlib_it_names_the_extra(workplace, monkeypatch):
         run("--plot", "a.png")
     assert "pip install matplotlib" in str(caught.value)
     assert not (workplace / "languages.json").exists()
+
+
+@pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
+def test_the_table_has_the_json_s_values(workplace, monkeypatch, most, listed):
+    monkeypatch.setattr("prunecli.commands.compare_languages.TABLE_PAIRS", most)
+    write_gates(workplace / "gates.json")
+    assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
+    payload = json.loads((workplace / "languages.json").read_text())
+    for row in rows("t.csv", "relations"):
+        spread = payload["similarity"]["relations"][row["side"]][row["pairs_with"]]
+        assert [row["jaccard_mean"], row["jaccard_lowest"], row["jaccard_highest"]] == [
+            spread[key] for key in ("mean", "lowest", "highest")
+        ]
+    assert len(rows("t.csv", "similarity")) == listed
+    layers = rows("t.csv", "experts_per_layer")
+    assert [row["experts_mean"] for row in layers] == payload["experts_per_layer"]["mean"]

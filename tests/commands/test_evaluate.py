@@ -10,6 +10,9 @@ from typer.testing import CliRunner
 from prunecli.commands import found
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
+from prunecli.results import read
+from tests.reference.group_means import mean_of
+from tests.results.tables import rows
 from tests.tiny import tiny_nllb_moe
 
 TEXT = {"deu_Latn": "der hut\nnein\n", "eng_Latn": "the hat\nno\n", "fra_Latn": "le chapeau\nnon\n"}
@@ -168,3 +171,73 @@ def test_pairs_that_pruned_checkpoints_share(folder):
     pairs = (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn"))
     assert found.pruned_pairs([folder / "full"], pairs) == list(pairs)
     assert found.pruned_pairs([folder / "full", folder / "pruned"], pairs) == [("eng_Latn", "deu_Latn")]
+
+
+CLASSES = "fra_Latn\thigh\neng_Latn\thigh\ndeu_Latn\tmiddle\n"
+ALL = ("--data", "data", "--pairs", ",".join(f"{a}-{b}" for a in TEXT for b in TEXT if a != b))
+
+
+def test_means_by_group(folder):
+    (folder / "classes.tsv").write_text(CLASSES)
+    result = _run("full", "pruned", *ALL, "--groups", "classes.tsv", "--table", "t.csv", *QUICK)
+    assert "Means by group of languages" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 120
+    payload = json.loads((folder / "evaluation.json").read_text())
+    assert payload["groups"] == {"fra_Latn": "high", "eng_Latn": "high", "deu_Latn": "middle"}
+    groups = {"high": {"fra_Latn", "eng_Latn"}, "middle": {"deu_Latn"}}
+    for made in payload["results"]:
+        assert [(mean["source"], mean["target"], mean["pairs"]) for mean in made["by_group"]] == [
+            ("high", "high", 2), ("high", "middle", 2), ("middle", "high", 2),
+        ]  # fmt: skip
+        for mean in made["by_group"]:
+            of = (groups[mean["source"]], groups[mean["target"]])
+            for name in ("chrf++", "bleu", "length_ratio"):
+                assert mean[name] == pytest.approx(mean_of(made["pairs"], name, *of), abs=2e-4)
+        own = [row for row in rows("t.csv", "by_group") if row["checkpoint"] == made["checkpoint"]]
+        renamed = {"source": "source_group", "target": "target_group"}
+        assert own == [
+            {"checkpoint": made["checkpoint"], **{renamed.get(key, key): mean[key] for key in mean}}
+            for mean in made["by_group"]
+        ]
+
+
+def test_the_table_has_the_json_s_values(folder):
+    result = _run("full", "pruned", *ALL, "--table", "t.csv", "--json", *QUICK)
+    payload = json.loads(result.stdout)
+    assert "groups" not in payload
+    pairs = {(row["checkpoint"], f"{row['source']}-{row['target']}"): row for row in rows("t.csv", "pairs")}
+    for made in payload["results"]:
+        for pair, scores in made["pairs"].items():
+            row = pairs.pop((made["checkpoint"], pair))
+            assert [row[name] for name in ("chrf++", "bleu")] == [scores["chrf++"], scores["bleu"]]
+            assert row.get("chrf++_p_value") == scores["bootstrap"]["chrf++"].get("p_value")
+        for side in ("source", "target"):
+            means = [row for row in rows("t.csv", f"by_{side}") if row["checkpoint"] == made["checkpoint"]]
+            assert {row[side]: row["bleu"] for row in means} == {
+                language: mean["bleu"] for language, mean in made[f"by_{side}"].items()
+            }
+    assert not pairs
+    assert read("evaluation.json").frame("mean")["parameters"].tolist() == [
+        made["parameters"] for made in payload["results"]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("--table", "t.txt"), UsageError, "written as CSV, Markdown or LaTeX"),
+        (("--table", "old.csv"), OutputError, "old.csv: exists already"),
+        (("--table", "no/t.csv"), OutputError, "no such directory"),
+        (("--table", "t.csv", "--output", "t.csv"), UsageError, "the result is written there"),
+        (("--groups", "few.tsv"), DataError, "few.tsv: no group for deu_Latn, fra_Latn"),
+        (("--groups", "none.tsv"), DataError, "none.tsv: no such file"),
+    ],
+)
+def test_tables_and_groups_are_refused_before_the_work(folder, monkeypatch, arguments, error, message):
+    (folder / "old.csv").write_text("mine")
+    (folder / "few.tsv").write_text("eng_Latn\thigh\n")
+    monkeypatch.setattr("prunecli.evaluation.evaluate.translate", None)
+    with pytest.raises(error, match=message):
+        _run("full", *ALL, *arguments, *QUICK)
+    assert (folder / "old.csv").read_text() == "mine"
+    assert not (folder / "evaluation.json").exists()

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from tests.families import VOCAB, tiny_family, write_plain_tokenizer
+from tests.results.tables import rows
 from tests.tiny import tiny_nllb_moe
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -197,3 +198,25 @@ def test_a_plot_that_exists_is_not_replaced(folder):
         _run(*arguments)
     _run(*arguments, "--force")
     assert (folder / "old.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_table_has_the_json_s_values(folder):
+    _run("full", "small", "--text", "a.txt", "--table", "lm.csv")
+    results = json.loads((folder / "evaluation.json").read_text())["results"]
+    for row, result in zip(rows("lm.csv", "scores"), results, strict=True):
+        assert {key: row[key] for key in result["scores"]} == result["scores"]
+        assert row.get("p_value") == result.get("p_value")
+        assert row["context"] == result["context"]
+
+
+def test_scores_by_class(folder):
+    _run("c-full", "--labelled", "text.tsv", "--table", "c.csv")
+    (result,) = json.loads((folder / "evaluation.json").read_text())["results"]
+    by_class = {row["class"]: row["f1"] for row in rows("c.csv", "f1_by_class")}
+    assert by_class == result["scores"]["f1_by_class"]
+
+
+def test_groups_go_with_translation(folder):
+    (folder / "g.tsv").write_text("eng_Latn\thigh\n")
+    with pytest.raises(UsageError, match="--groups goes with --task translation, not lm"):
+        _run("full", "--text", "a.txt", "--groups", "g.tsv")

@@ -11,8 +11,10 @@ import pytest
 
 from prunecli.commands.app import main
 from prunecli.model.structure import Structure
+from prunecli.results import read
 from tests.ffn_layouts import tiny as tiny_layout
 from tests.ffn_layouts import write_changed
+from tests.results.tables import rows
 from tests.tiny import random_tensors, tiny_nllb_moe
 
 
@@ -192,3 +194,52 @@ def test_bad_checkpoints_end_in_one_or_two_lines(tmp_path: Path, capsys: pytest.
     lines = capsys.readouterr().err.splitlines()
     assert "not a checkpoint" in lines[0]
     assert len(lines) == 2
+
+
+def test_the_table_has_the_json_s_values(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "t.csv"
+    payload = as_json(capsys, tiny, "--table", table)
+    counts = {
+        row["part"]: {key: row[key] for key in ("tensors", "parameters", "bytes")}
+        for row in rows(table, "parameters")
+    }
+    assert counts == {**payload["parts"], "total": payload["total"]}
+    experts = [(row["name"], row["experts"], row["original_experts"]) for row in rows(table, "experts")]
+    assert experts == [
+        (one["name"], len(one["experts"]), one["original_experts"]) for one in payload["layers"]
+    ]
+    assert [row["name"] for row in rows(table, "heads")] == [one["name"] for one in payload["attentions"]]
+    assert run(tiny, "--table", table) == 1
+    assert "exists already" in capsys.readouterr().err
+    assert run(tiny, "--table", table, "--force", "--fit", "1GiB") == 0
+    captured = capsys.readouterr()
+    assert f"Written to {table}." in captured.err
+    assert "Parameters" in captured.out
+    assert {row["way"] for row in rows(table, "fit")} == {"whole", "layer by layer"}
+
+
+def test_a_table_of_a_family_that_is_not_supported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_nllb_moe(tmp_path / "other", config={"model_type": "other"})
+    assert run(model, "--table", tmp_path / "t.csv") == 0
+    assert sum(row["tensors"] for row in rows(tmp_path / "t.csv", "modules")) > 0
+
+
+def test_what_json_prints_is_read_again(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    payload = as_json(capsys, tiny)
+    (tmp_path / "inspect.json").write_text(json.dumps(payload))
+    found = read(tmp_path / "inspect.json").frame("parameters")
+    assert found["bytes"].iloc[-1] == payload["total"]["bytes"]
+    assert found["share_of_bytes"].iloc[-1] == 1
+
+
+def test_a_table_of_another_form_is_refused(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tiny, "--table", tmp_path / "t.xlsx") == 2
+    assert "Choose a name that ends in .csv, .md or .tex." in capsys.readouterr().err

@@ -23,6 +23,7 @@ from prunecli.errors import (
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
+from tests.results.tables import rows
 from tests.tiny import write_json
 
 PAIRS = ("--pairs", "eng_Latn-fra_Latn")
@@ -250,3 +251,20 @@ def test_damaged_scores_are_refused(folder: Path) -> None:
 
     with pytest.raises(StatisticsError):
         read_scores(folder / "heads.json")
+
+
+@pytest.mark.parametrize(
+    "method", [(), ("--method", "ablation", "--metric", "chrf++", "--beam", 1, "--bootstrap", 10)]
+)
+def test_the_table_has_the_json_s_values(folder: Path, method: Any) -> None:
+    run("m", "--data", "data", *PAIRS, *method, "--table", "t.csv")
+    payload, found = scores(), rows("t.csv", "heads")
+    if method:
+        assert {row["metric"] for row in found} == {"chrf++", "bleu"}
+        found = [row for row in found if row["metric"] == "chrf++"]
+    key = "without" if method else "sum"
+    values = [(name, head) for name, heads in payload["heads"].items() for head in heads]
+    assert [(row["attention"], row["head"]) for row in found] == values
+    assert [row[key] for row in found] == [one for name in payload["heads"] for one in payload[key][name]]
+    if not method:
+        assert [row["importance"] for row in found] == [row["sum"] / payload["examples"] for row in found]

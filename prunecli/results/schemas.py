@@ -1,30 +1,24 @@
-"""The fields of the result files that a report shows; whatever else they hold is passed over."""
+"""The fields of the result files that reports and tables show; whatever else they hold is passed over."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Optional
+from typing import Any, Optional
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-LARGEST = 1e15
-"""No figure of a result is larger; a chart of larger ones would overflow."""
-Count = Annotated[int, Field(ge=0, le=10**18)]
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+from prunecli.results.fields import LARGEST, Count, Number, Schema
+from prunecli.results.statistics_schemas import Gates, Heads, Inspection
 
 
-class _Schema(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
-
-
-class Model(_Schema):
+class Model(Schema):
     """One of the header's models."""
 
     path: str = ""
     fingerprint: str = ""
 
 
-class Evaluated(_Schema):
+class Evaluated(Schema):
     """One checkpoint's scores; `mean` and `pairs` for translation, `scores` otherwise."""
 
     checkpoint: str
@@ -36,7 +30,7 @@ class Evaluated(_Schema):
     checkpoint_bytes: Optional[Count] = None  # noqa: UP045
 
 
-class Evaluation(_Schema):
+class Evaluation(Schema):
     """evaluation.json."""
 
     task: str
@@ -47,14 +41,14 @@ class Evaluation(_Schema):
     results: list[Evaluated] = Field(min_length=1)
 
 
-class Spread(_Schema):
+class Spread(Schema):
     """Mean and deviation."""
 
     mean: Number
     std: Number = 0.0
 
 
-class Timing(_Schema):
+class Timing(Schema):
     """One checkpoint's speed at one batch size and beam."""
 
     batch_size: Count
@@ -64,7 +58,7 @@ class Timing(_Schema):
     speedup: Spread
 
 
-class Timed(_Schema):
+class Timed(Schema):
     """One checkpoint's speed and size."""
 
     checkpoint: str
@@ -76,7 +70,7 @@ class Timed(_Schema):
     timings: list[Timing] = Field(min_length=1)
 
 
-class Latency(_Schema):
+class Latency(Schema):
     """latency.json."""
 
     models: list[Model] = Field(default_factory=list)
@@ -90,7 +84,7 @@ class Latency(_Schema):
     results: list[Timed] = Field(min_length=1)
 
 
-class Tree(_Schema):
+class Tree(Schema):
     """The clustering of languages on one side."""
 
     languages: list[str] = Field(min_length=2)
@@ -108,7 +102,7 @@ class Tree(_Schema):
         return self
 
 
-class Relation(_Schema):
+class Relation(Schema):
     """How alike the experts of pairs are."""
 
     comparisons: Count
@@ -117,7 +111,7 @@ class Relation(_Schema):
     highest: Number
 
 
-class Similarities(_Schema):
+class Similarities(Schema):
     """Jaccard similarities of pairs; [pairs, pairs] a side."""
 
     relations: dict[str, dict[str, Optional[Relation]]]  # noqa: UP045
@@ -125,7 +119,7 @@ class Similarities(_Schema):
     decoder: list[list[Number]]
 
 
-class Clustering(_Schema):
+class Clustering(Schema):
     """Trees by side."""
 
     linkage: str
@@ -133,7 +127,7 @@ class Clustering(_Schema):
     decoder: Optional[Tree] = None  # noqa: UP045
 
 
-class ExpertsPerLayer(_Schema):
+class ExpertsPerLayer(Schema):
     """Experts that each layer keeps under the global threshold, over the pairs."""
 
     layers: list[str] = Field(min_length=1)
@@ -148,7 +142,7 @@ class ExpertsPerLayer(_Schema):
         return self
 
 
-class Languages(_Schema):
+class Languages(Schema):
     """languages.json."""
 
     metric: str
@@ -169,7 +163,7 @@ class Languages(_Schema):
         return self
 
 
-class Component(_Schema):
+class Component(Schema):
     """A component of a compared model."""
 
     name: str
@@ -177,7 +171,7 @@ class Component(_Schema):
     side: str
 
 
-class Similarity(_Schema):
+class Similarity(Schema):
     """similarity.json."""
 
     checkpoints: list[str] = Field(min_length=1)
@@ -197,7 +191,7 @@ class Similarity(_Schema):
         return self
 
 
-class LoggedStep(_Schema):
+class LoggedStep(Schema):
     """A line of a training's log."""
 
     step: Count
@@ -205,7 +199,7 @@ class LoggedStep(_Schema):
     chrf: Optional[Number] = Field(default=None, alias="chrf++")  # noqa: UP045
 
 
-class Finetune(_Schema):
+class Finetune(Schema):
     """OUTPUT.finetune.json."""
 
     models: list[Model] = Field(default_factory=list)
@@ -219,14 +213,17 @@ class Finetune(_Schema):
     validation: list[LoggedStep] = Field(default_factory=list)
 
 
-SCHEMAS: Mapping[str, type[_Schema]] = {
+SCHEMAS: Mapping[str, type[Schema]] = {
     "prunecli.evaluation/1": Evaluation,
     "prunecli.latency/1": Latency,
     "prunecli.languages/1": Languages,
     "prunecli.similarity/1": Similarity,
     "prunecli.finetune/1": Finetune,
+    "prunecli.gates/1": Gates,
+    "prunecli.heads/1": Heads,
+    "prunecli.inspect/1": Inspection,
 }
-"""Format -> its fields. gates.json and heads.json have readers of their own."""
+"""Format -> its fields."""
 
 
 def ends_of(matrix: str) -> tuple[str, str]:

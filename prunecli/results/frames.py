@@ -1,0 +1,109 @@
+"""Tables as pandas frames, and as CSV, Markdown and LaTeX. pandas is imported here, and only when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prunecli.errors import UsageError
+from prunecli.results.tables.rows import Row, Tables
+from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.whole_file import new_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """A row for each of `rows`, a column for each name, in the order in which names come up."""
+    import pandas as pd
+
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return pd.DataFrame({name: pd.Series(values, dtype=_dtype(values)) for name, values in columns.items()})
+
+
+def stacked(tables: Tables) -> pd.DataFrame:
+    """All tables below one another; the first column, `table`, has their names."""
+    return frame([{"table": name, **row} for name, rows in tables.items() for row in rows])
+
+
+def _dtype(values: Sequence[Any]) -> str:
+    """Integers stay integers where some are missing."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {int}:
+        return "Int64"
+    if kinds == {bool}:
+        return "boolean"
+    return "float64" if kinds and kinds <= {int, float} else "object"
+
+
+def refuse_table(path: Path, *, force: bool) -> None:
+    """Refuse a table that could not be written in the end.
+
+    Raises:
+        UsageError: its ending is not that of a form.
+        OutputError: it exists and `force` is not given, is a directory, or lies in none.
+    """
+    if path.suffix.lower() not in FORMS:
+        raise UsageError(
+            f"--table {path}: tables are written as CSV, Markdown or LaTeX",
+            f"Choose a name that ends in {', '.join([*FORMS][:-1])} or {[*FORMS][-1]}.",
+        )
+    refuse_unwritable(path, force=force)
+
+
+def write_tables(path: Path, tables: Tables, *, force: bool = False) -> None:
+    """Write tables in the form that the name's ending says, whole or not at all.
+
+    CSV is one table, whose first column, `table`, has the name of each row's; Markdown has a heading, LaTeX a comment
+    before each.
+
+    Raises:
+        UsageError, OutputError: as `refuse_table`.
+    """
+    refuse_table(path, force=force)
+    text = FORMS[path.suffix.lower()](tables)
+    with new_file(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
+
+
+def _csv(tables: Tables) -> str:
+    return str(stacked(tables).to_csv(index=False, lineterminator="\n"))
+
+
+def _markdown(tables: Tables) -> str:
+    return "\n".join(f"## {name}\n\n{_markdown_table(frame(rows))}" for name, rows in tables.items())
+
+
+def _markdown_table(made: pd.DataFrame) -> str:
+    """pandas' own needs another package."""
+    rule = ["---" if made[name].dtype == object else "---:" for name in made]
+    rows = [[_cell(value) for value in row] for row in made.astype(object).itertuples(index=False)]
+    return "".join(f"| {' | '.join(row)} |\n" for row in ([_cell(name) for name in made], rule, *rows))
+
+
+def _cell(value: Any) -> str:
+    return "" if _is_missing(value) else " ".join(str(value).replace("|", "\\|").split())
+
+
+def _latex(tables: Tables) -> str:
+    """For a document that uses booktabs."""
+    return "\n".join(f"% {name}\n{_latex_table(frame(rows))}" for name, rows in tables.items())
+
+
+def _latex_table(made: pd.DataFrame) -> str:
+    numbers = "".join("l" if made[name].dtype == object else "r" for name in made)
+    shown = made.astype(object).map(lambda value: "" if _is_missing(value) else str(value))
+    return str(shown.to_latex(index=False, escape=True, column_format=numbers))
+
+
+def _is_missing(value: Any) -> bool:
+    import pandas as pd
+
+    return bool(pd.isna(value))
+
+
+FORMS: Mapping[str, Callable[[Tables], str]] = {".csv": _csv, ".md": _markdown, ".tex": _latex}
+"""Ending -> what writes tables so."""

@@ -1,0 +1,19 @@
+"""Means by source, target and group of languages, from the definition: every pair counts the same."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+
+def mean_of(pairs: dict[str, dict[str, float]], score: str, source: set[str], target: set[str]) -> float:
+    """The mean of a score over the pairs from one of `source` to one of `target`.
+
+    Args:
+        pairs: "SOURCE-TARGET" -> score -> value.
+    """
+    values = []
+    for a in source:
+        for b in target:
+            if a != b and f"{a}-{b}" in pairs:
+                values.append(pairs[f"{a}-{b}"][score])
+    return fmean(values)

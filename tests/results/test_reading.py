@@ -1,0 +1,197 @@
+"""`results.read`: every format as frames, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+
+import pytest
+
+from prunecli import results
+from prunecli.commands.language_comparison import Comparison, compare
+from prunecli.errors import DataError
+from prunecli.methods.experts.statistics import gates_payload
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors.documents import write_json
+from tests.commands.gates import EXPERTS, LAYERS, statistics
+from tests.commands.heads import scored
+from tests.families import tiny_family
+
+SPREAD = {"mean": 2.5, "std": 0.125}
+TIMING = {"beam": 1, "tokens_per_second": SPREAD, "seconds_per_sentence": SPREAD, "speedup": SPREAD}
+LATENCY = {
+    "format": "prunecli.latency/1",
+    "pair": "a-b",
+    "sentences": 1,
+    "new_tokens": 2,
+    "runs": 3,
+    "device": "cpu",
+    "results": [
+        {
+            "checkpoint": name,
+            "parameters": 7,
+            "checkpoint_bytes": 28,
+            **({"load_s": 0.5, "resident_peak": 99, "device_peak": None} if name == "one" else {}),
+            "timings": [{"batch_size": size, **TIMING} for size in (1, 8)],
+        }
+        for name in ("one", "two")
+    ],
+}
+FINETUNE = {
+    "format": "prunecli.finetune/1",
+    "output": "out",
+    "steps": 2,
+    "training": [{"step": 1, "loss": 3.0, "learning_rate": 1e-4}, {"step": 2, "loss": 2.0}],
+    "validation": [{"step": 2, "loss": 2.5, "chrf++": 40.0}],
+}
+EFFECTS = {"base": 30.0, "only": {"a": [29.5, 31.0]}, "p_value": {"a": [0.5, 0.03]}}
+ALL_BUT_ONE = {
+    "format": "prunecli.heads/1",
+    "method": "all-but-one",
+    "examples": 4,
+    "metric": "chrf++",
+    "heads": {"a": [0, 3]},
+    **EFFECTS,
+    "also": {"bleu": {"base": 20.0, "only": {"a": [19.0, 21.0]}, "p_value": {"a": [0.5, 0.5]}}},
+    "best": {"a": 3},
+}
+
+
+@pytest.fixture
+def read(tmp_path):
+    def written(payload):
+        write_json(tmp_path / "result.json", payload, force=True)
+        return results.read(tmp_path / "result.json")
+
+    return written
+
+
+def test_latency(read):
+    result = read(LATENCY)
+    speed, size = result.frame("speed"), result.frame("size")
+    assert list(zip(speed["batch_size"], speed["checkpoint"], strict=True)) == [
+        (1, "one"), (1, "two"), (8, "one"), (8, "two"),
+    ]  # fmt: skip
+    assert set(speed["tokens_per_second_mean"]) == {2.5}
+    assert set(speed["speedup_std"]) == {0.125}
+    assert size["load_seconds"][0] == 0.5
+    assert size["resident_peak_bytes"].isna().tolist() == [False, True]
+    assert set(result.frame()["table"]) == {"speed", "size"}
+
+
+def test_a_training_s_log(read):
+    training, validation = (read(FINETUNE).frame(name) for name in ("training", "validation"))
+    assert training["loss"].tolist() == [3.0, 2.0]
+    assert validation["chrf++"].tolist() == [40.0]
+
+
+def test_gates(read):
+    held = statistics()
+    found = read({"format": "prunecli.gates/1", **gates_payload(held)}).frame("gates")
+    assert len(found) == len(held.entries) * len(LAYERS) * EXPERTS
+    one = found[(found.pair == "qka-qbo") & (found.layer == LAYERS[1])]
+    assert one["top1"].tolist() == held.entries["qka-qbo"].top1[1].tolist()
+    assert one["conf2_sum"].tolist() == held.entries["qka-qbo"].conf2_sum[1].tolist()
+    assert set(one["tokens"]) == {held.entries["qka-qbo"].tokens[1]}
+
+
+def test_head_importance_is_the_mean_of_the_sums(read, tmp_path):
+    tiny_family(tmp_path / "m", "marian")
+    with open_checkpoint(tmp_path / "m") as opened:
+        payload = scored(opened)
+    found = read(payload).frame("heads")
+    name = next(iter(payload["heads"]))
+    own = found[found.attention == name]
+    assert own["head"].tolist() == list(payload["heads"][name])
+    assert own["importance"].tolist() == [total / 8 for total in payload["sum"][name]]
+    tokens = dict.fromkeys(payload["heads"], 5)
+    per_token = read({**payload, "importance": "token", "tokens": tokens}).frame("heads")
+    assert (per_token["importance"] == per_token["sum"] / 5).all()
+
+
+@pytest.mark.parametrize(
+    ("reported", "best"),
+    [
+        (None, [3, 31.0, 1.0, 0.03]),
+        ({"base": 10.0, "only": {"a": 12.5}, "p_value": {"a": 0.25}}, [3, 12.5, 2.5, 0.25]),
+    ],
+)
+def test_the_best_head_on_its_own_text_or_on_another(read, reported, best):
+    result = read({**ALL_BUT_ONE, **({} if reported is None else {"reported": reported})})
+    assert result.frame("best")[["head", "only", "change", "p_value"]].values.tolist() == [best]
+    heads = result.frame("heads")
+    assert heads["metric"].tolist() == ["chrf++", "chrf++", "bleu", "bleu"]
+    assert heads["change"].tolist() == [-0.5, 1.0, -1.0, 1.0]
+
+
+def test_languages(read):
+    payload = {"format": "prunecli.languages/1", **compare(statistics(), Comparison())}
+    result, matrices = read(payload), payload["similarity"]
+    pairs = result.frame("similarity")
+    assert pairs["decoder_jaccard"].tolist() == [
+        matrices["decoder"][one][other] for one, other in combinations(range(len(payload["pairs"])), 2)
+    ]
+    assert result.frame("experts_per_layer")["experts_mean"].tolist() == [4, 4]
+    clusters = result.frame("clusters")
+    assert clusters[clusters.side == "encoder"].iloc[-1][["first", "second"]].map(str.split).map(
+        set
+    ).tolist() in (
+        [{"qba", "qbo"}, {"qka", "qko"}],
+        [{"qka", "qko"}, {"qba", "qbo"}],
+    )
+
+
+GATES = {"format": "prunecli.gates/1", **gates_payload(statistics(("qba", "qbo")))}
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ([1], "no result of prunecli's"),
+        ({"format": 3}, "no result of prunecli's"),
+        ({"format": "prunecli.latency/2"}, 'this prunecli reads "prunecli.latency/1"'),
+        ({"format": "prunecli.error/1"}, "hold no tables"),
+        ({**LATENCY, "results": []}, "results: List should have at least 1 item"),
+        ({**LATENCY, "runs": -1}, "runs: Input should be greater"),
+        ({**GATES, "num_experts": EXPERTS + 1}, "has not a value for each layer and expert"),
+        ({**GATES, "entries": {}}, "entries: "),
+        ({**ALL_BUT_ONE, "only": {"a": [1.0]}}, "only: not a value for each head"),
+        ({**ALL_BUT_ONE, "best": {"a": 1}}, "best: a has no head 1"),
+        ({**ALL_BUT_ONE, "base": None}, "no base"),
+        ({**ALL_BUT_ONE, "method": "guess"}, "method: "),
+    ],
+)
+def test_refused(read, payload, message):
+    with pytest.raises(DataError, match=message):
+        read(payload)
+
+
+def test_a_field_of_scores_that_is_missing(read):
+    payload = {"format": "prunecli.evaluation/1", "task": "lm", "results": [{"checkpoint": "a"}]}
+    with pytest.raises(DataError, match="damaged"):
+        read(payload).frame()
+    pairs = {"a-b": {"chrf++": 1.0, "bootstrap": {"chrf++": {"p_value": 0.5}}}}
+    damaged = {**payload, "task": "translation", "results": [{"checkpoint": "a", "pairs": pairs}]}
+    with pytest.raises(DataError, match="damaged"):
+        read(damaged).frame()
+
+
+def test_a_table_that_is_not_there_is_named_with_those_that_are(read):
+    with pytest.raises(DataError, match="no table 'sizes'") as error:
+        read(LATENCY).frame("sizes")
+    assert error.value.remedy == "It has speed, size."
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("", "an empty file"), ('{"format": ', "cut short"), (None, "no such file")]
+)
+def test_what_is_no_json(tmp_path, text, message):
+    path = tmp_path / "result.json"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(DataError, match=message):
+        results.read(path)
+
+
+def test_json_of_the_payload_is_all_that_is_kept(read):
+    assert json.loads(json.dumps(LATENCY)) == read(LATENCY).payload
