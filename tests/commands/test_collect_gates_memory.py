@@ -164,6 +164,7 @@ def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: 
 def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of two types would be added, where more memory is free the second time."""
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
+    arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
     assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
