@@ -25,6 +25,23 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "distilbert")
 DECODERS = ("gpt2", "opt", "llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3_text", "phi3")
 MODEL_TYPES = (*TRANSLATORS, *ENCODERS, *DECODERS)
 
+LAYOUT_OF = {
+    "mbart": "bart",
+    "pegasus": "bart",
+    "marian": "bart",
+    "m2m_100": "bart",
+    "mt5": "t5",
+    "xlm-roberta": "roberta",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "gemma2": "llama",
+    "gemma3_text": "llama",
+}
+"""Families whose tensors lie as those of another: what does not depend on names and shapes is tested on that one."""
+
+LAYOUTS = tuple(name for name in MODEL_TYPES if name not in LAYOUT_OF)
+
 NARROW_OPT: dict[str, Any] = {"word_embed_proj_dim": 24, "do_layer_norm_before": False}
 """Changes that give the tiny OPT embeddings narrower than its layers, and norms after them, as OPT-350M has."""
 

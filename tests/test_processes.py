@@ -3,59 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from prunecli.errors import OutputError
 from prunecli.processes import ALONE, Place, count, neighbours, rank, together, undisturbed
+from tests.forked import ended, start
 from tests.places import at_once
 from tests.tiny import tiny_nllb_moe
-
-
-def start(folder: Path, *arguments: str, code: str | None = None, processes: int = 2) -> list[Any]:
-    """Start a prunecli command, or python code, in processes that know of each other."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    root = str(Path(__file__).parents[1])
-    common = {
-        **os.environ,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(processes),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": root,
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    command = ["-c", code] if code is not None else ["-m", "prunecli", *arguments]
-    return [
-        subprocess.Popen(
-            [sys.executable, *command],
-            cwd=folder,
-            env={**common, "RANK": str(number), "LOCAL_RANK": str(number)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(processes)
-    ]
-
-
-def ended(processes: list[Any]) -> list[tuple[int, str, str]]:
-    """Status, stdout and stderr of each."""
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=120)
-        found.append((process.returncode, out, err))
-    return found
 
 
 @pytest.fixture
@@ -144,15 +102,17 @@ def test_a_signal_is_heard_while_the_others_are_waited_for(folder: Path) -> None
         "import torch, sys\n"
         "real = torch.distributed.init_process_group\n"
         "def join(*arguments, **more):\n"
-        "    print('joining', flush=True)\n"
+        "    open('joining', 'w').close()\n"
         "    real(*arguments, **more)\n"
         "torch.distributed.init_process_group = join\n"
     )
     first, second = start(folder, code=waiting + code)
-    second.kill()
-    assert any(line == "joining\n" for line in first.stdout)
+    second.process.kill()
+    deadline = time.monotonic() + 60
+    while not (folder / "joining").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     time.sleep(1)  # by now torch waits, outside of Python
-    first.terminate()
+    first.process.terminate()
     _, err = first.communicate(timeout=20)
     second.communicate()
     assert first.returncode == 143
@@ -199,25 +159,10 @@ def test_other_tasks_are_for_one_process(folder: Path) -> None:
     assert "process 1: Error: --task lm: one process does it" in found[1][2]
 
 
-def test_processes_that_cannot_join(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    ((status, _, err),) = [
-        (done.returncode, done.stdout, done.stderr)
-        for done in [
-            subprocess.run(
-                [sys.executable, "-m", "prunecli", "evaluate", "m", "--data", "data"],
-                cwd=folder,
-                env={
-                    **os.environ,
-                    "WORLD_SIZE": "2",
-                    "RANK": "0",
-                    "PYTHONPATH": str(Path(__file__).parents[1]),
-                },
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-        ]
-    ]
+def test_processes_that_cannot_join(folder: Path) -> None:
+    code = "import os; from prunecli.commands.app import main; del os.environ['MASTER_ADDR']; main()"
+    first, second = start(folder, "evaluate", "m", "--data", "data", code=code)
+    second.process.kill()
+    ((status, _, err),) = ended([first])
     assert status == 1
     assert "the 2 processes cannot join" in err

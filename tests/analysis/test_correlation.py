@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prunecli.analysis.correlation import correlation_map, mean_correlation
 from prunecli.analysis.correlation_plots import plot_correlations
 from prunecli.errors import CheckpointError, PruneError
+from tests.pictures import pixels
 
 
 def test_by_hand() -> None:
@@ -53,8 +54,10 @@ def test_the_picture_is_whole_and_repeatable(tmp_path: Path) -> None:
     for name in ("a.png", "b.png"):
         plot_correlations(maps, tmp_path / name, "Correlation of the dimensions")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
+    maps["DeFINE"] = correlation_map([np.random.default_rng(4).random((9, 4))])
+    plot_correlations(maps, tmp_path / "other.png", "Correlation of the dimensions")
+    assert not np.array_equal(pixels(tmp_path / "a.png"), pixels(tmp_path / "other.png"))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prunecli.analysis.latency_plots import Speed, speed_lines, speed_plot
 from prunecli.errors import PruneError
+from tests.pictures import pixels
 
 SPEEDS = [
     Speed(name, size, beam, 10.0 * size, 1.5)
@@ -29,9 +31,10 @@ def test_the_file_is_a_png_and_equal_for_equal_values(speeds: list[Speed], tmp_p
     for name in ("one.png", "two.png"):
         speed_plot(speeds, tmp_path / name)
     one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
-    assert one.startswith(b"\x89PNG")
     assert one == two
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
+    speed_plot(SPEEDS[:2], tmp_path / "other.png")
+    assert not np.array_equal(pixels(tmp_path / "one.png"), pixels(tmp_path / "other.png"))
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from prunecli.analysis.model_similarity import Comparison
 from prunecli.analysis.similarity_plots import similarity_map, similarity_panels
 from prunecli.architectures.records import Side
 from prunecli.errors import PruneError
+from tests.pictures import pixels
 
 
 def part(side: Side, layer: int, kind: Kind) -> Component:
@@ -54,9 +55,11 @@ def test_the_file_is_a_png_and_equal_for_equal_values(second: tuple[Component, .
     for name in ("one.png", "two.png"):
         similarity_map(made, ["A", "B"], tmp_path / name)
     one, two = ((tmp_path / name).read_bytes() for name in ("one.png", "two.png"))
-    assert one.startswith(b"\x89PNG")
     assert one == two
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.png", "two.png"]
+    made.similarities["cka"][:] = np.nan
+    similarity_map(made, ["A", "B"], tmp_path / "other.png")
+    assert not np.array_equal(pixels(tmp_path / "one.png"), pixels(tmp_path / "other.png"))
 
 
 def test_many_components_are_drawn_too(tmp_path: Path) -> None:

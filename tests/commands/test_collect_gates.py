@@ -3,22 +3,39 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from prunecli.commands.collect_gates import collect_gates
 from prunecli.methods.experts.statistics import read_gates
+from tests.commands.calls import Result, call, refused
 from tests.tiny import tiny_nllb_moe
 
+INTERRUPTED = """
+import signal, sys
+from prunecli.commands.app import main
+from prunecli.methods.experts import score
+
+real, batches = score._run, []
+
+def run(*arguments, **more):
+    batches.append(1)
+    if len(batches) == 3:
+        signal.raise_signal(signal.SIGINT)
+    return real(*arguments, **more)
+
+score._run = run
+main(sys.argv[1:])
+"""
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     tiny_nllb_moe(tmp_path / "model")
     (tmp_path / "text").mkdir()
     for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
@@ -26,18 +43,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "prunecli", "collect-gates", *arguments]
-
-
-def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True)
+def run(*arguments: str) -> Result:
+    return call(collect_gates, *arguments)
 
 
 def test_all_pairs_of_the_text(folder: Path) -> None:
-    made = run(folder, "model", "--data", "text")
-    assert made.returncode == 0, made.stderr
-    assert "eng_Latn-fra_Latn" in made.stdout
+    made = run("model", "--data", "text")
+    assert made.status == 0, made.err
+    assert "eng_Latn-fra_Latn" in made.out
     found = read_gates(folder / "gates.json")
     assert len(found.entries) == 6
     assert found.mode == "forced"
@@ -49,39 +62,39 @@ def test_all_pairs_of_the_text(folder: Path) -> None:
 
 def test_an_existing_file_is_kept_unless_forced(folder: Path) -> None:
     (folder / "gates.json").write_text("mine")
-    refused = run(folder, "model", "--data", "text")
-    assert refused.returncode == 1
-    assert "gates.json" in refused.stderr
+    refused(run("model", "--data", "text"), "gates.json", 1)
     assert (folder / "gates.json").read_text() == "mine"
-    assert run(folder, "model", "--data", "text", "--force", "--max-sentences", "2").returncode == 0
+    assert run("model", "--data", "text", "--force", "--max-sentences", "2").status == 0
     assert len(read_gates(folder / "gates.json").entries) == 6
 
 
 def test_files_of_one_pair_merge_into_more(folder: Path) -> None:
     (folder / "a").write_text("the hen\n")
     (folder / "b").write_text("la poule\n")
-    made = run(folder, "model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
-    assert made.returncode == 0, made.stderr
+    made = run("model", "--source-file", "a", "--target-file", "b", "--pairs", "eng_Latn-fra_Latn")
+    assert made.status == 0, made.err
     assert list(read_gates(folder / "gates.json").entries) == ["eng_Latn-fra_Latn"]
 
 
 def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder: Path) -> None:
-    for language in ("eng_Latn", "fra_Latn", "deu_Latn"):
-        (folder / "text" / f"val.{language}").write_text("\n".join(LINES * 60) + "\n")
-    arguments = ("model", "--data", "text", "--batch-tokens", "8", "--mode", "beam", "--beam", "2", "-o")
-    process = subprocess.Popen(
-        command(*arguments, "gates.json"), cwd=folder, stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(7)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 130, said
-    assert "Interrupted" in said
-    assert "Traceback" not in said
+    arguments = ("model", "--data", "text", "--batch-tokens", "8", "--dtype", "float32")
+    command = [sys.executable, "-c", INTERRUPTED, "collect-gates", *arguments]
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert process.returncode == 130, process.stderr
+    assert "Kept in .gates.json.partial: the same command goes on from it." in process.stderr
+    assert "Interrupted" in process.stderr
+    assert "Traceback" not in process.stderr
     assert not (folder / "gates.json").exists()
-    small = ("model", "--data", "text", "--max-sentences", "4", "-o", "other.json")
-    assert run(folder, *small).returncode == 0  # another output has nothing to do with it
-    assert (folder / ".gates.json.partial").exists() or "Kept" not in said
+    whole = run(*arguments, "-o", "whole.json")  # another output has nothing to do with it
+    assert whole.status == 0
+    assert "Going on" not in whole.err
+    assert (folder / ".gates.json.partial").exists()
+    assert "Going on from .gates.json.partial: 2 batches are done." in run(*arguments).err
+    assert not (folder / ".gates.json.partial").exists()
+    found, wanted = (json.loads((folder / name).read_text()) for name in ("gates.json", "whole.json"))
+    for payload in (found, wanted):
+        del payload["command"]
+    assert found == wanted
 
 
 @pytest.mark.parametrize(
@@ -99,25 +112,16 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder: Pa
     ],
 )
 def test_bad_input_is_said_plainly(folder: Path, arguments: tuple[str, ...], said: str, status: int) -> None:
-    made = run(folder, *arguments)
-    assert said in made.stderr
-    assert "Traceback" not in made.stderr
-    assert made.returncode in (1, 2)
-    if status == 1:
-        assert made.returncode == 1
+    refused(run(*arguments), said, status)
     assert not (folder / "gates.json").exists()
 
 
 def test_files_of_different_lengths_are_refused(folder: Path) -> None:
     (folder / "text" / "val.fra_Latn").write_text("un\n")
-    made = run(folder, "model", "--data", "text")
-    assert made.returncode == 1
-    assert "val.fra_Latn" in made.stderr
+    refused(run("model", "--data", "text"), "val.fra_Latn", 1)
 
 
 def test_a_dense_family_is_refused(folder: Path) -> None:
     path = folder / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": "bloom"}))
-    made = run(folder, "model", "--data", "text")
-    assert made.returncode == 1
-    assert "bloom" in made.stderr
+    refused(run("model", "--data", "text"), "bloom", 1)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from prunecli.model.checkpoint import open_checkpoint
 from prunecli.modules import fitting, machine
 from prunecli.processes import Place
 from tests.commands.calls import Result, call, refused
+from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
 
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]
@@ -42,10 +41,10 @@ def run(*arguments: str) -> Result:
     return call(collect_gates, *arguments)
 
 
-def new_process(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def new_process(folder: Path, *arguments: str, code: str | None = None) -> tuple[int, str, str]:
     """The command where its memory is counted: torch is in it, and nothing of other tests."""
-    command = [sys.executable, "-m", "prunecli", "collect-gates", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    (done,) = ended(start(folder, "collect-gates", *arguments, code=code, processes=1))
+    return done
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -73,13 +72,13 @@ def test_on_the_bundled_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_too_little_names_what_works_and_that_does(folder: Path) -> None:
-    said = new_process(folder, "model", "--data", "text", "--memory", "10MiB")
-    assert said.returncode == 2
-    named = re.search(r"--memory 10MiB is too little: the smallest that works is ([\d.]+)MiB", said.stderr)
+    status, _, err = new_process(folder, "model", "--data", "text", "--memory", "10MiB")
+    assert status == 2
+    named = re.search(r"--memory 10MiB is too little: the smallest that works is ([\d.]+)MiB", err)
     assert named
-    assert "Traceback" not in said.stderr
+    assert "Traceback" not in err
     enough = f"{float(named[1]) + 32}MiB"  # a process is never twice of the same size
-    assert new_process(folder, "model", "--data", "text", "--memory", enough).returncode == 0
+    assert new_process(folder, "model", "--data", "text", "--memory", enough)[0] == 0
 
 
 MEASURED = """
@@ -95,14 +94,13 @@ finally:
 
 def test_the_whole_process_stays_within_it(folder: Path) -> None:
     tiny_nllb_moe(folder / "wide", d_model=256, ffn=1024, experts=48, dtype="F16")  # 400 MB in float32
-    arguments = ("collect-gates", "wide", "--data", "text")
-    named = re.search(r"works is ([\d.]+)MiB", new_process(folder, *arguments[1:], "--memory", "1MiB").stderr)
+    arguments = ("wide", "--data", "text", "--memory")
+    named = re.search(r"works is ([\d.]+)MiB", new_process(folder, *arguments, "1MiB")[2])
     assert named
     budget = int(float(named[1])) + 32
-    command = [sys.executable, "-c", MEASURED, *arguments, "--memory", f"{budget}MiB"]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    peak = re.search(r"peak (\d+)", made.stderr)
+    status, _, err = new_process(folder, *arguments, f"{budget}MiB", code=MEASURED)
+    assert status == 0, err
+    peak = re.search(r"peak (\d+)", err)
     assert peak
     assert int(peak[1]) < budget << 20
 
@@ -166,6 +164,7 @@ def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: 
 def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums of two types would be added, where more memory is free the second time."""
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
+    arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
     assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
     monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
     monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))

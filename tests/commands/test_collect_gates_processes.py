@@ -17,6 +17,7 @@ import torch
 
 from prunecli.commands.collect_gates import collect_gates
 from tests.commands.calls import call
+from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
 
 LINES = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]
@@ -65,12 +66,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data").mkdir()
     for language in ("eng_Latn", "fra_Latn"):
         (tmp_path / "data" / f"val.{language}").write_text("".join(f"{line}\n" for line in LINES))
-    (tmp_path / "driver.py").write_text(DRIVER)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+def torchrun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """Two processes, as torchrun starts them."""
     environment = {
         **os.environ,
@@ -86,12 +86,6 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def run(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    process = start(folder, *arguments)
-    out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
 
 
 def alone(*more: str) -> str:
@@ -119,24 +113,25 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def left(folder: Path) -> list[str]:
-    known = {"model", "data", "driver.py", "waiting"}
+    known = {"model", "data", "waiting", "driver.py"}
     return sorted(path.name for path in folder.iterdir() if path.name not in known)
 
 
 def test_two_processes_equal_one(folder: Path) -> None:
-    status, out, err = run(folder, "-m", "prunecli", "collect-gates", *ARGUMENTS)
-    assert status == 0, err
-    assert out.count("eng_Latn-fra_Latn") == 1  # the first alone speaks
-    assert err.count("Written to gates.json.") == 1
+    first, second = ended(start(folder, "collect-gates", *ARGUMENTS))
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert first[1].count("eng_Latn-fra_Latn") == 1
+    assert first[2].count("Written to gates.json.") == 1
+    assert second[1:] == ("", "")  # the first alone speaks
     assert left(folder) == ["gates.json"]
     assert_same(folder / "gates.json")
 
 
 def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder: Path) -> None:
-    status, out, err = run(folder, "driver.py", "kill", "1", "3", "collect-gates", *ARGUMENTS)
-    assert (status, out) == (1, "")
-    assert "process 0 of 2 stops: " in err
-    assert "Kept in .gates.json.partial: the same command goes on from it." in err
+    first, second = ended(start(folder, "kill", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER))
+    assert (first[0], first[1], second[0]) == (1, "", -signal.SIGKILL)
+    assert "process 0 of 2 stops: " in first[2]
+    assert "Kept in .gates.json.partial: the same command goes on from it." in first[2]
     assert left(folder) == [".gates.json.partial"]
     assert "Going on from .gates.json.partial: 4 batches are done." in alone()
     assert left(folder) == ["gates.json"]
@@ -145,10 +140,10 @@ def test_one_that_is_killed_ends_the_other_and_one_alone_goes_on(folder: Path) -
 
 def test_one_that_fails_ends_the_other_and_two_go_on_from_the_last_layer(folder: Path) -> None:
     layers = ("collect-gates", *ARGUMENTS, "--memory", "4GiB")
-    status, out, err = run(folder, "driver.py", "fail", "0", "3", *layers)
-    assert (status, out) == (1, "")
-    assert "a fault in prunecli: RuntimeError: a bug" in err
-    assert "process 1 of 2 stops: " in err
+    first, second = ended(start(folder, "fail", "0", "3", *layers, code=DRIVER))
+    assert (first[0], first[1], second[0], second[1]) == (70, "", 1, "")
+    assert "a fault in prunecli: RuntimeError: a bug" in first[2]
+    assert "process 1 of 2 stops: " in second[2]
     kept = [".gates.json.layers.0of2", ".gates.json.layers.1of2"]
     assert [name for name in left(folder) if not name.endswith(".next")] == kept
 
@@ -162,15 +157,17 @@ def test_one_that_fails_ends_the_other_and_two_go_on_from_the_last_layer(folder:
 
     for name in kept:
         shutil.move(folder / "copies" / name, folder / name)
-    status, _, err = run(folder, "-m", "prunecli", *layers)
-    assert status == 0, err
-    assert "Going on from .gates.json.layers.0of2: " in err
+    first, second = ended(start(folder, *layers))
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert "Going on from .gates.json.layers.0of2: " in first[2]
     assert left(folder) == ["copies", "gates.json", "one.json"]
     assert content(folder / "gates.json") == content(folder / "one.json")
 
 
 def test_control_c_ends_all(folder: Path) -> None:
-    process = start(folder, "driver.py", "wait", "1", "3", "collect-gates", *ARGUMENTS)
+    """As torchrun starts them, and hands the signal on."""
+    (folder / "driver.py").write_text(DRIVER)
+    process = torchrun(folder, "driver.py", "wait", "1", "3", "collect-gates", *ARGUMENTS)
     deadline = time.monotonic() + 60
     while not (folder / "waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -185,8 +182,8 @@ def test_control_c_ends_all(folder: Path) -> None:
 
 def test_bad_input_is_said_once_and_ends_all(folder: Path) -> None:
     (folder / "gates.json").write_text("mine")
-    status, out, err = run(folder, "-m", "prunecli", "collect-gates", *ARGUMENTS)
-    assert (status, out) == (1, "")
-    assert err.count("Error: gates.json: exists already") == 1
-    assert "process 1 of 2 stops: " in err
+    first, second = ended(start(folder, "collect-gates", *ARGUMENTS))
+    assert (first[0], first[1], second[0], second[1]) == (1, "", 1, "")
+    assert "Error: gates.json: exists already" in first[2]
+    assert "process 1 of 2 stops: " in second[2]
     assert (folder / "gates.json").read_text() == "mine"

@@ -14,6 +14,7 @@ from prunecli.commands.compare_languages import compare_languages
 from prunecli.commands.language_comparison import Comparison, compare
 from prunecli.errors import OutputError, PruneError, StatisticsError, UsageError
 from tests.commands.gates import LAYERS, statistics, write_gates
+from tests.pictures import pixels
 from tests.results.tables import rows
 
 
@@ -54,7 +55,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
         assert sorted(map(sorted, families)) == [["qba", "qbo"], ["qka", "qko"]]
     assert found["experts_per_layer"]["mean"] == [4, 4]
     assert found["experts_per_layer"]["by_pair"]["qba-qka"] == [4, 4]
-    assert (workplace / "languages.png").read_bytes().startswith(b"\x89PNG")
+    pixels(workplace / "languages.png")
     for text in ("same target", "├─ ", LAYERS[0], "33", "12 qko-qka"):
         assert text in result.stdout
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from tests.families import VOCAB, tiny_family, write_plain_tokenizer
+from tests.pictures import pixels
 from tests.results.tables import rows
 from tests.tiny import tiny_nllb_moe
 
@@ -151,7 +152,7 @@ def test_a_plot(folder, monkeypatch, task):
         pairs = ("--data", "data", "--pairs", "eng_Latn-fra_Latn")
         text = ("moe", *pairs, "--max-new-tokens", "2", "--beam", "1", "--bootstrap", "5")
     result = _run(*text, "--task", task, "--plot", "curve.png")
-    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    pixels(folder / "curve.png")
     assert "evaluation.json and curve.png" in result.stderr
 
 
@@ -197,7 +198,7 @@ def test_a_plot_that_exists_is_not_replaced(folder):
     with pytest.raises(OutputError, match="exists already"):
         _run(*arguments)
     _run(*arguments, "--force")
-    assert (folder / "old.png").read_bytes().startswith(b"\x89PNG")
+    pixels(folder / "old.png")
 
 
 def test_the_table_has_the_json_s_values(folder):

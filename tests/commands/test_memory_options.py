@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from prunecli.running.layerwise.running import LayerMajor
 from prunecli.running.layerwise.session import Session
 from prunecli.running.layerwise.states import States
 from tests.families import tiny_family
+from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe, write_json
 
 COMMANDS = {"evaluate": evaluate, "score-heads": score_heads}
@@ -215,17 +214,16 @@ def test_the_whole_process_stays_within_it(command: tuple[str, ...], folder: Pat
     """Of a model of 320 MiB in float32; two or three of its layers of 16 MiB are held."""
     tiny_family(folder / "wide", "llama", dtype="F16", **WIDE)
 
-    def measured(memory: str) -> subprocess.CompletedProcess[str]:
-        arguments = [sys.executable, "-c", MEASURED, command[0], "wide", *command[2:], "--dtype", "float32"]
-        return subprocess.run(
-            [*arguments, "--memory", memory], capture_output=True, text=True, cwd=folder, check=False
-        )
+    def measured(memory: str) -> tuple[int, str, str]:
+        arguments = (command[0], "wide", *command[2:], "--dtype", "float32", "--memory", memory)
+        (done,) = ended(start(folder, *arguments, code=MEASURED, processes=1))
+        return done
 
-    named = re.search(r"works is ([\d.]+)MiB", measured("1MiB").stderr)
+    named = re.search(r"works is ([\d.]+)MiB", measured("1MiB")[2])
     assert named
     budget = int(float(named[1])) + 32
-    made = measured(f"{budget}MiB")
-    assert made.returncode == 0, made.stderr
-    peak = re.search(r"peak (\d+)", made.stderr)
+    status, _, err = measured(f"{budget}MiB")
+    assert status == 0, err
+    peak = re.search(r"peak (\d+)", err)
     assert peak
     assert int(peak[1]) < budget << 20

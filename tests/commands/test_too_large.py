@@ -51,7 +51,7 @@ def weights(path: Path, width: int) -> int:
 
 
 COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "evaluate": (evaluate, ("moe", *DATA, "--batch-tokens", "64", "--beam", "1")),
+    "evaluate": (evaluate, ("moe", *DATA, "--batch-tokens", "64", "--beam", "1", "--max-new-tokens", "4")),
     "evaluate lm": (evaluate, ("llama", "--task", "lm", "--text", "lines")),
     "bench-latency": (bench_latency, ("moe", *DATA, "--beam", "1", "--new-tokens", "2")),
     "score-heads": (score_heads, ("moe", *DATA)),

@@ -22,7 +22,7 @@ from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
-from tests.families import tiny_family
+from tests.families import LAYOUT_OF, tiny_family
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
 from tests.tiny import tiny_nllb_moe
@@ -31,6 +31,10 @@ SIDES = ("input", "output", "both")
 TRANSLATORS = ("nllb-moe", "m2m_100", "marian", "pegasus", "bart", "mbart", "t5", "t5-gated")
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
+
+
+OWN_LAYOUT = [name for name in CASES if name not in LAYOUT_OF]
+once_a_layout = pytest.mark.parametrize("case", OWN_LAYOUT, indirect=True)
 
 
 @pytest.fixture(params=CASES)
@@ -43,8 +47,8 @@ def source(case: Case, tmp_path: Path) -> Path:
     return case.make(tmp_path / "source")
 
 
-@pytest.mark.parametrize("side", SIDES)
 class TestEverySide:
+    @pytest.mark.parametrize("side", SIDES)
     def test_computes_with_the_rows_that_it_stands_for(
         self, case: Case, source: Path, tmp_path: Path, side: str
     ) -> None:
@@ -54,6 +58,7 @@ class TestEverySide:
             logits(out), logits_of(replaced(load(source), case, out)), rtol=1e-4, atol=1e-5
         )
 
+    @pytest.mark.parametrize("side", SIDES)
     def test_stores_nothing_twice(self, case: Case, source: Path, tmp_path: Path, side: str) -> None:
         held = weights(factorised(source, tmp_path / "out", side=side))
         table, output = f"{case.input[0]}.weight", f"{case.output}.weight"
@@ -67,6 +72,11 @@ class TestEverySide:
             ]
             assert {made.layout.part(name) for name in own} == {"embeddings"}
 
+    @pytest.mark.parametrize(
+        ("case", "side"),
+        [(name, side) for name in CASES for side in (("both",) if name in LAYOUT_OF else SIDES)],
+        indirect=["case"],
+    )
     def test_saves_what_it_was_made_of(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)
         model = load(out)
@@ -82,6 +92,7 @@ class TestEverySide:
 
 
 class TestCaching:
+    @once_a_layout
     @pytest.mark.parametrize("side", ["input", "both"])
     def test_changes_no_logits(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)
@@ -106,12 +117,14 @@ class TestCaching:
         stock = getattr(transformers, found["architectures"][0]).from_pretrained(out).eval()
         torch.testing.assert_close(logits_of(stock), logits(out))
 
+    @once_a_layout
     def test_can_be_factorised_again(self, source: Path, tmp_path: Path) -> None:
         once = factorised(source, tmp_path / "once", side="input", cache=True)
         again = factorised(once, tmp_path / "again", side="input", map_dim=2)
         assert config(again)["prunecli"]["embedding"]["input"]["map_dim"] == 2
         assert torch.isfinite(logits(again)).all()
 
+    @once_a_layout
     def test_takes_a_unit(self, source: Path, tmp_path: Path) -> None:
         factorised(source, tmp_path / "out")
         with (
@@ -122,6 +135,7 @@ class TestCaching:
 
 
 class TestOpening:
+    @once_a_layout
     def test_can_be_copied_and_pickled(self, source: Path, tmp_path: Path) -> None:
         model = load(factorised(source, tmp_path / "out", side="both"))
         expected = logits_of(model)
@@ -164,6 +178,7 @@ class TestOpening:
         with pytest.raises(ValueError, match="trust_remote_code"):
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
 
+    @once_a_layout
     def test_a_missing_tensor_is_named(self, case: Case, source: Path, tmp_path: Path) -> None:
         out = factorised(source, tmp_path / "out")
         held = weights(out)
@@ -172,6 +187,7 @@ class TestOpening:
         with pytest.raises(CheckpointError, match=r"1 missing \(.*reduce\.bias"):
             load(tmp_path / "less")
 
+    @once_a_layout
     def test_cannot_be_resized(self, source: Path, tmp_path: Path) -> None:
         model = load(factorised(source, tmp_path / "out"))
         with pytest.raises(ValueError, match="factorised embeddings cannot be resized"):
@@ -239,6 +255,7 @@ class TestPadding:
 
 
 class TestOtherMethods:
+    @once_a_layout
     def test_pruning_heads_keeps_the_unit(self, source: Path, tmp_path: Path) -> None:
         """In either order."""
 
@@ -272,6 +289,7 @@ class TestOtherMethods:
         assert not opens_as_stock(config(two))
         assert config(cached(one, tmp_path / "cached"))["prunecli"]["experts"]
 
+    @once_a_layout
     @pytest.mark.parametrize("side", SIDES)
     def test_tokens_are_cut_from_the_map_table(self, source: Path, tmp_path: Path, side: str) -> None:
         kept = [*range(5), *range(8, 40)]

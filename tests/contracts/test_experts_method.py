@@ -11,7 +11,7 @@ from prunecli.methods.experts.rewrite import rewrite
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
-from tests.contracts.method_contract import MethodContract
+from tests.contracts.method_contract import WrittenFiles
 from tests.tiny import tiny_nllb_moe
 
 
@@ -22,7 +22,7 @@ def pruned(source: Checkpoint, options: Options) -> Rewrite:
     return Rewrite(structure, outputs, stock_config(source, structure))
 
 
-class TestExpertPruning(MethodContract):
+class TestExpertPruning(WrittenFiles):
     """From two shards to a layout that no stock model has."""
 
     def make_source(self, directory: Path) -> Path:

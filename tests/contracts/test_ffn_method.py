@@ -16,7 +16,7 @@ from prunecli.methods.ffn.rewrite import rewrite
 from prunecli.methods.heads.rewrite import rewrite as head_rewrite
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
-from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
+from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
 from tests.contracts.test_heads_method import generated, tensors
 from tests.families import DECODERS, ENCODERS
 from tests.ffn_layouts import LAYOUTS, tiny, weights
@@ -174,7 +174,7 @@ def inputs_of(model: Any) -> dict[str, Any]:
     return {"input_ids": tokens, **({"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {})}
 
 
-class TestNllbMoe(FfnSharing):
+class TestNllbMoe(FfnSharing, WrittenFiles):
     """Its dense FFNs; the experts stay."""
 
     case = "nllb-moe"
@@ -227,7 +227,7 @@ class TestMeanOfMarian(FfnSharing):
         return reference.mean(ffns)
 
 
-class TestBart(FfnSharing):
+class TestBart(FfnSharing, WrittenFiles):
     case = "bart"
 
 
@@ -244,11 +244,11 @@ class TestPegasus(FfnSharing):
     case = "pegasus"
 
 
-class TestT5(FfnSharing):
+class TestT5(FfnSharing, WrittenFiles):
     case = "t5"
 
 
-class TestGatedT5(FfnSharing):
+class TestGatedT5(FfnSharing, WrittenFiles):
     case = "t5-gated"
 
 
@@ -268,12 +268,12 @@ class OneSided(FfnSharing):
             torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
 
 
-class TestBert(OneSided):
+class TestBert(OneSided, WrittenFiles):
     case = "bert"
     options = Options(config="SharedEnc", init="concat", width=70)
 
 
-class TestRoberta(OneSided):
+class TestRoberta(OneSided, WrittenFiles):
     case = "roberta"
 
 
@@ -282,23 +282,23 @@ class TestXLMRoberta(OneSided):
     options = Options(config="SharedEnc", init="concat", width=70)
 
 
-class TestDistilBert(OneSided):
+class TestDistilBert(OneSided, WrittenFiles):
     case = "distilbert"
     options = Options(config="SharedEnc", init="concat", width=70)
 
 
-class TestOPT(OneSided):
+class TestOPT(OneSided, WrittenFiles):
     """Its FFNs take and give tokens without their sentences."""
 
     case = "opt"
 
 
-class TestGPT2(OneSided):
+class TestGPT2(OneSided, WrittenFiles):
     case = "gpt2"
     options = Options(config="SharedDec", init="concat", width=70)
 
 
-class TestLlama(OneSided):
+class TestLlama(OneSided, WrittenFiles):
     case = "llama"
 
 
@@ -322,13 +322,13 @@ class TestGemma3(OneSided):
     case = "gemma3_text"
 
 
-class TestPhi3(OneSided):
+class TestPhi3(OneSided, WrittenFiles):
     """Gate and up in one matrix."""
 
     case = "phi3"
 
 
-class TestLastOfLlamaToBFloat16(OneSided):
+class TestLastOfLlamaToBFloat16(OneSided, WrittenFiles):
     """With a cast."""
 
     cast = "BF16"

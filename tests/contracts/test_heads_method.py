@@ -16,7 +16,7 @@ from prunecli.methods.heads.rewrite import rewrite
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.pipeline import Rewrite, stock_config
-from tests.contracts.method_contract import MethodContract, load, logits, logits_of, written
+from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
 from tests.families import GATED_T5, MODEL_TYPES, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.tiny import tiny_nllb_moe
 
@@ -155,7 +155,7 @@ def nllb_moe(directory: Path, **options: Any) -> Path:
     return tiny_nllb_moe(directory, layers=2, config=heads, **options)
 
 
-class TestNllbMoe(HeadPruning):
+class TestNllbMoe(HeadPruning, WrittenFiles):
     """From two shards."""
 
     def make_source(self, directory: Path) -> Path:
@@ -181,7 +181,7 @@ class TestNllbMoe(HeadPruning):
             assert one.config["model_type"] == other.config["model_type"]
 
 
-class TestNllbMoeToFloat16(HeadPruning):
+class TestNllbMoeToFloat16(HeadPruning, WrittenFiles):
     """With a cast, of pickled shards."""
 
     cast = "F16"
@@ -207,7 +207,7 @@ class TestPegasus(HeadPruning):
         return tiny_family(directory, "pegasus")
 
 
-class TestBart(HeadPruning):
+class TestBart(HeadPruning, WrittenFiles):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "bart")
 
@@ -217,12 +217,12 @@ class TestMBart(HeadPruning):
         return tiny_family(directory, "mbart")
 
 
-class TestT5(HeadPruning):
+class TestT5(HeadPruning, WrittenFiles):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "t5")
 
 
-class TestGatedT5(HeadPruning):
+class TestGatedT5(HeadPruning, WrittenFiles):
     """Version 1.1."""
 
     def make_source(self, directory: Path) -> Path:
@@ -234,12 +234,12 @@ class TestMT5(HeadPruning):
         return tiny_family(directory, "mt5")
 
 
-class TestBert(HeadPruning):
+class TestBert(HeadPruning, WrittenFiles):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "bert")
 
 
-class TestBertClassifier(HeadPruning):
+class TestBertClassifier(HeadPruning, WrittenFiles):
     """Its head is carried along."""
 
     def make_source(self, directory: Path) -> Path:
@@ -247,7 +247,7 @@ class TestBertClassifier(HeadPruning):
         return tiny_family(directory, "bert", architectures=names, num_labels=3)
 
 
-class TestRoberta(HeadPruning):
+class TestRoberta(HeadPruning, WrittenFiles):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "roberta")
 
@@ -257,26 +257,26 @@ class TestXLMRoberta(HeadPruning):
         return tiny_family(directory, "xlm-roberta")
 
 
-class TestDistilBert(HeadPruning):
+class TestDistilBert(HeadPruning, WrittenFiles):
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "distilbert")
 
 
-class TestNarrowOPT(HeadPruning):
+class TestNarrowOPT(HeadPruning, WrittenFiles):
     """Embeddings narrower than the layers, norms after them."""
 
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "opt", **NARROW_OPT)
 
 
-class TestGPT2(HeadPruning):
+class TestGPT2(HeadPruning, WrittenFiles):
     """Query, key and value in one tensor, stored `[in, out]`."""
 
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "gpt2")
 
 
-class TestLlama(HeadPruning):
+class TestLlama(HeadPruning, WrittenFiles):
     """Groups of two query heads on one key/value head."""
 
     def make_source(self, directory: Path) -> Path:
@@ -314,14 +314,14 @@ class TestGemma3(HeadPruning):
         return tiny_family(directory, "gemma3_text")
 
 
-class TestPhi3(HeadPruning):
+class TestPhi3(HeadPruning, WrittenFiles):
     """Two query heads, a key and a value to each head of one fused matrix."""
 
     def make_source(self, directory: Path) -> Path:
         return tiny_family(directory, "phi3")
 
 
-class TestEvenLlama(HeadPruning):
+class TestEvenLlama(HeadPruning, WrittenFiles):
     """To the stock layout, with a cast."""
 
     cast = "BF16"

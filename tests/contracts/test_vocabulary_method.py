@@ -19,7 +19,7 @@ from prunecli.pipeline import Rewrite, stock_config
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import digests, load, written
-from tests.families import GATED_T5, TIED_LLAMA, tiny_family
+from tests.families import GATED_T5, LAYOUT_OF, TIED_LLAMA, tiny_family
 from tests.methods.vocabulary.makers import KINDS, SEEN
 from tests.tiny import tiny_nllb_moe
 
@@ -40,6 +40,9 @@ SOURCES: dict[str, Callable[[Path], Path]] = {
     "bert-untied": family("bert", tie_word_embeddings=False),
 }
 """Every family, and what changes where the tokens lie."""
+
+
+OWN_LAYOUT = [name for name in SOURCES if name not in LAYOUT_OF]
 
 
 @pytest.fixture(params=SOURCES)
@@ -110,6 +113,7 @@ def test_plain_transformers_opens_the_result(source: Path, tmp_path: Path) -> No
     )
 
 
+@pytest.mark.parametrize("source", OWN_LAYOUT, indirect=True)
 def test_two_runs_give_identical_bytes_and_leave_the_input_as_it_was(source: Path, tmp_path: Path) -> None:
     before = digests(source)
     one, other = (trimmed(source, tmp_path / name, LINES) for name in ("one", "other"))
@@ -122,6 +126,7 @@ def test_two_runs_give_identical_bytes_and_leave_the_input_as_it_was(source: Pat
     }
 
 
+@pytest.mark.parametrize("source", OWN_LAYOUT, indirect=True)
 def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> None:
     trimmed(source, tmp_path / "first", LINES)
     trimmed(tmp_path / "first", tmp_path / "second", LINES[:1])
@@ -133,6 +138,7 @@ def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> No
     assert kept_ids(source, tmp_path / "second") == kept_ids(source, tmp_path / "direct")
 
 
+@pytest.mark.parametrize("source", OWN_LAYOUT, indirect=True)
 def test_keeping_everything_is_bit_identical(source: Path, tmp_path: Path) -> None:
     def everything(opened: Checkpoint) -> Rewrite:
         size = opened.config["vocab_size"]

@@ -1,11 +1,6 @@
-"""Two processes, as torchrun starts them, do what one does with twice the batches of an update."""
+"""Two processes that know of each other do what one does with twice the batches of an update."""
 
 from __future__ import annotations
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +8,10 @@ import pytest
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
+from tests.forked import ended, start
 from tests.training.runs import options, parallel, train, translation
 
 CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
-PROCESSES = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 SMALL = ("--batch-tokens", "100", "--steps", "4", "--eval-every", "2", "--warmup", "1", "--device", "cpu")
 
 
@@ -31,28 +26,16 @@ def folder(tmp_path):
 
 
 def _start(folder, *arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [
-        sys.executable,
-        *PROCESSES,
-        "-m",
-        "prunecli",
-        "finetune",
-        "model",
-        "--data",
-        "data",
-        *arguments,
-    ]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    return ended(start(folder, "finetune", "model", "--data", "data", *arguments))
 
 
 def test_two_processes_make_the_model_of_one(folder):
-    done = _start(folder, *SMALL, "--metric", "chrf++", "--learning-rate", "1e-3", "-o", "out")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Written: out") == 1  # the first process alone speaks
-    assert done.stderr.count("step 2:") == 1
+    first, second = _start(folder, *SMALL, "--metric", "chrf++", "--learning-rate", "1e-3", "-o", "out")
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert first[1].count("Written: out") == 1
+    assert first[2].count("step 2:") == 1
+    assert "Written" not in second[1]  # the first process alone speaks
+    assert "step 2:" not in second[2]
     assert not (folder / "out.training").exists()
     made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
     trained = train(folder / "model", folder / "one", made, translation(40, 9))
@@ -63,9 +46,9 @@ def test_two_processes_make_the_model_of_one(folder):
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
-    done = _start(folder, *SMALL, "--pairs", "eng_Latn-xxx_Latn", "-o", "out")
-    assert done.returncode != 0
-    assert "Error: unknown language 'xxx_Latn'" in done.stderr  # by whichever comes before torchrun ends it
+    for status, _, err in _start(folder, *SMALL, "--pairs", "eng_Latn-xxx_Latn", "-o", "out"):
+        assert status == 1
+        assert "Error: unknown language 'xxx_Latn'" in err
     assert sorted(path.name for path in folder.iterdir()) == ["data", "model"]
 
 

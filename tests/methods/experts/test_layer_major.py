@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import shutil
 from pathlib import Path
@@ -40,6 +41,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
 
 
+@functools.cache
 def whole(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
     with open_checkpoint(path) as checkpoint:
         model = load_model(path, device="cpu", dtype=dtype)

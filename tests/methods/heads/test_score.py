@@ -23,7 +23,7 @@ from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
-from tests.families import DECODERS, ENCODERS, MODEL_TYPES, tiny_family
+from tests.families import DECODERS, ENCODERS, LAYOUTS, MODEL_TYPES, tiny_family
 from tests.reference import head_importance as reference
 from tests.tiny import tiny_nllb_moe
 
@@ -122,6 +122,7 @@ def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
         assert (found[name] > 0).all()
 
 
+@pytest.mark.parametrize("subject", ["nllb-moe", *LAYOUTS], indirect=True)
 @torch.no_grad()
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Subject) -> None:
     model, (batch, *_) = copy.deepcopy(subject.model).double(), subject.batches(1)
