@@ -121,9 +121,10 @@ def _time(one: OnePass) -> Iterator[str]:
         )
     for on in one.computing:
         device = on.device.partition(" ")[0]
+        threads = "1 thread" if on.threads == 1 else f"{on.threads} threads"
         yield (
             f"  computing {_number(one.operations / 1e12)} TFLOP at {_number(on.measured.speed / 1e9)} GFLOPS "
-            f"({device}, {on.dtype}, {on.threads} threads): {duration(one.computing_seconds(on))}"
+            f"({device}, {on.dtype}, {threads}): {duration(one.computing_seconds(on))}"
         )
         yield f"  both at a time, {device}: {duration(one.seconds(on))} at least"
 

@@ -61,26 +61,29 @@ def _file_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(step: Step) -> str:
-    """sha256 over the command, its arguments, the version of prunecli and the content of the inputs.
-
-    A model of the hub is known by its commit.
+def inputs_of(step: Step) -> dict[str, str | None]:
+    """What a step reads -> the identity of its content; of a model of the hub, the commit.
 
     Raises:
         HubError: a model that cannot be had.
     """
-    inputs = {str(source): identity(source, exclude=step.outputs) for source in step.inputs}
-    inputs |= {str(model): commit_of(model) for model in step.models}
+    files = {str(source): identity(source, exclude=step.outputs) for source in step.inputs}
+    return files | {str(model): commit_of(model) for model in step.models}
+
+
+def fingerprint(step: Step, inputs: Mapping[str, str | None]) -> str:
+    """sha256 over the command, its arguments, the version of prunecli and the content of the inputs."""
     text = json.dumps([step.command, step.arguments, __version__, inputs], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a step that ended well: its fingerprint, and the identity of each output."""
+    """What is kept of a step that ended well: its fingerprint, and the identity of each output and input."""
 
     fingerprint: str
     outputs: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str | None] = field(default_factory=dict)
 
 
 State = Mapping[str, Record]
@@ -99,7 +102,8 @@ def read_state(path: Path) -> State:
     try:
         steps = read_json(path, FORMAT)["steps"]
         return {
-            name: Record(record["fingerprint"], dict(record["outputs"])) for name, record in steps.items()
+            name: Record(record["fingerprint"], dict(record["outputs"]), dict(record.get("inputs", {})))
+            for name, record in steps.items()
         }
     except (PruneError, KeyError, TypeError, AttributeError, ValueError):
         return {}
@@ -129,8 +133,12 @@ def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str |
             return f"{output} does not exist"
     if record is None:
         return "it has not run yet"
-    if record.fingerprint != fingerprint(step):
-        return "its arguments, inputs or the version of prunecli changed"
+    inputs = inputs_of(step)
+    if record.fingerprint != fingerprint(step, inputs):
+        changed = [name for name, content in inputs.items() if record.inputs.get(name, content) != content]
+        return (
+            f"{', '.join(changed)} changed" if changed else "its arguments or the version of prunecli changed"
+        )
     for output in step.outputs:
         if record.outputs.get(str(output)) != identity(output):
             return f"{output} changed since"
@@ -207,7 +215,7 @@ def run_steps(
         starting(step, reason)
         status = 0
         if reason is not None:
-            before = fingerprint(step)
+            inputs = inputs_of(step)
             for output in step.outputs:
                 output.parent.mkdir(parents=True, exist_ok=True)
             status = execute(step, any(output.exists() for output in step.outputs))
@@ -215,7 +223,7 @@ def run_steps(
         if status != 0:
             return outcomes
         if reason is not None:
-            state[step.name] = Record(before, _written(step))
+            state[step.name] = Record(fingerprint(step, inputs), _written(step), inputs)
             write_state(path, state)
     return outcomes
 

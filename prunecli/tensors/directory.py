@@ -8,11 +8,12 @@ from typing import Any
 
 from prunecli.architectures import OLDER_TYPES
 from prunecli.errors import CheckpointError
+from prunecli.tensors.belonging import MODULES_FILE
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.json_text import LONE, has_lone_surrogates, is_finite
 from prunecli.tensors.safetensors_files import read_header, unique_keys
-from prunecli.tensors.side_files import MODULES_FILE, module_folders
+from prunecli.tensors.side_files import module_folders
 from prunecli.tensors.stored import WeightFile
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")

@@ -294,15 +294,18 @@ def test_a_second_run_does_nothing(workplace):
 
 def test_a_changed_argument_runs_its_step_and_those_after_it(workplace):
     run(workplace)
-    worker, _ = run(workplace, ratio="0.5")
+    worker, outcomes = run(workplace, ratio="0.5")
     assert worker.ran == worker.replaced == ["prune-language", "prune-global", "evaluate"]
+    assert outcomes[1].reason == "its arguments or the version of prunecli changed"
+    assert outcomes[-1].reason == "made/language, made/global changed"
 
 
 def test_a_changed_input_runs_what_reads_it_and_stops_where_the_output_is_the_same(workplace):
     run(workplace)
     (workplace / "text" / "val.a").write_text("two\n")
-    worker, _ = run(workplace)
+    worker, outcomes = run(workplace)
     assert worker.ran == ["gates"]
+    assert outcomes[0].reason == "text changed"
 
 
 def test_a_touched_input_changes_nothing(workplace):

@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_checkpoint
-from prunecli.tensors import side_files as module
+from prunecli.tensors import belonging
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.side_files import in_one_line, module_folders
 from tests.families import tiny_family
@@ -127,7 +127,7 @@ def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(
         "speech-lora/",
     )
     assert added(directory, before) == (along, names)
-    monkeypatch.setattr(module, "LARGEST_FOLDER_BYTES", 60)
+    monkeypatch.setattr(belonging, "LARGEST_FOLDER_BYTES", 60)
     put(directory, "data/a.txt", "data/b.txt", "data/c.txt")
     assert added(directory, before) == (along, tuple(sorted({*names, "data/"})))
 

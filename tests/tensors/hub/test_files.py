@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import open_checkpoint
+from prunecli.tensors.belonging import LARGEST_FOLDER_BYTES
 from prunecli.tensors.hub.files import missing_weights, needed_files, weight_files
+from tests.families import tiny_family
 
 SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
 OTHER_FORMATS = (
@@ -28,9 +33,10 @@ def _never(name):
 
 def test_one_format_of_the_weights_and_the_side_files():
     held = [*SIDE, *OTHER_FORMATS, "model.safetensors", "pytorch_model.bin"]
-    assert needed_files(held, _never) == (
+    assert needed_files(dict.fromkeys(held, 1), _never) == (
         "README.md",
         "config.json",
+        "preview.png",
         "spiece.model",
         "tokenizer.json",
         "model.safetensors",
@@ -42,7 +48,7 @@ def test_the_index_decides_which_shards(name):
     stem, _, ending = name.partition(".")
     index = {"weight_map": {"a": f"{stem}-1.{ending}", "b": f"{stem}-2.{ending}", "c": f"{stem}-1.{ending}"}}
     held = [*SIDE, f"{name}.index.json", *(f"{stem}-{number}.{ending}" for number in (1, 2, 3))]
-    files = needed_files(held, {f"{name}.index.json": index}.__getitem__)
+    files = needed_files(dict.fromkeys(held, 1), {f"{name}.index.json": index}.__getitem__)
     assert files[-3:] == (f"{name}.index.json", f"{stem}-1.{ending}", f"{stem}-2.{ending}")
     assert f"{stem}-3.{ending}" not in files
 
@@ -67,21 +73,53 @@ def test_folders_of_sentence_transformers_and_of_templates():
         "1_Pooling_old/config.json",
         "additional_chat_templates/tool.jinja",
         "images/a.txt",
+        "voices/a.wav",
+        "corpus.zip",
     ]
     modules = [{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}, {"path": "3_Norm"}]
-    chosen = set(needed_files(held, {"modules.json": modules}.__getitem__))
-    assert {name for name in chosen if "/" in name} == {
+    sizes = {**dict.fromkeys(held, 1), "dump/a.txt": LARGEST_FOLDER_BYTES + 1}
+    chosen = set(needed_files(sizes, {"modules.json": modules}.__getitem__))
+    assert chosen - {*SIDE, "model.safetensors", "modules.json"} == {
         "1_Pooling/config.json",
         "2_Dense/config.json",
         "2_Dense/model.safetensors",
         "3_Norm/pytorch_model.bin",
+        "1_Pooling_old/config.json",
         "additional_chat_templates/tool.jinja",
+        "images/a.txt",
     }
+
+
+def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path):
+    (tmp_path / "all").mkdir()
+    directory = tiny_family(tmp_path / "all" / "model", "bert")
+    extra = [
+        *OTHER_FORMATS,
+        "images/a.txt",
+        "checkpoint-5/a.json",
+        "corpus.zip",
+        "adapter_config.json",
+        ".x/y",
+    ]
+    for name in [*extra, "1_Dense/config.json", "1_Dense/pytorch_model.bin", "1_Dense/model.safetensors"]:
+        (directory / name).parent.mkdir(exist_ok=True)
+        (directory / name).write_text("x")
+    (directory / "modules.json").write_text('[{"path": "1_Dense"}]')
+    held = {
+        path.relative_to(directory).as_posix(): path.stat().st_size
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
+    fetched = needed_files(held, lambda name: json.loads((directory / name).read_text()))
+    with open_checkpoint(directory) as checkpoint:
+        carried = {path.relative_to(directory).as_posix() for path in checkpoint.side_files.carried}
+    assert {"images/a.txt", "1_Dense/model.safetensors"} <= carried
+    assert set(fetched) == carried | {"config.json", "model.safetensors"}
 
 
 def test_a_model_without_weights_that_are_read_is_refused():
     with pytest.raises(CheckpointError, match=r"no weights that prunecli reads .*it has model\.Q4\.gguf"):
-        needed_files(["config.json", "model.Q4.gguf"], _never)
+        needed_files({"config.json": 1, "model.Q4.gguf": 1}, _never)
 
 
 def test_an_index_of_files_that_there_are_not_is_refused():
