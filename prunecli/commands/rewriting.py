@@ -119,9 +119,14 @@ class Written:
         """Whether it is a stock model, where it is, and what opens it."""
         verdict = self.verdict
         console.out(verdict.line)
-        opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-        what = "stock layout" if verdict.is_stock else opens
-        console.out(f"Dry run: {dry}." if self.output is None else f"Written: {self.output} ({what})")
+        written = f"Written: {self.output} ({opened_by(verdict)})"
+        console.out(f"Dry run: {dry}." if self.output is None else written)
+
+
+def opened_by(verdict: Verdict) -> str:
+    """What opens a result, for the line that says where it is."""
+    opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
+    return "stock layout" if verdict.is_stock else opens
 
 
 def write(
