@@ -105,6 +105,23 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
     return {one.auto_class: found[one.auto_class] for one in declared if one.auto_class in found}
 
 
+def lacking(source: Checkpoint) -> dict[str, str]:
+    """Of the classes that config.json names: those that the tensors do not allow -> beginning of a name that lacks.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+    """
+    family = source.require_architecture()
+    names = readable(family, source.config, source.structure, source.tensors)
+    named = class_names(source.config)
+    lacks = {
+        one.name: [need for need in one.needs if not any(name.startswith(need) for name in names)]
+        for one in family.classes
+        if one.name in named
+    }
+    return {name: needs[0] for name, needs in lacks.items() if needs}
+
+
 def readable(
     family: Architecture, config: Mapping[str, Any], structure: Structure, names: Collection[str]
 ) -> frozenset[str]:

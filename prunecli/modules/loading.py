@@ -12,7 +12,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.model.declared import count
 from prunecli.modules.bars import no_bars
-from prunecli.modules.building import build_model
+from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.packed_linear import pack_linears
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -146,7 +146,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
         ) from error
     if missing := sorted(found["missing_keys"]):
         raise CheckpointError(
-            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
+            f"{checkpoint.path}: {missing_tensors(missing)}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
     return model.to(device).eval()
