@@ -281,7 +281,7 @@ def stored_shapes(config: str) -> dict[str, tuple[int, ...]]:
     # Frozen ones are computed.
     left_out |= {name for name, held in model.named_parameters() if not held.requires_grad}
     if model.config.model_type in ("t5", "mt5") and not json.loads(config)["tie_word_embeddings"]:
-        left_out.remove(
+        left_out.discard(
             "lm_head.weight"
         )  # T5 ties it at its making, and unties it where the two values differ
     return {name: tuple(held.shape) for name, held in model.state_dict().items() if name not in left_out}

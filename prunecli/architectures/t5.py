@@ -82,9 +82,6 @@ T5 = Architecture(
         embeddings("shared", "vocab_size", "d_model"),
         rms_norm("encoder.final_layer_norm", "d_model"),
         rms_norm("decoder.final_layer_norm", "d_model"),
-        TensorSpec(
-            "lm_head.weight", ("vocab_size", "d_model"), "embeddings", optional="!tie_word_embeddings"
-        ),
     ),
     tied={
         "lm_head.weight": "shared.weight",
@@ -92,6 +89,7 @@ T5 = Architecture(
         "decoder.embed_tokens.weight": "shared.weight",
     },
     loose=("lm_head.weight",),
+    extras=("lm_head.",),
     # The first checkpoints hold a table for cross-attention that no model reads.
     buffers=("EncDecAttention.relative_attention_bias.weight",),
     attributes={

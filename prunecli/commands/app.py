@@ -20,6 +20,7 @@ from prunecli import __version__, processes
 from prunecli.commands import console, endings
 from prunecli.commands.signatures import value_names
 from prunecli.errors import MemoryShortError, PruneError
+from prunecli.tensors.origin import with_origins
 
 COMMANDS = {
     "Look": ("inspect",),
@@ -144,7 +145,7 @@ def describe(error: BaseException) -> tuple[str, int]:
 
         error.remedy = remedy(error)
     if isinstance(error, PruneError):
-        return f"Error: {error}", error.exit_status
+        return f"Error: {with_origins(str(error))}", error.exit_status
     if isinstance(error, KeyboardInterrupt):  # before a command began
         return INTERRUPTED, 130
     if isinstance(error, MemoryError):

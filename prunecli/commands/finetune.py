@@ -157,8 +157,16 @@ def finetune(
         ),
     ] = None,
     label_smoothing: Annotated[
-        float, typer.Option("--label-smoothing", min=0.0, max=1.0, help="Of the cross-entropy.")
-    ] = 0.1,
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--label-smoothing",
+            min=0.0,
+            max=1.0,
+            metavar="S",
+            help="Of the cross-entropy. Default: 0.1.",
+            show_default=False,
+        ),
+    ] = None,
     distill: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(
@@ -170,7 +178,12 @@ def finetune(
             show_default=False,
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option("--temperature", help="Of both distributions.")] = 1.0,
+    temperature: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            "--temperature", metavar="T", help="Of both distributions. Default: 1.", show_default=False
+        ),
+    ] = None,
     hidden_weight: Annotated[
         float,
         typer.Option("--hidden-weight", min=0.0, help="Weight of the distance to its last hidden states."),
@@ -282,8 +295,10 @@ def finetune(
     for option, value in positive.items():
         if value is not None and not 0 < value < math.inf:
             raise UsageError(f"{option} {value:g}: not a finite number above 0")
-    if teacher is None and (distill or hidden_weight):
-        raise UsageError("--distill and --hidden-weight need a teacher", "Name one with --teacher DIR.")
+    if teacher is None and (distill or hidden_weight or temperature is not None):
+        raise UsageError(
+            "--distill, --temperature and --hidden-weight need a teacher", "Name one with --teacher DIR."
+        )
     if from_scratch is None and tokenizer is not None:
         raise UsageError("--tokenizer goes with --from-scratch", "A checkpoint has its own.")
     if from_scratch is not None and checkpoint is not None:
@@ -296,11 +311,12 @@ def finetune(
         else (training.FINETUNE_RATE, training.FINETUNE_WARMUP)
     )
     no_end = steps is None and epochs is None and minutes is None
+    asked = {"--label-smoothing": label_smoothing, "--distill": distill, "--temperature": temperature}
     options = training.TrainingOptions(
         loss=training.LossOptions(
-            label_smoothing,
+            0.1 if label_smoothing is None else label_smoothing,
             (0.5 if teacher else 0.0) if distill is None else distill,
-            temperature,
+            1.0 if temperature is None else temperature,
             hidden_weight,
         ),
         steps=(DEMO_STEPS if data is None and not text and labelled is None else STEPS) if no_end else steps,
@@ -322,7 +338,8 @@ def finetune(
         seed=seed,
     )
     quiet = quiet or processes.rank() != 0
-    how = How(resume is ResumeChoice.auto, quiet, json)
+    of_logits = tuple(name for name, value in asked.items() if value is not None)
+    how = How(resume is ResumeChoice.auto, quiet, json, of_logits)
     subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)
     writing = Writing(output, dtype_out, force, keep_state)
     run(subject, given, None if task is None else task.value, options, writing, how)

@@ -16,6 +16,7 @@ from prunecli.errors import UsageError
 if TYPE_CHECKING:
     from prunecli.commands.finetune_material import TextOptions
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.stock import Verdict
     from prunecli.training.features import TrainingTask
     from prunecli.training.finetune import Trained
     from prunecli.training.material import Material
@@ -24,11 +25,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class How:
-    """--resume, --quiet and --json."""
+    """--resume, --quiet and --json; the options that were given which are of a loss of logits alone."""
 
     resume: bool
     quiet: bool
     json: bool
+    of_logits: tuple[str, ...] = ()
 
 
 class Subject:
@@ -145,7 +147,7 @@ def run(
     task = task or subject.task()
     check_options(task, given.given, also_plain=("feature-extraction",))
     if task == "feature-extraction":
-        options = _learning_features(options)
+        options = _learning_features(options, how.of_logits)
     material = material_of(task, given, how.quiet)
     if material.task != "translation" and options.metric != "loss":
         raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
@@ -166,17 +168,23 @@ def run(
         report=(lambda _line: None) if how.quiet else console.note,
     )
     if trained.is_first:
-        payload = _publish(subject, material, options, trained, state, writing)
+        payload, verdict = _publish(subject, material, options, trained, state, writing)
         if how.json:
             console.print_json(payload)
         elif not how.quiet:
-            _show(payload, writing)
+            _show(payload, verdict, writing)
     processes.leave()
 
 
-def _learning_features(options: TrainingOptions) -> TrainingOptions:
+def _learning_features(options: TrainingOptions, of_logits: tuple[str, ...]) -> TrainingOptions:
     from prunecli.training.features import feature_loss
 
+    if of_logits:
+        raise UsageError(
+            f"{' and '.join(of_logits)} {'goes' if len(of_logits) == 1 else 'go'} with models that have a head, not "
+            "with --task feature-extraction",
+            "Leave it out." if len(of_logits) == 1 else "Leave them out.",
+        )
     if options.teacher is None:
         raise UsageError(
             "--task feature-extraction: a model without a head learns a teacher's hidden states",
@@ -192,11 +200,12 @@ def _publish(
     trained: Trained,
     state: Path,
     writing: Writing,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Verdict]:
     import shutil
 
     from prunecli.commands.rewriting import not_carried
     from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.stock import stock_verdict
     from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
@@ -211,20 +220,24 @@ def _publish(
         for line in not_carried(source):
             console.note(line)
         rewrite_checkpoint(weights, made, writing.output, force=writing.force)
+        verdict = stock_verdict(weights, structure)
         payload = {
             **header(FORMAT, [] if subject.config is not None else [source], options.seed),
             "left_out": [*source.side_files.left_out],
             "output": str(writing.output),
+            "stock": verdict.to_json(),
             "arguments": step["arguments"],
             **trained.log,
         }
     write_json(writing.figures, payload, force=True)
     if not writing.keep_state:
         shutil.rmtree(state, ignore_errors=True)
-    return payload
+    return payload, verdict
 
 
-def _show(payload: Mapping[str, Any], writing: Writing) -> None:
+def _show(payload: Mapping[str, Any], verdict: Verdict, writing: Writing) -> None:
+    from prunecli.commands.rewriting import opened_by
+
     rows = [
         [f"{row['step']:,}", f"{row['loss']:.4f}", f"{row['chrf++']:.2f}" if "chrf++" in row else "-"]
         for row in payload["validation"][-10:]
@@ -235,4 +248,5 @@ def _show(payload: Mapping[str, Any], writing: Writing) -> None:
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{payload['tokens']:,} tokens, {payload['tokens_per_second']:,.0f} a second"
     console.out(f"{payload['steps']:,} updates, {speed}{chosen}")
-    console.out(f"Written: {writing.output}, figures in {writing.figures}")
+    console.out(verdict.line)
+    console.out(f"Written: {writing.output} ({opened_by(verdict)}), figures in {writing.figures}")

@@ -119,9 +119,14 @@ class Written:
         """Whether it is a stock model, where it is, and what opens it."""
         verdict = self.verdict
         console.out(verdict.line)
-        opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-        what = "stock layout" if verdict.is_stock else opens
-        console.out(f"Dry run: {dry}." if self.output is None else f"Written: {self.output} ({what})")
+        written = f"Written: {self.output} ({opened_by(verdict)})"
+        console.out(f"Dry run: {dry}." if self.output is None else written)
+
+
+def opened_by(verdict: Verdict) -> str:
+    """What opens a result, for the line that says where it is."""
+    opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
+    return "stock layout" if verdict.is_stock else opens
 
 
 def write(
@@ -138,7 +143,7 @@ def write_made(source: Checkpoint, made: Rewrite, how: How) -> Written:
     """Write `made`; of a dry run only its sizes are known."""
     from prunecli.pipeline import rewrite_checkpoint, summarize
 
-    how.note(*not_carried(source))
+    how.note(*not_carried(source), *not_opened(source))
     if how.output is None:
         summary = summarize(source, made)
     else:
@@ -152,6 +157,17 @@ def not_carried(source: Checkpoint) -> list[str]:
 
     left_out = source.side_files.left_out
     return [f"Left out, as no part of the model: {in_one_line(left_out)}"] if left_out else []
+
+
+def not_opened(source: Checkpoint) -> list[str]:
+    """A line for each class that config.json names and that neither the source nor the result can be opened as."""
+    from prunecli.model.opening import lacking
+
+    return [
+        f"Warning: config.json names {name}, but there is no tensor {need.rstrip('.')}: neither {source.path} nor the "
+        "result opens as one."
+        for name, need in lacking(source).items()
+    ]
 
 
 def change(before: float, after: float, text: Callable[[float], str] = "{:,}".format) -> tuple[str, str, str]:

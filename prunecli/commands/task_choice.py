@@ -102,7 +102,7 @@ def task_of(checkpoint: Checkpoint) -> TaskName:
     if task == "feature-extraction":
         raise UnsupportedModelError(
             f"{checkpoint.path}: {_class_name(checkpoint)} has no head, so there is no score and no loss of it",
-            "Name a checkpoint with a head, or give --task.",
+            "Name a checkpoint with a head; compare-models and finetune do without one.",
         )
     return task
 

@@ -105,6 +105,22 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
     return {one.auto_class: found[one.auto_class] for one in declared if one.auto_class in found}
 
 
+def lacking(source: Checkpoint) -> dict[str, str]:
+    """Of the classes that config.json names: those that the tensors do not allow -> beginning of a name that lacks.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+    """
+    names = readable(source.layout, source.tensors)
+    named = class_names(source.config)
+    lacks = {
+        one.name: [need for need in one.needs if not any(name.startswith(need) for name in names)]
+        for one in source.layout.family.classes
+        if one.name in named
+    }
+    return {name: needs[0] for name, needs in lacks.items() if needs}
+
+
 def readable(made: ModelLayout, names: Collection[str]) -> frozenset[str]:
     """`names`, and those of what is tied to them or made in their place by the structure of `made`."""
     return frozenset((*names, *made.ties, *(() if made.tables is None else made.tables.tensors)))

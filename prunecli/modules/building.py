@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
     missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
     if missing:
         raise CheckpointError(
-            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
+            f"{checkpoint.path}: {missing_tensors(missing)}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
 
@@ -135,6 +135,12 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
         known = ", ".join(one.name for one in family.classes) or family.model_class
         raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {known}.")
     return getattr(transformers, family.model_class)
+
+
+def missing_tensors(names: Sequence[str]) -> str:
+    """Which tensors are not there, in words."""
+    few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
+    return f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
 
 
 def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:

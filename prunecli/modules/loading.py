@@ -10,7 +10,8 @@ import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
-from prunecli.modules.building import build_model
+from prunecli.modules.bars import no_bars
+from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.fitting import fitting_dtype
 from prunecli.modules.packed_linear import pack_linears
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -133,9 +134,10 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
             "Check model_type and architectures in its config.json.",
         )
     try:
-        model, found = model_class.from_pretrained(
-            checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True
-        )
+        with no_bars():
+            model, found = model_class.from_pretrained(
+                checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True
+            )
     except Exception as error:  # of any kind, for a damaged file or value
         raise CheckpointError(
             f"{checkpoint.path}: transformers cannot load it ({_line(error)})",
@@ -143,7 +145,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
         ) from error
     if missing := sorted(found["missing_keys"]):
         raise CheckpointError(
-            f"{checkpoint.path}: {len(missing)} tensors are missing ({', '.join(missing[:3])}, …)",
+            f"{checkpoint.path}: {missing_tensors(missing)}",
             "config.json and the weights are not of one checkpoint; copy both again.",
         )
     return model.to(device).eval()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 _REPOSITORY = "models--"
 _SNAPSHOTS = "snapshots"
+_SNAPSHOT_PATH = re.compile(rf"[^\s'\"(]*{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}")
 
 
 def origin(path: Path) -> dict[str, str]:
@@ -25,3 +27,8 @@ def origin(path: Path) -> dict[str, str]:
             inside = path.relative_to(snapshot).as_posix()
             return found if inside == "." else {**found, "subfolder": inside}
     return {"path": path.name}
+
+
+def with_origins(text: str) -> str:
+    """`text`, in which paths of snapshots are `ORG/NAME@REVISION`: what was typed, not where the cache has it."""
+    return _SNAPSHOT_PATH.sub(lambda found: f"{found[1].replace('--', '/')}@{found[2]}", text)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.structure import KEY
+from prunecli.modules.bars import no_bars
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
@@ -44,24 +43,11 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     _fit(file, values, words)
     model = _random_model(file, values, family, seed)
     directory.mkdir(parents=True)
-    with _no_bars():
+    with no_bars():
         model.save_pretrained(directory)
     words.save_pretrained(directory)
     with open_checkpoint(directory) as made:
         made.check()
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def describe(config: Path, tokenizer: Path | None) -> dict[str, Any]:

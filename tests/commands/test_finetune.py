@@ -54,7 +54,8 @@ def test_a_checkpoint_is_trained(folder):
     result = _run("model", *PAIR, *SMALL, "-o", "out")
     assert "Validation" in result.stdout
     assert "4 updates" in result.stdout
-    assert "Written: out, figures in out.finetune.json" in result.stdout
+    assert "\nA stock model: plain transformers opens it.\n" in result.stdout
+    assert "Written: out (stock layout), figures in out.finetune.json" in result.stdout
     assert "step 2: " in result.stderr
     assert not (folder / "out.training").exists()
     with open_checkpoint("model") as before, open_checkpoint("out") as after:
@@ -291,6 +292,7 @@ def test_no_validation_is_said(folder):
         ),
         (("none", *PAIR, "--learning-rate", 0), UsageError, "--learning-rate 0: not a finite number above 0"),
         (("model", *PAIR, "--distill", 0.5), UsageError, "--teacher"),
+        (("model", *PAIR, "--temperature", 2), UsageError, "--teacher"),
         (("model", *PAIR, "--hidden-weight", 0.5), UsageError, "--teacher"),
         (("model", *PAIR, "--tokenizer", "model"), UsageError, "--from-scratch"),
         (("model", "--from-scratch", "model", *PAIR), UsageError, "both given"),

@@ -81,6 +81,16 @@ def test_a_model_of_the_hub_gives_what_its_directory_gives(folder, hub, name):
         assert (folder / "out/model.safetensors").read_bytes() == weights
 
 
+def test_a_fault_of_a_file_names_the_model_not_the_cache(folder, hub):
+    config = folder / "source" / "config.json"
+    config.write_text(config.read_text().replace('"d_model": 16', '"d_model": 18'))
+    hub.add("org/tiny", folder / "source", OTHER_COMMIT, "v2")
+    command, options = COMMANDS["prune-heads"]
+    found = call(command, "org/tiny@v2", *options)
+    refused(found, "org/tiny@bbbbbbb: ", 1)
+    assert "models--" not in found.err
+
+
 def test_two_models_and_a_teacher(folder, hub):
     hub.add("org/tiny", tiny_nllb_moe("other", seed=1), OTHER_COMMIT, "v2")
     _, options = COMMANDS["evaluate"]

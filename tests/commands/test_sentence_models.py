@@ -147,3 +147,13 @@ def test_equal_runs_give_equal_cards(folder: Path) -> None:
         assert Path(f"one/out/{file}").read_bytes() == Path(f"two/out/{file}").read_bytes()
     write_json(Path("one/out/generation_config.json"), {})  # nothing of the source is linked
     assert not (SOURCE / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize(("name", "need"), [("BertForMaskedLM", "cls.predictions"), ("BertModel", None)])
+def test_a_class_that_the_tensors_do_not_allow_is_said(folder: Path, name: str, need: str | None) -> None:
+    config = json.loads((SOURCE / "config.json").read_text())
+    write_json(SOURCE / "config.json", {**config, "architectures": [name]})
+    result = call(share_ffn, SOURCE, "--config", "SharedEnc", "-o", "out")
+    assert result.status == 0, result.err
+    assert (f"config.json names {name}, but there is no tensor {need}" in result.err) == (need is not None)
+    assert ("Warning" in result.err) == (need is not None)

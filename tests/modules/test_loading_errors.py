@@ -68,13 +68,17 @@ SIZES: dict[str, int] = {
 }
 
 
-def test_an_undeclared_family_opens_as_transformers_does_it(tmp_path: Path) -> None:
+def test_an_undeclared_family_opens_as_transformers_does_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     from transformers import ElectraConfig, ElectraModel
 
     config = ElectraConfig(**SIZES)
     stock = ElectraModel(config).eval()
     stock.save_pretrained(tmp_path / "other")
+    capfd.readouterr()
     model = load_model(tmp_path / "other", device="cpu")
+    assert capfd.readouterr() == ("", "")  # no bar of transformers
     ids = torch.tensor([[3, 4, 5]])
     with torch.inference_mode():
         assert torch.equal(model(ids).last_hidden_state, stock(ids).last_hidden_state)

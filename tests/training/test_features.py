@@ -81,6 +81,8 @@ def test_a_pruned_sentence_encoder_recovers(folder: Path) -> None:
     result = call(finetune, "pruned", *RUN, "--valid-text", "valid.txt", "--steps", 40, "-o", "out", "--json")
     assert result.status == 0, result.err
     figures = json.loads(result.out)
+    assert figures["stock"]["is_stock"] is False
+    assert figures["stock"]["reason"].startswith("heads are gone")
     assert figures["arguments"]["task"] == "feature-extraction"
     assert (figures["arguments"]["hidden"], figures["arguments"]["distill"]) == (1.0, 0.0)
     after, _ = expected_distance(Path("out"), Path("model"))
@@ -89,6 +91,23 @@ def test_a_pruned_sentence_encoder_recovers(folder: Path) -> None:
     for module in ("1_Pooling", "2_Dense"):
         for file in (folder / "model" / module).iterdir():
             assert (folder / "out" / module / file.name).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--distill", 0.5), "--distill goes with models that have a head"),
+        (("--temperature", 1), "--temperature goes with models that have a head"),
+        (
+            ("--label-smoothing", 0, "--distill", 0),
+            "--label-smoothing and --distill go with models that have a head",
+        ),
+    ],
+)
+def test_options_of_a_loss_of_logits_are_refused(
+    folder: Path, options: tuple[object, ...], message: str
+) -> None:
+    refused(call(finetune, "model", *RUN, *options, "--steps", 1, "-o", "out"), message, 2)
 
 
 def test_it_needs_a_teacher_and_text(folder: Path) -> None:
