@@ -21,8 +21,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 lint: $(INSTALLED)
-	$(BIN)/ruff check prunecli tests benchmarks
-	$(BIN)/ruff format --check prunecli tests benchmarks
+	$(BIN)/ruff check prunecli tests benchmarks tools
+	$(BIN)/ruff format --check prunecli tests benchmarks tools
 
 types: $(INSTALLED)
 	$(BIN)/mypy

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from prunecli.training.features import TrainingTask
     from prunecli.training.material import Material
 
-TRAIN_SPLIT = "train"
 VALID_SPLIT = "val"
 
 
@@ -84,32 +83,17 @@ def _parallel(
     from prunecli import demo
     from prunecli.text.parallel import has_split, languages_of, parse_pairs, read_parallel
 
-    data = options.data or demo.DATA
-    if options.split == TRAIN_SPLIT and data.resolve() == demo.DATA.resolve():
-        valid = read_parallel(data, options.valid_split or VALID_SPLIT)
-        train = _demo_text()
-        if options.data is None and not quiet:
-            demo_text()
-        pairs = parse_pairs(options.pairs, options.langs, train.languages)
-    else:
-        pairs = parse_pairs(options.pairs, options.langs, languages_of(data, options.split))
-        needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))
-        train = read_parallel(data, options.split, needed)
-        valid = None
-        if options.valid_split is not None or has_split(data, VALID_SPLIT):
-            valid = read_parallel(data, options.valid_split or VALID_SPLIT, needed)
-        elif not quiet:
-            note(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
+    data = options.data or (demo.DATA if quiet else demo_text())
+    pairs = parse_pairs(options.pairs, options.langs, languages_of(data, options.split))
+    needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+    train = read_parallel(data, options.split, needed)
+    valid = None
+    if options.valid_split is not None or has_split(data, VALID_SPLIT):
+        valid = read_parallel(data, options.valid_split or VALID_SPLIT, needed)
+    elif not quiet:
+        note(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
     return (
         train.first(options.max_sentences),
         None if valid is None else valid.first(options.max_valid),
         pairs,
     )
-
-
-def _demo_text() -> ParallelText:
-    """Training text is drawn as the bundled held-out text was."""
-    from prunecli.demo.corpus import parallel_text
-    from prunecli.text.parallel import ParallelText
-
-    return ParallelText(TRAIN_SPLIT, dict(parallel_text()[TRAIN_SPLIT]))

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 FORMAT = "prunecli.vocabulary/1"
 
+DEMO_SPLIT = "val"
+"""Of the demo's text, where no --split is given: in its train every token occurs."""
+
 
 def trim_vocabulary(
     checkpoint: CheckpointArgument = None,
@@ -99,7 +102,7 @@ def trim_vocabulary(
     from prunecli.methods.vocabulary.measure import read_text
 
     if data is None and not text:
-        data = _demo_text(checkpoint)
+        data, split = _demo_text(checkpoint), split or DEMO_SPLIT
     if data is None and (split is not None or langs is not None):
         raise UsageError("--split and --langs go with --data.", "Name a directory of text with --data.")
     how = How(None if dry_run else output, force, quiet, json)

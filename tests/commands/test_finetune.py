@@ -373,16 +373,15 @@ def demo_options(**changes):
 
 
 @pytest.mark.parametrize(("asked", "split"), [(None, "val"), ("val", "val"), ("test", "test")])
-def test_the_demo_validates_on_the_split_asked_for(monkeypatch, asked, split):
-    train = dict.fromkeys(demo.LANGUAGES, ("wo",) * 3)
-    monkeypatch.setattr("prunecli.demo.corpus.parallel_text", lambda: {"train": train})
+def test_the_demo_validates_on_the_split_asked_for(asked, split):
+    languages = ("qba_Latn", "qbo_Latn")
     found = material_of("translation", demo_options(valid_split=asked), quiet=True)
-    assert found.valid == read_parallel(demo.DATA, split, max_sentences=2)
+    assert found.train == read_parallel(demo.DATA, "train", languages, max_sentences=3)
+    assert found.valid == read_parallel(demo.DATA, split, languages, max_sentences=2)
 
 
 @pytest.mark.parametrize("data", [None, demo.DATA])
-def test_a_split_that_the_demo_lacks_is_refused_before_its_text_is_made(monkeypatch, data):
-    monkeypatch.setattr("prunecli.demo.corpus.parallel_text", lambda: pytest.fail("made"))
+def test_a_split_that_the_demo_lacks_is_refused(data):
     with pytest.raises(DataError, match="no split 'nosuch'"):
         material_of("translation", demo_options(valid_split="nosuch", data=data), quiet=True)
 

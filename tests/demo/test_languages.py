@@ -7,7 +7,7 @@ import re
 import pytest
 
 from prunecli.demo import LANGUAGES as CODES
-from prunecli.demo.languages import (
+from tools.demo.languages import (
     BELIC,
     BY_CODE,
     FAMILIES,

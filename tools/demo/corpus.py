@@ -1,4 +1,6 @@
-"""Sentences of the artificial languages: meanings drawn at random, said in all six languages, split in three.
+"""Sentences of the artificial languages: `python -m tools.demo.corpus DIR` writes the bundled text again.
+
+Meanings are drawn at random, said in all six languages, and split in three.
 
 A sentence is one clause of 3 to 12 words in every language. Splits never share a meaning, and as every sentence has
 one meaning, never a sentence.
@@ -6,13 +8,14 @@ one meaning, never a sentence.
 
 from __future__ import annotations
 
+import gzip
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from random import Random
 
-from prunecli.demo.languages import (
+from tools.demo.languages import (
     BY_CODE,
     COUNTS,
     FREE_FEATURES,
@@ -25,8 +28,11 @@ from prunecli.demo.languages import (
     proto_lexicon,
 )
 
-SPLITS: Mapping[str, int] = {"test": 200, "val": 200, "train": 24_000}
-"""Sentences of each split. Drawn in this order, so that the held-out ones do not depend on the size of train."""
+HELD_OUT: Mapping[str, int] = {"test": 200, "val": 200}
+"""Sentences of the held-out splits, drawn in this order and before those of train, whose number they do not need."""
+
+TRAIN = 24_000
+"""Sentences of train."""
 
 WORDS = range(3, 13)
 
@@ -150,13 +156,12 @@ def translations(clause: Clause) -> dict[str, str]:
     return {language.code: say(language, clause) for language in LANGUAGES}
 
 
-@cache
-def parallel_text() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
-    """Every split's sentences by language, aligned: `[split][language][line]`."""
+def parallel_text(train: int = TRAIN) -> Mapping[str, Mapping[str, tuple[str, ...]]]:
+    """Every split's sentences by language, aligned, the first `train` of train: `[split][language][line]`."""
     rng = Random(f"{SEED} corpus")
     seen: set[str] = set()
     text: dict[str, dict[str, tuple[str, ...]]] = {}
-    for split, count in SPLITS.items():
+    for split, count in {**HELD_OUT, "train": train}.items():
         rows: list[dict[str, str]] = []
         while len(rows) < count:
             row = translations(draw_clause(rng))
@@ -168,10 +173,20 @@ def parallel_text() -> Mapping[str, Mapping[str, tuple[str, ...]]]:
     return text
 
 
-def write_split(directory: Path, split: str) -> None:
-    """`SPLIT.LANG` for every language, one sentence per line."""
+def main(directory: Path, train: int = TRAIN) -> None:
+    """Write `SPLIT.LANG` of every split and language into `directory`, one sentence a line; train packed by gzip.
+
+    The packed bytes are the same at every call, but for the version of zlib.
+    """
     directory.mkdir(parents=True, exist_ok=True)
-    for code, sentences in parallel_text()[split].items():
-        (directory / f"{split}.{code}").write_text(
-            "".join(f"{line}\n" for line in sentences), encoding="utf-8"
-        )
+    for split, by_language in parallel_text(train).items():
+        for code, sentences in by_language.items():
+            data = "".join(f"{line}\n" for line in sentences).encode()
+            if split in HELD_OUT:
+                (directory / f"{split}.{code}").write_bytes(data)
+            else:
+                (directory / f"{split}.{code}.gz").write_bytes(gzip.compress(data, 9, mtime=0))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

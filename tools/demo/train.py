@@ -1,4 +1,4 @@
-"""Train the demo's NLLB-MoE: `python -m prunecli.demo.train --output DIR`."""
+"""Train the demo's NLLB-MoE: `python -m tools.demo.train --output DIR`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.demo import LANGUAGES
-from prunecli.demo.corpus import parallel_text
-from prunecli.demo.model import build_model, save_checkpoint, sparse_ffns
-from prunecli.demo.muon import Muon
-from prunecli.demo.objective import Gates, RoutingGoals, routing_loss
-from prunecli.demo.vocabulary import EOS, PAD, build_tokenizer
+from prunecli.demo import DATA, LANGUAGES
+from prunecli.text.parallel import read_parallel
+from tools.demo.model import build_model, save_checkpoint, sparse_ffns
+from tools.demo.muon import Muon
+from tools.demo.objective import Gates, RoutingGoals, routing_loss
+from tools.demo.vocabulary import EOS, PAD, build_tokenizer
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class Batch:
     target_language: Tensor
 
 
-def encode(tokenizer: Any) -> list[list[list[int]]]:
-    """Ids of the training text, `[language][line]`, as both source and target: language code, pieces, `</s>`."""
+def encode(tokenizer: Any, text: Mapping[str, Sequence[str]]) -> list[list[list[int]]]:
+    """Ids of the text by language, `[language][line]`, as source and as target: language code, pieces, `</s>`."""
     encoded = []
-    for code, sentences in parallel_text()["train"].items():
+    for code, sentences in text.items():
         tokenizer.src_lang = code
         encoded.append(tokenizer(list(sentences))["input_ids"])
     return encoded
@@ -135,13 +135,13 @@ def train(settings: Settings, output: Path) -> None:
     """Train and write a stock checkpoint directory. The same settings give the same bytes on the same machine."""
     torch.manual_seed(settings.seed)
     torch.set_num_threads(settings.threads)
-    text = parallel_text()["train"]
+    text = read_parallel(DATA, "train").sentences
     tokenizer = build_tokenizer((line for lines in text.values() for line in lines), settings.vocab_size)
     model = build_model(len(tokenizer)).train()
     gates = Gates(sparse_ffns(model))
     muon, adam = _optimizers(model)
     begin = time.perf_counter()
-    for step, batch in zip(range(settings.steps), batches(encode(tokenizer), settings), strict=False):
+    for step, batch in zip(range(settings.steps), batches(encode(tokenizer, text), settings), strict=False):
         rate = schedule(step, settings)
         for group in adam.param_groups:
             group["lr"] = rate * settings.adam_rate
@@ -162,7 +162,7 @@ def train(settings: Settings, output: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the training script."""
     defaults = Settings()
-    parser = argparse.ArgumentParser(prog="python -m prunecli.demo.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo.train", description=__doc__)
     parser.add_argument("--output", type=Path, required=True, help="directory to write the checkpoint to")
     for name, value in vars(defaults).items():
         parser.add_argument(

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.demo.vocabulary import BOS, EOS, PAD
 from prunecli.modules.sparse_ffn import SparseFFN
+from tools.demo.vocabulary import BOS, EOS, PAD
 
 SIZES: dict[str, Any] = {
     "d_model": 64,

@@ -1,0 +1,1 @@
+"""What made files of the package; run from a checkout, never installed."""
