@@ -1,5 +1,7 @@
 """One linear layer on one CPU thread, for the ragged numbers of rows that experts get; no gradients.
 
+All that is private to torch about oneDNN is used here alone.
+
 torch's own choices are best for large even products. Measured on AVX-512 with 1024 x 4096 weights on one thread: at 64
 rows, float32 by MKL takes 7.0 ms and by oneDNN 5.8; float16 (no native arithmetic) 25 as torch does it, 6.3 cast to
 float32 block by block. One row reads bfloat16 weights at 9.6 GB/s by oneDNN, at 20 GB/s by torch's dot products.
@@ -24,6 +26,9 @@ CAST_ELEMENTS = 1 << 20
 
 FEW_ROWS = 3
 """Up to these rows, torch's dot products on float16 are faster than a cast."""
+
+PACKED_ROWS = 32
+"""Rows that the blocks of a packed weight are chosen for: the same from 2 to hundreds."""
 
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -159,3 +164,12 @@ def can_pack(dtype: torch.dtype) -> bool:
     """Whether this build of torch packs weights of that type for oneDNN, and this CPU multiplies them so."""
     has_op = has_onednn_linear() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
     return has_op and (dtype == torch.float32 or (dtype == torch.bfloat16 and onednn_bfloat16()))
+
+
+def pack(weight: Tensor) -> Tensor:
+    """A copy of `weight` `[out, in]` in the blocks that oneDNN multiplies by; only where `can_pack` says so.
+
+    Opaque, but for type, shape and `to_dense()`.
+    """
+    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+    return packed

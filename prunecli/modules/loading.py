@@ -12,8 +12,8 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_checkpoint
 from prunecli.modules.bars import no_bars
 from prunecli.modules.building import build_model, missing_tensors
+from prunecli.modules.dense_linear import pack_linears
 from prunecli.modules.fitting import fitting_dtype
-from prunecli.modules.packed_linear import pack_linears
 from prunecli.modules.sparse_ffn import SparseFFN
 
 

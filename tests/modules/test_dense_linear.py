@@ -1,7 +1,8 @@
-"""Packed dense layers: the product in float64, what stays as it is, and the same decoding as the model's own layers."""
+"""Dense layers on a CPU, plain and packed: the product in float64, what stays as it is, and the same decoding."""
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -12,22 +13,120 @@ from torch import nn
 
 import prunecli
 from prunecli.evaluation.hardware import model_sizes
-from prunecli.modules import packed_linear
-from prunecli.modules.cpu_linear import can_pack
+from prunecli.modules import dense_linear
+from prunecli.modules.cpu_linear import can_pack, has_onednn_linear
+from prunecli.modules.dense_linear import InferenceLinear, PackedLinear, pack_linears, speed_up_linears
 from prunecli.modules.loading import load_for_decoding
-from prunecli.modules.packed_linear import PackedLinear, pack_linears
 from tests.families import DECODERS, TRANSLATORS, tiny_family
 from tests.tiny import tiny_nllb_moe
 
-pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="this torch packs no weights")
+pytestmark = pytest.mark.skipif(
+    not (has_onednn_linear() and can_pack(torch.float32)),
+    reason="this torch has no oneDNN, or packs no weights",
+)
 
 
 @pytest.fixture(autouse=True)
 def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed_linear, "MIN_ONEDNN", 1)
+    """Every layer is large enough."""
+    monkeypatch.setattr(dense_linear, "MIN_ONEDNN", 1)
 
 
-def layer(inputs: int, outputs: int, bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each product that goes to oneDNN."""
+    made: list[int] = []
+    asked = InferenceLinear._goes_to_onednn
+
+    def noted(self: InferenceLinear, given: torch.Tensor) -> bool:
+        goes = asked(self, given)
+        made.extend([1] * goes)
+        return goes
+
+    monkeypatch.setattr(InferenceLinear, "_goes_to_onednn", noted)
+    return made
+
+
+def fast_layer(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(24, 16, bias=bias))
+    speed_up_linears(made)
+    assert type(made[0]) is InferenceLinear
+    return made[0]
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (5, 24), (2, 3, 24), (2, 1, 4, 24), (0, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_inference_equals_the_product(shape: tuple[int, ...], bias: bool, calls: list[int]) -> None:
+    fast, x = fast_layer(bias), torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        made = fast(x)
+    want = x.double() @ fast.weight.double().T + (fast.bias.double() if bias else 0)
+    assert made.shape == (*shape[:-1], 16)
+    torch.testing.assert_close(made.double(), want.detach(), atol=1e-5, rtol=0)
+    assert len(calls) == (0 not in shape)
+
+
+def test_strided_input(calls: list[int]) -> None:
+    fast, x = fast_layer(), torch.randn(24, 2, 5).permute(1, 2, 0)
+    with torch.inference_mode():
+        made = fast(x)
+    torch.testing.assert_close(made, nn.functional.linear(x, fast.weight, fast.bias), atol=1e-5, rtol=0)
+    assert calls
+
+
+def test_gradients_are_those_of_the_stock_layer(calls: list[int]) -> None:
+    fast = fast_layer()
+    stock = nn.Linear(24, 16)
+    stock.load_state_dict(fast.state_dict())
+    for one in (fast, stock):
+        one(torch.ones(3, 24)).square().sum().backward()
+    assert torch.equal(fast.weight.grad, stock.weight.grad)
+    assert not calls
+    frozen = fast.requires_grad_(False)
+    x = torch.ones(3, 24, requires_grad=True)
+    frozen(x).sum().backward()
+    assert x.grad is not None
+    assert not calls
+
+
+def test_other_types_and_autocast_are_left_to_torch(calls: list[int]) -> None:
+    fast, x = fast_layer(), torch.randn(3, 24)
+    with torch.inference_mode():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert fast(x).dtype == torch.bfloat16
+        assert copy.deepcopy(fast).to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+        assert not calls
+        fast(x)
+    assert calls
+
+
+def test_small_layers_and_other_classes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(24, 16), Own(64, 32), nn.Linear(64, 32))
+    monkeypatch.setattr(dense_linear, "MIN_ONEDNN", 32 * 64)
+    speed_up_linears(model)
+    assert [type(module) for module in model] == [nn.Linear, Own, InferenceLinear]
+
+
+def test_a_loaded_model_decodes_as_before(tmp_path: Path, calls: list[int]) -> None:
+    path = tiny_nllb_moe(tmp_path / "model")
+    ids = torch.tensor([[5, 6, 7, 2]])
+    fast = prunecli.load_model(path, device="cpu", dtype="float32")
+    made = fast.generate(ids, num_beams=2, max_new_tokens=6)
+    assert calls
+    dense_linear.MIN_ONEDNN = 1 << 30  # the fixture undoes it
+    stock = prunecli.load_model(path, device="cpu", dtype="float32")
+    assert not any(isinstance(module, InferenceLinear) for module in stock.modules())
+    assert torch.equal(made, stock.generate(ids, num_beams=2, max_new_tokens=6))
+    assert fast.state_dict().keys() == stock.state_dict().keys()
+
+
+def packed_layer(
+    inputs: int, outputs: int, bias: bool = True, dtype: torch.dtype = torch.float32
+) -> nn.Linear:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Linear(inputs, outputs, bias=bias, dtype=dtype))
     pack_linears(made)
@@ -35,8 +134,8 @@ def layer(inputs: int, outputs: int, bias: bool = True, dtype: torch.dtype = tor
 
 
 @given(rows=st.integers(0, 70), inputs=st.integers(1, 70), outputs=st.integers(1, 70), bias=st.booleans())
-def test_equals_the_product(rows: int, inputs: int, outputs: int, bias: bool) -> None:
-    packed = layer(inputs, outputs, bias)
+def test_packed_equals_the_product(rows: int, inputs: int, outputs: int, bias: bool) -> None:
+    packed = packed_layer(inputs, outputs, bias)
     assert type(packed) is PackedLinear
     x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -47,7 +146,7 @@ def test_equals_the_product(rows: int, inputs: int, outputs: int, bias: bool) ->
 
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 on this CPU")
 def test_bfloat16_equals_the_product_rounded_once() -> None:
-    packed = layer(64, 48, dtype=torch.bfloat16)
+    packed = packed_layer(64, 48, dtype=torch.bfloat16)
     assert type(packed) is PackedLinear
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.inference_mode():
@@ -59,7 +158,7 @@ def test_bfloat16_equals_the_product_rounded_once() -> None:
 
 @pytest.mark.parametrize("shape", [(24,), (1, 24), (2, 3, 24), (2, 1, 4, 24), (2, 0, 24)])
 def test_shapes_and_strides(shape: tuple[int, ...]) -> None:
-    packed, x = layer(24, 16), torch.randn(*shape[:-1], 48)[..., ::2]
+    packed, x = packed_layer(24, 16), torch.randn(*shape[:-1], 48)[..., ::2]
     with torch.inference_mode():
         made = packed(x)
     want = nn.functional.linear(x, packed.weight.to_dense(), packed.bias)
@@ -82,7 +181,7 @@ def test_tied_small_other_types_and_subclasses_stay(monkeypatch: pytest.MonkeyPa
     model = nn.ModuleList([nn.Embedding(64, 32), nn.Linear(32, 64), Own(32, 64), nn.Linear(32, 32)])
     model.extend([nn.Linear(32, 64).double(), nn.Linear(32, 64)])
     model[1].weight = model[0].weight
-    monkeypatch.setattr(packed_linear, "MIN_ONEDNN", 32 * 64)
+    monkeypatch.setattr(dense_linear, "MIN_ONEDNN", 32 * 64)
     pack_linears(model)
     kinds = [nn.Embedding, nn.Linear, Own, nn.Linear, nn.Linear, PackedLinear]
     assert [type(module) for module in model] == kinds
@@ -98,7 +197,7 @@ def test_a_layer_that_stands_in_two_places_is_packed_once() -> None:
 
 def test_gradients_are_refused() -> None:
     with pytest.raises(RuntimeError, match="load_model"):
-        layer(24, 16)(torch.ones(1, 24, requires_grad=True))
+        packed_layer(24, 16)(torch.ones(1, 24, requires_grad=True))
 
 
 @pytest.mark.parametrize("model_type", [*TRANSLATORS, *DECODERS])
