@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -41,7 +41,7 @@ def bench_latency(
     runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs.")] = 5,
     warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs before them that do not count.")] = 1,
     threads: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--threads", min=1, help="CPU threads; default: torch's choice.", show_default=False),
     ] = None,
     no_memory: Annotated[
@@ -51,7 +51,7 @@ def bench_latency(
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second against batch size."),
     ] = None,
     table: TableOption = None,

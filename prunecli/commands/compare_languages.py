@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ TABLE_PAIRS = 12
 
 def compare_languages(
     gates: Annotated[
-        Optional[list[Path]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        list[Path] | None,
         typer.Argument(
             metavar="GATES.json", help="Gate statistics; default: ./gates.json.", show_default=False
         ),
@@ -63,7 +63,7 @@ def compare_languages(
     ] = "ward",
     langs: LangsOption = None,
     plot: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--plot", help="Also draw it all.", metavar="FILE.png", show_default=False),
     ] = None,
     table: TableOption = None,

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -52,7 +52,7 @@ class MeasureChoice(str, enum.Enum):
 def compare_models(
     checkpoint: CheckpointArgument = None,
     other: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Argument(
             metavar="OTHER",
             parser=checkpoint_path,
@@ -62,7 +62,7 @@ def compare_models(
         ),
     ] = None,
     benchmarks: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option(
             "--benchmarks",
             help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100 %; may be given again.",
@@ -94,7 +94,7 @@ def compare_models(
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw the heat maps of all components."),
     ] = None,
     table: TableOption = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -61,7 +61,7 @@ def evaluate(
     labelled: LabelledOption = None,
     context: ContextOption = None,
     stride: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--stride",
             min=1,
@@ -73,7 +73,7 @@ def evaluate(
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.")] = 4,
     batch_tokens: BatchTokensOption = 2048,
     max_new_tokens: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--max-new-tokens",
             min=1,
@@ -84,7 +84,7 @@ def evaluate(
     ] = None,
     max_sentences: MaxSentencesOption = None,
     spm: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--spm",
             help="FLORES-200's SentencePiece model, for spBLEU; default: where sacrebleu keeps it.",
@@ -96,7 +96,7 @@ def evaluate(
     ] = 1000,
     seed: SeedOption = 12345,
     hypotheses: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--hypotheses",
             help="Keep the outputs, SPLIT.PAIR.hyp in a folder for each checkpoint.",
@@ -104,7 +104,7 @@ def evaluate(
         ),
     ] = None,
     groups: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--groups",
             help="Means by group of languages too, such as resource classes: a language, a tab and its group a line, "
@@ -122,7 +122,7 @@ def evaluate(
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--plot",
             help="Also draw the scores against the fraction removed.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -41,7 +41,7 @@ class SideName(str, Enum):
 def factorize_embeddings(
     checkpoint: CheckpointArgument = None,
     map_dim: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--map-dim",
             metavar="N",
@@ -50,7 +50,7 @@ def factorize_embeddings(
         ),
     ] = None,
     expand_dim: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--expand-dim",
             metavar="K",
@@ -59,11 +59,11 @@ def factorize_embeddings(
         ),
     ] = None,
     depth: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option("--depth", metavar="L", help="Expansion layers. Default: 3.", show_default=False),
     ] = None,
     max_groups: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--max-groups",
             metavar="G",
@@ -72,7 +72,7 @@ def factorize_embeddings(
         ),
     ] = None,
     kind: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--kind",
             metavar="KIND",
@@ -82,7 +82,7 @@ def factorize_embeddings(
         ),
     ] = None,
     side: Annotated[
-        Optional[SideName],  # noqa: UP045
+        SideName | None,
         typer.Option(
             "--side",
             help="Which tables. Default: both where input and output share one (one side alone then saves nothing), "
@@ -100,7 +100,7 @@ def factorize_embeddings(
     ] = False,
     data: DataOption = None,
     split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--split",
             metavar="A,B",
@@ -109,12 +109,12 @@ def factorize_embeddings(
         ),
     ] = None,
     langs: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--langs", metavar="A,B", help="Languages of --data; default: all.", show_default=False),
     ] = None,
     text: TextFilesOption = None,
     epochs: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--epochs",
             min=0,
@@ -126,7 +126,7 @@ def factorize_embeddings(
     ] = None,
     dtype: DtypeOption = None,
     plot: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--plot",
             metavar="FILE.png",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -57,7 +57,7 @@ class ResumeChoice(str, enum.Enum):
 def finetune(
     checkpoint: CheckpointArgument = None,
     from_scratch: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--from-scratch",
             metavar="CONFIG",
@@ -67,7 +67,7 @@ def finetune(
         ),
     ] = None,
     tokenizer: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--tokenizer",
             metavar="DIR",
@@ -76,7 +76,7 @@ def finetune(
         ),
     ] = None,
     teacher: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--teacher",
             metavar="CHECKPOINT",
@@ -88,19 +88,19 @@ def finetune(
     data: DataOption = None,
     split: Annotated[str, typer.Option("--split", help="Split that is trained on.")] = "train",
     valid_split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--valid-split", help="Split to validate with. Default: val, where there is one."),
     ] = None,
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
     valid_text: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option("--valid-text", metavar="FILE", help="Plain text to validate with.", show_default=False),
     ] = None,
     labelled: LabelledOption = None,
     valid_labelled: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--valid-labelled", metavar="FILE", help="Labelled text to validate with.", show_default=False
         ),
@@ -108,7 +108,7 @@ def finetune(
     task: TrainingTaskOption = None,
     context: ContextOption = None,
     steps: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--steps",
             min=1,
@@ -118,11 +118,11 @@ def finetune(
         ),
     ] = None,
     epochs: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option("--epochs", metavar="E", help="Passes over the text instead.", show_default=False),
     ] = None,
     minutes: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--minutes", metavar="M", help="Stop after so long, validations included.", show_default=False
         ),
@@ -137,7 +137,7 @@ def finetune(
         int, typer.Option("--accumulate", min=1, metavar="N", help="Batches of one update.")
     ] = 1,
     learning_rate: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--learning-rate",
             metavar="R",
@@ -147,7 +147,7 @@ def finetune(
         ),
     ] = None,
     warmup: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--warmup",
             min=0,
@@ -157,7 +157,7 @@ def finetune(
         ),
     ] = None,
     label_smoothing: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--label-smoothing",
             min=0.0,
@@ -168,7 +168,7 @@ def finetune(
         ),
     ] = None,
     distill: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--distill",
             min=0.0,
@@ -179,7 +179,7 @@ def finetune(
         ),
     ] = None,
     temperature: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--temperature", metavar="T", help="Of both distributions. Default: 1.", show_default=False
         ),
@@ -213,7 +213,7 @@ def finetune(
     ] = MetricChoice.loss,
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beams of the translations for chrf++.")] = 1,
     patience: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--patience",
             min=1,
@@ -223,20 +223,20 @@ def finetune(
         ),
     ] = None,
     max_sentences: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--max-sentences", min=1, metavar="N", help="Train on the first N lines.", show_default=False
         ),
     ] = None,
     max_valid: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--max-valid", min=1, metavar="N", help="Validate with the first N lines.", show_default=False
         ),
     ] = None,
     seed: SeedOption = 0,
     dtype_out: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--dtype-out",
             parser=_dtype_out,

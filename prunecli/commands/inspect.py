@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,7 +37,7 @@ FORMAT = "prunecli.inspect/1"
 def inspect(
     checkpoint: CheckpointArgument = None,
     fit: Annotated[
-        Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        str | None,
         typer.Option(
             "--fit",
             help="Memory, such as 32GiB: what fits in it (whole, pruned, layer by layer), and how long a pass takes.",
@@ -45,11 +45,11 @@ def inspect(
         ),
     ] = None,
     dtype: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--dtype", help="For --fit: type of the weights; default: as stored.", metavar="TYPE"),
     ] = None,
     balance: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--balance",
             help="For --fit: experts kept, encoder to decoder; default: as prune-experts.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prunecli.running.layerwise.session import Work
 
 MemoryOption = Annotated[
-    Optional[str],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+    str | None,
     typer.Option(
         "--memory",
         help="Run layer by layer within so much memory, such as 8GiB.",
@@ -24,7 +24,7 @@ MemoryOption = Annotated[
     ),
 ]
 SpillDirOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
         "--spill-dir",
         help="With --memory: where a file goes for what the text's hidden states need beyond it; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -34,7 +34,7 @@ def removed_share(text: str) -> float:
 
 
 CheckpointArgument = Annotated[
-    Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+    Path | None,
     typer.Argument(
         metavar="CHECKPOINT",
         parser=checkpoint_path,
@@ -43,7 +43,7 @@ CheckpointArgument = Annotated[
     ),
 ]
 CheckpointsArgument = Annotated[
-    Optional[list[Path]],  # noqa: UP045
+    list[Path] | None,
     typer.Argument(
         metavar="CHECKPOINT",
         parser=checkpoint_path,
@@ -52,7 +52,7 @@ CheckpointsArgument = Annotated[
     ),
 ]
 DataOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
         "--data",
         help="Directory of aligned text: SPLIT.LANG (val.eng_Latn) or FLORES-200's SPLIT/LANG.SPLIT, or "
@@ -61,25 +61,25 @@ DataOption = Annotated[
     ),
 ]
 SourceFileOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
         "--source-file", help="Source sentences of one pair, one a line; with --target-file and --pairs."
     ),
 ]
 TargetFileOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option("--target-file", help="Target sentences of one pair, one a line."),
 ]
 LangsOption = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option("--langs", help="Languages, comma-separated: all pairs between them.", metavar="A,B,C"),
 ]
 PairsOption = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option("--pairs", help="Language pairs, comma-separated.", metavar="A-B,C-D"),
 ]
 TextFilesOption = Annotated[
-    Optional[list[Path]],  # noqa: UP045
+    list[Path] | None,
     typer.Option(
         "--text",
         help="File of plain text, one a line; may be given again.",
@@ -88,7 +88,7 @@ TextFilesOption = Annotated[
     ),
 ]
 LabelledOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
         "--labelled",
         help="Labelled text: label, tab, text, perhaps a tab and a second text; or JSON lines (label, text, text_b).",
@@ -97,7 +97,7 @@ LabelledOption = Annotated[
     ),
 ]
 ContextOption = Annotated[
-    Optional[int],  # noqa: UP045
+    int | None,
     typer.Option(
         "--context",
         min=2,
@@ -110,7 +110,7 @@ BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
 ]
 MaxSentencesOption = Annotated[
-    Optional[int],  # noqa: UP045
+    int | None,
     typer.Option("--max-sentences", min=1, help="Use only the first N sentences.", metavar="N"),
 ]
 DeviceOption = Annotated[
@@ -126,7 +126,7 @@ ComputeDtypeOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[
-    Optional[str],  # noqa: UP045
+    str | None,
     typer.Option(
         "--dtype",
         parser=written_dtype,
@@ -144,7 +144,7 @@ FitLengthOption = Annotated[
     int, typer.Option("--fit-length", min=1, metavar="N", help="For --fit: tokens of a sentence.")
 ]
 TableOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
         "--table",
         help="Also write the tables, unrounded; the ending says how: .csv, .md, .tex.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -66,7 +66,7 @@ class GranularityName(str, Enum):
 def prune_experts(
     checkpoint: CheckpointArgument = None,
     gates: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option(
             "--gates",
             metavar="FILE",
@@ -76,7 +76,7 @@ def prune_experts(
         ),
     ] = None,
     experts: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--experts",
             metavar="FILE",
@@ -86,7 +86,7 @@ def prune_experts(
         ),
     ] = None,
     ratio: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--ratio",
             parser=removed_share,
@@ -97,7 +97,7 @@ def prune_experts(
         ),
     ] = None,
     fit: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--fit",
             metavar="SIZE",
@@ -107,7 +107,7 @@ def prune_experts(
         ),
     ] = None,
     experts_per_layer: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--experts-per-layer",
             metavar="E,D",
@@ -133,7 +133,7 @@ def prune_experts(
         ),
     ] = StrategyName.per_layer,
     balance: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--balance",
             metavar="ENC:DEC",
@@ -143,7 +143,7 @@ def prune_experts(
         ),
     ] = None,
     min_per_layer: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--min-per-layer",
             min=1,
@@ -154,7 +154,7 @@ def prune_experts(
         ),
     ] = None,
     granularity: Annotated[
-        Optional[GranularityName],  # noqa: UP045
+        GranularityName | None,
         typer.Option(
             "--granularity",
             metavar="NAME",
@@ -164,11 +164,11 @@ def prune_experts(
         ),
     ] = None,
     source: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--source", metavar="A,B", help="Languages to translate from.", show_default=False),
     ] = None,
     target: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--target", metavar="C,D", help="Languages to translate into.", show_default=False),
     ] = None,
     dtype: DtypeOption = None,

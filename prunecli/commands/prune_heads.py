@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,7 +46,7 @@ class NormalizeName(str, Enum):
 def prune_heads(
     checkpoint: CheckpointArgument = None,
     scores: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        list[Path] | None,
         typer.Option(
             "--scores",
             metavar="FILE",
@@ -56,7 +56,7 @@ def prune_heads(
         ),
     ] = None,
     heads: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--heads",
             metavar="FILE",
@@ -65,7 +65,7 @@ def prune_heads(
         ),
     ] = None,
     ratio: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--ratio",
             parser=removed_share,
@@ -76,13 +76,13 @@ def prune_heads(
         ),
     ] = None,
     count: Annotated[
-        Optional[int],  # noqa: UP045
+        int | None,
         typer.Option(
             "--count", min=0, metavar="N", help="Heads to remove, instead of --ratio.", show_default=False
         ),
     ] = None,
     attention: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--attention",
             metavar="KINDS",
@@ -106,7 +106,7 @@ def prune_heads(
         MetricName, typer.Option("--metric", help="By their scores, or at random as a baseline.")
     ] = MetricName.importance,
     normalize: Annotated[
-        Optional[NormalizeName],  # noqa: UP045
+        NormalizeName | None,
         typer.Option(
             "--normalize",
             help="Divide scores by the l2 norm over their layer, or compare them as they are. Default: per-layer; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -14,7 +14,7 @@ from prunecli.commands.outputs import check_outputs
 
 def report(
     directory: Annotated[
-        Optional[Path],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        Path | None,
         typer.Argument(
             metavar="DIR",
             help="Directory of results and checkpoints; default: this one.",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def run(
     recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.", show_default=False)],
     assignments: Annotated[
-        Optional[list[str]],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+        list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Give a variable of the recipe another value."),
     ] = None,
     dry_run: DryRunOption = False,

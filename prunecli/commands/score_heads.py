@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -83,7 +83,7 @@ def score_heads(
         ),
     ] = MethodName.gradient,
     importance: Annotated[
-        Optional[ImportanceName],  # noqa: UP045
+        ImportanceName | None,
         typer.Option(
             "--importance",
             help="What gradient takes the absolute value of: the sum over each example's tokens, as eq. 2 says, or "
@@ -92,7 +92,7 @@ def score_heads(
         ),
     ] = None,
     metric: Annotated[
-        Optional[MetricChoice],  # noqa: UP045
+        MetricChoice | None,
         typer.Option(
             "--metric",
             help="The score of ablation and all-but-one; default: chrf++, accuracy or loss, by task. loss is fast.",
@@ -101,7 +101,7 @@ def score_heads(
     ] = None,
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beams per sentence for chrf++ and bleu.")] = 4,
     select_data: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--select-data",
             help="all-but-one: choose the best heads on this text (a directory as --data, or a file as --text or "
@@ -110,7 +110,7 @@ def score_heads(
         ),
     ] = None,
     select_split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option("--select-split", help="The same, by split of the text.", show_default=False),
     ] = None,
     context: ContextOption = None,
@@ -125,7 +125,7 @@ def score_heads(
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw the heat map, layers by heads."),
     ] = None,
     table: TableOption = None,

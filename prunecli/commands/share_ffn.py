@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -70,7 +70,7 @@ class KeepName(str, Enum):
 def share_ffn(
     checkpoint: CheckpointArgument = None,
     config: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--config",
             metavar="NAME",
@@ -81,15 +81,15 @@ def share_ffn(
         ),
     ] = None,
     encoder: Annotated[
-        Optional[TreatmentName],  # noqa: UP045
+        TreatmentName | None,
         typer.Option("--encoder", help="The encoder's FFNs, instead of --config.", show_default=False),
     ] = None,
     decoder: Annotated[
-        Optional[TreatmentName],  # noqa: UP045
+        TreatmentName | None,
         typer.Option("--decoder", help="The decoder's FFNs, instead of --config.", show_default=False),
     ] = None,
     width: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--width",
             metavar="N|match",
@@ -99,7 +99,7 @@ def share_ffn(
         ),
     ] = None,
     init: Annotated[
-        Optional[InitName],  # noqa: UP045
+        InitName | None,
         typer.Option(
             "--init",
             help="How a shared FFN is made of those that it stands for: the mean of their weights, the first, the "
@@ -108,7 +108,7 @@ def share_ffn(
         ),
     ] = None,
     scale: Annotated[
-        Optional[float],  # noqa: UP045
+        float | None,
         typer.Option(
             "--scale",
             help="Factor of a shared FFN's output. Default: 1; for concat of k 1/k: the mean of their outputs, not "
@@ -117,7 +117,7 @@ def share_ffn(
         ),
     ] = None,
     groups: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--groups",
             metavar="N[,M]",
@@ -126,7 +126,7 @@ def share_ffn(
         ),
     ] = None,
     order: Annotated[
-        Optional[OrderName],  # noqa: UP045
+        OrderName | None,
         typer.Option(
             "--order",
             help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
@@ -135,7 +135,7 @@ def share_ffn(
         ),
     ] = None,
     keep_units: Annotated[
-        Optional[KeepName],  # noqa: UP045
+        KeepName | None,
         typer.Option(
             "--keep-units",
             help="Which hidden units stay where an FFN gets narrower: those of the largest weights, or those that are "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -37,12 +37,12 @@ class TrainingTaskChoice(str, Enum):
 
 
 TaskOption = Annotated[
-    Optional[TaskChoice],  # noqa: UP045 (typer reads it at run time, on Python 3.10 too)
+    TaskChoice | None,
     typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
 ]
 
 TrainingTaskOption = Annotated[
-    Optional[TrainingTaskChoice],  # noqa: UP045
+    TrainingTaskChoice | None,
     typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
 ]
 

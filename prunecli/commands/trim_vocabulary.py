@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def trim_vocabulary(
     checkpoint: CheckpointArgument = None,
     data: DataOption = None,
     split: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--split",
             metavar="A,B",
@@ -48,7 +48,7 @@ def trim_vocabulary(
         ),
     ] = None,
     langs: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             "--langs",
             metavar="A,B",
@@ -67,7 +67,7 @@ def trim_vocabulary(
         ),
     ] = 1,
     keep: Annotated[
-        Optional[Path],  # noqa: UP045
+        Path | None,
         typer.Option(
             "--keep",
             metavar="FILE",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -25,9 +25,9 @@ class Evaluated(Schema):
     mean: dict[str, Any] = Field(default_factory=dict)
     scores: dict[str, Any] = Field(default_factory=dict)
     pairs: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    p_value: Optional[Number] = None  # noqa: UP045 (pydantic reads it at run time, on Python 3.10 too)
-    parameters: Optional[Count] = None  # noqa: UP045
-    checkpoint_bytes: Optional[Count] = None  # noqa: UP045
+    p_value: Number | None = None
+    parameters: Count | None = None
+    checkpoint_bytes: Count | None = None
 
 
 class Evaluation(Schema):
@@ -37,7 +37,7 @@ class Evaluation(Schema):
     models: list[Model] = Field(default_factory=list)
     data: dict[str, Any] = Field(default_factory=dict)
     pairs: list[str] = Field(default_factory=list)
-    significance: Optional[dict[str, Any]] = None  # noqa: UP045
+    significance: dict[str, Any] | None = None
     results: list[Evaluated] = Field(min_length=1)
 
 
@@ -64,9 +64,9 @@ class Timed(Schema):
     checkpoint: str
     parameters: Count
     checkpoint_bytes: Count
-    load_s: Optional[Number] = None  # noqa: UP045
-    resident_peak: Optional[Count] = None  # noqa: UP045
-    device_peak: Optional[Count] = None  # noqa: UP045
+    load_s: Number | None = None
+    resident_peak: Count | None = None
+    device_peak: Count | None = None
     timings: list[Timing] = Field(min_length=1)
 
 
@@ -80,7 +80,7 @@ class Latency(Schema):
     runs: Count
     warm_up: Count = 0
     device: str
-    threads: Optional[Count] = None  # noqa: UP045
+    threads: Count | None = None
     results: list[Timed] = Field(min_length=1)
 
 
@@ -114,7 +114,7 @@ class Relation(Schema):
 class Similarities(Schema):
     """Jaccard similarities of pairs; [pairs, pairs] a side."""
 
-    relations: dict[str, dict[str, Optional[Relation]]]  # noqa: UP045
+    relations: dict[str, dict[str, Relation | None]]
     encoder: list[list[Number]]
     decoder: list[list[Number]]
 
@@ -123,8 +123,8 @@ class Clustering(Schema):
     """Trees by side."""
 
     linkage: str
-    encoder: Optional[Tree] = None  # noqa: UP045
-    decoder: Optional[Tree] = None  # noqa: UP045
+    encoder: Tree | None = None
+    decoder: Tree | None = None
 
 
 class ExpertsPerLayer(Schema):
@@ -150,9 +150,9 @@ class Languages(Schema):
     strategy: str
     mode: str = ""
     pairs: list[str]
-    similarity: Optional[Similarities] = None  # noqa: UP045
+    similarity: Similarities | None = None
     clustering: Clustering
-    experts_per_layer: Optional[ExpertsPerLayer] = None  # noqa: UP045
+    experts_per_layer: ExpertsPerLayer | None = None
 
     @model_validator(mode="after")
     def _matrices_of_pairs(self) -> Languages:
@@ -178,8 +178,8 @@ class Similarity(Schema):
     benchmarks: list[str] = Field(default_factory=list)
     text: list[dict[str, Any]] = Field(default_factory=list)
     components: dict[str, list[Component]]
-    matrices: dict[str, dict[str, list[list[Optional[Number]]]]]  # noqa: UP045
-    mean: dict[str, dict[str, Optional[Number]]] = Field(default_factory=dict)  # noqa: UP045
+    matrices: dict[str, dict[str, list[list[Number | None]]]]
+    mean: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _matrices_of_components(self) -> Similarity:
@@ -196,7 +196,7 @@ class LoggedStep(Schema):
 
     step: Count
     loss: Number
-    chrf: Optional[Number] = Field(default=None, alias="chrf++")  # noqa: UP045
+    chrf: Number | None = Field(default=None, alias="chrf++")
 
 
 class Finetune(Schema):
@@ -207,7 +207,7 @@ class Finetune(Schema):
     steps: Count
     tokens: Count = 0
     tokens_per_second: Number = 0.0
-    best: Optional[dict[str, Any]] = None  # noqa: UP045
+    best: dict[str, Any] | None = None
     arguments: dict[str, Any] = Field(default_factory=dict)
     training: list[LoggedStep] = Field(default_factory=list)
     validation: list[LoggedStep] = Field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Optional
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -42,7 +42,7 @@ class Gates(Schema):
 class HeadEffects(Schema):
     """The scores of one metric: attention -> a value for each head."""
 
-    base: Optional[Number] = None  # noqa: UP045
+    base: Number | None = None
     without: dict[str, list[Number]] = Field(default_factory=dict)
     only: dict[str, list[Number]] = Field(default_factory=dict)
     p_value: dict[str, list[Number]] = Field(default_factory=dict)
@@ -64,10 +64,10 @@ class Heads(HeadEffects):
     heads: dict[str, list[Count]] = Field(min_length=1)
     sum: dict[str, list[Number]] = Field(default_factory=dict)
     tokens: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict)
-    metric: Optional[str] = None  # noqa: UP045
+    metric: str | None = None
     also: dict[str, HeadEffects] = Field(default_factory=dict)
     best: dict[str, Count] = Field(default_factory=dict)
-    reported: Optional[BestHeads] = None  # noqa: UP045
+    reported: BestHeads | None = None
 
     @model_validator(mode="after")
     def _of_all_heads(self) -> Heads:
@@ -157,5 +157,5 @@ class Inspection(Schema):
     layers: list[SparseLayer]
     attentions: list[AttentionLayer]
     ffns: list[Ffn]
-    surmise: Optional[Surmise] = None  # noqa: UP045
-    fit: Optional[Fit] = None  # noqa: UP045
+    surmise: Surmise | None = None
+    fit: Fit | None = None

@@ -9,7 +9,7 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import pytest
 import typer
@@ -40,8 +40,8 @@ class Color(str, Enum):
 
 
 def example(
-    first: Annotated[Optional[Path], typer.Argument()] = None,  # noqa: UP045
-    files: Annotated[Optional[list[Path]], typer.Option("--files")] = None,  # noqa: UP045
+    first: Annotated[Path | None, typer.Argument()] = None,
+    files: Annotated[list[Path] | None, typer.Option("--files")] = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, max=9)] = 1,
     color: Annotated[Color, typer.Option("--color")] = Color.red,
     memory: Annotated[bool, typer.Option("--memory/--no-memory")] = True,
