@@ -152,7 +152,8 @@ class Checkpoint(TensorReader):
 
         with located(self.path):
             sizes = Sizes(self.architecture, self.config)
-            tied = resolve_ties(sizes, resolve_tables(sizes, self.structure))
+            is_stock = self.structure.embedding.is_stock
+            tied = resolve_ties(sizes, None if is_stock else resolve_tables(sizes, self.structure))
         named = stored_names(self.architecture, tied, list(found), self._equal)
         return {new: found[old] for old, new in named.items()}
 

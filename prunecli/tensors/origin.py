@@ -7,7 +7,10 @@ from pathlib import Path
 
 _REPOSITORY = "models--"
 _SNAPSHOTS = "snapshots"
-_SNAPSHOT_PATH = re.compile(rf"[^\s'\"(]*{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}")
+_SNAPSHOT_PATH = re.compile(
+    # from the beginning of a word alone, or a long one would be searched from each of its letters
+    rf"(?<![^\s'\"(])[^\s'\"(]*{_REPOSITORY}([^/\s]+)/{_SNAPSHOTS}/([0-9a-f]{{7}})[0-9a-f]{{33}}"
+)
 
 
 def origin(path: Path) -> dict[str, str]:

@@ -56,7 +56,7 @@ def folder(tmp_path, monkeypatch, hub):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SACREBLEU", str(tmp_path / "no-spm"))
     (tmp_path / "data").mkdir()
-    for language, lines in {"eng_Latn": "the hat\nno\n" * 5, "fra_Latn": "le chapeau\nnon\n" * 5}.items():
+    for language, lines in {"eng_Latn": "the hat\nno\n" * 10, "fra_Latn": "le chapeau\nnon\n" * 10}.items():
         (tmp_path / "data" / f"test.{language}").write_text(lines)
     hub.add("org/tiny", tiny_nllb_moe("source"))
     return tmp_path
