@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from prunecli.methods.experts import score
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model
 from prunecli.text.parallel import parse_pairs, read_parallel
@@ -46,7 +46,7 @@ def main() -> None:
     text = read_parallel(options.data, options.split).first(options.sentences)
     pairs = parse_pairs(options.pairs, None, text.languages)
     times: dict[str, list[float]] = {"without": [], "with": []}
-    with open_checkpoint(options.model) as checkpoint:
+    with open_model(options.model) as checkpoint:
         model, tokenizer = load_model(options.model), load_tokenizer(options.model)
         for _ in range(options.rounds + 1):
             for name, found in times.items():

@@ -25,7 +25,7 @@ from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.plan import Layer, Request, keep_count, parse_balance, plan
 from prunecli.methods.experts.statistics import GateStatistics, read_gates
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.parallel import ParallelText, read_parallel
@@ -35,7 +35,7 @@ from prunecli.text.tokens import load_tokenizer
 def main() -> None:
     options = parse()
     torch.set_num_threads(options.threads)
-    with open_checkpoint(options.model) as checkpoint:
+    with open_model(options.model) as checkpoint:
         layers = checkpoint.require_mixtures()
     gates = read_gates(options.gates)
     text = read_parallel(options.data, options.split).first(options.sentences)

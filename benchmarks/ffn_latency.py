@@ -20,7 +20,7 @@ import torch
 
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.rewrite import rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 
@@ -69,7 +69,7 @@ def write_big(directory: Path, options: argparse.Namespace) -> Path:
 
 def share(source: Path, output: Path, config: str) -> Path:
     """One of the paper's configurations of it."""
-    with open_checkpoint(source) as checkpoint:
+    with open_model(source) as checkpoint:
         decision = decide(checkpoint, Options(config=config))
         structure, outputs = rewrite(checkpoint, decision.plan, decision.units, None, 0)
         rewrite_checkpoint(

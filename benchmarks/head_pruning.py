@@ -21,7 +21,7 @@ import torch
 
 from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 
@@ -56,7 +56,7 @@ def write_bert(directory: Path) -> Path:
 
 def prune(source: Path, output: Path, ratio: float) -> Path:
     """Remove this fraction of the heads, drawn at random."""
-    with open_checkpoint(source) as checkpoint:
+    with open_model(source) as checkpoint:
         decision = decide(checkpoint, Options(metric="random", ratio=ratio))
         structure, outputs = rewrite(checkpoint, decision.selection.kept)
         rewrite_checkpoint(

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from prunecli import demo
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.operations import token_products
 from prunecli.modules.speed import disk_speed, forget, matrix_speed
 
@@ -43,7 +43,7 @@ def main() -> None:
         seconds, busy, peak, said = run(options, data, gates, ["--memory", options.memory])
         speeds.append(matrix_speeds(options.products_seconds))
         read = read_bytes(said)
-        with open_checkpoint(options.checkpoint) as checkpoint:
+        with open_model(options.checkpoint) as checkpoint:
             flops = pass_flops(checkpoint, json.loads(gates.read_text()))
         if options.whole:
             forget_all(options.checkpoint)

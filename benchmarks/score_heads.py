@@ -27,7 +27,7 @@ from prunecli.methods.heads import measure
 from prunecli.methods.heads.ablate import outcomes, without_each
 from prunecli.methods.heads.measure import AblationOptions, Material, Subject
 from prunecli.methods.heads.score import gradient_importance
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
@@ -36,7 +36,7 @@ from prunecli.text.tokens import load_tokenizer
 
 def material(options: argparse.Namespace) -> Material:
     if options.text is not None:
-        architectures = str(open_checkpoint(options.model).config.get("architectures"))
+        architectures = str(open_model(options.model).config.get("architectures"))
         task = "mlm" if "MaskedLM" in architectures else "lm"
         return Material(task, read_plain([options.text]).first(options.sentences))
     text = read_parallel(options.data, options.split).first(options.sentences)
@@ -159,7 +159,7 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     model = load_model(options.model, device=options.device, dtype=options.dtype)
-    subject = Subject(open_checkpoint(options.model), model, load_tokenizer(options.model))
+    subject = Subject(open_model(options.model), model, load_tokenizer(options.model))
     what = material(options)
     if options.only is not None:
         run = passes(subject, what, options)[options.only]

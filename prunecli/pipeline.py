@@ -10,7 +10,7 @@ from typing import Any
 
 from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.layout import resolve
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.structure import Structure
@@ -112,7 +112,7 @@ def rewrite_checkpoint(
         if classes := shim_classes(rewrite.config):
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
         (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
-        with open_checkpoint(directory) as made:
+        with open_model(directory) as made:
             made.check()
     return summary
 

@@ -13,7 +13,7 @@ import numpy as np
 from prunecli.methods.embeddings.decide import Options, decide
 from prunecli.methods.embeddings.factorize import factorize
 from prunecli.methods.embeddings.rewrite import rewrite
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.families import GATED_T5, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.ffn_layouts import weights
@@ -117,14 +117,14 @@ def factorised(source: Path, output: Path, **options: Any) -> Path:
     """Factorise `source`; returns `output`."""
     if options.get("side") == "output":
         options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         rewrite_checkpoint(opened, decided(opened, **options), output)
     return output
 
 
 def cached(source: Path, output: Path) -> Path:
     """Cache the unit of `source`; returns `output`."""
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         rewrite_checkpoint(opened, decided(opened, cache_alone=True), output)
     return output
 

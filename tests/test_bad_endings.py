@@ -17,7 +17,7 @@ import pytest
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.methods.experts.rewrite import rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors import copying, writer
 from tests.contracts.method_contract import digests
@@ -32,7 +32,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure, outputs = rewrite(opened, KEPT, dtype)
         rewrite_checkpoint(
             opened, Rewrite(structure, outputs, stock_config(opened, structure)), output, **options
@@ -117,7 +117,7 @@ def test_a_failure_with_force_keeps_the_old_result(
 
     pruned(source, tmp_path / "out")
     old = digests(tmp_path / "out")
-    monkeypatch.setattr(pipeline, "open_checkpoint", fail)
+    monkeypatch.setattr(pipeline, "open_model", fail)
     with pytest.raises(CheckpointError, match="cannot be opened"):
         pruned(source, tmp_path / "out", "float16", force=True)
     assert names(tmp_path) == ["in", "out"]

@@ -13,7 +13,7 @@ import torch
 
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
@@ -58,7 +58,7 @@ def rewritten(
     path: Path, output: Path, kept: Mapping[str, Sequence[int]] = EVEN, **options: object
 ) -> Summary:
     dtype = str(options.pop("dtype", "F32"))
-    with open_checkpoint(path) as source:
+    with open_model(path) as source:
         return rewrite_checkpoint(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
 
 
@@ -83,7 +83,7 @@ def test_no_result_of_nllb_moe_is_a_stock_model(tmp_path: Path, kept: Mapping[st
 
 def test_a_result_remembers_what_it_keeps(tmp_path: Path) -> None:
     rewritten(tiny(tmp_path / "in"), tmp_path / "out", UNEVEN)
-    with open_checkpoint(tmp_path / "out") as made:
+    with open_model(tmp_path / "out") as made:
         made.check()
         assert made.structure.experts == UNEVEN
 
@@ -144,7 +144,7 @@ def test_exact_listing_and_side_files(tmp_path: Path) -> None:
 def test_summary_counts_by_hand(tmp_path: Path) -> None:
     path = tiny(tmp_path / "in")
     shapes = tensor_shapes(tiny_config(4, 16, 32, 2, 2, config_of(path)["vocab_size"]))  # type: ignore[arg-type]
-    with open_checkpoint(path) as source:
+    with open_model(path) as source:
         made = summarize(source, keeping(source, UNEVEN, "F16"))
     held = sum(int(1 if not shape else _product(shape)) for shape in shapes.values())
     expert = 16 * 32 * 2 + 32 + 16  # fc1 and fc2 with their biases
@@ -162,7 +162,7 @@ def _product(shape: Sequence[int]) -> int:
 def test_sharded_output(tmp_path: Path) -> None:
     rewritten(tiny(tmp_path / "in"), tmp_path / "out", shard_bytes=20_000)
     assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 1
-    with open_checkpoint(tmp_path / "out") as made:
+    with open_model(tmp_path / "out") as made:
         made.check()
 
 
@@ -178,7 +178,7 @@ def test_a_source_that_does_not_fit_its_config_is_refused_first(tmp_path: Path) 
 
 
 def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Path) -> None:
-    with open_checkpoint(tiny(tmp_path / "in")) as source:
+    with open_model(tiny(tmp_path / "in")) as source:
         good = keeping(source, EVEN)
         short = replace(good, outputs=good.outputs[1:])
         other = replace(keeping(source, UNEVEN), structure=Structure())
@@ -207,7 +207,7 @@ def test_existing_output_needs_force(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="exists already"):
         rewritten(source, tmp_path / "out")
     rewritten(source, tmp_path / "out", UNEVEN, force=True)
-    with open_checkpoint(tmp_path / "out") as made:
+    with open_model(tmp_path / "out") as made:
         assert made.structure.experts == UNEVEN
 
 
@@ -224,7 +224,7 @@ def test_side_files_are_replaced_or_left_out_and_need_room(
         return new_directory(target, needed_bytes=needed_bytes, **options)
 
     monkeypatch.setattr(pipeline, "new_directory", recording)
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         made = keeping(opened, EVEN)
         rewrite_checkpoint(opened, made, tmp_path / "plain")
         files = {"changed.txt": b"longer", "gone.txt": None}
@@ -252,7 +252,7 @@ def test_heads_that_transformers_would_refuse_are_no_stock_model(
     from prunecli.modules.loading import load_model
 
     for kept, is_stock in (((0, 1, 3), not divides), ((1, 3), True)):
-        with open_checkpoint(tiny_family(tmp_path / f"in-{len(kept)}", model_type)) as source:
+        with open_model(tiny_family(tmp_path / f"in-{len(kept)}", model_type)) as source:
             structure, outputs = rewrite(source, {f"model.layers.{n}.self_attn": kept for n in range(3)})
             made = Rewrite(structure, outputs, stock_config(source, structure))
             output = tmp_path / f"out-{len(kept)}"
@@ -274,7 +274,7 @@ def test_a_mixture_of_experts_without_sparse_layers(tmp_path: Path, step: int) -
         "decoder_layers": 2,
     }
     tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
-    with open_checkpoint(tmp_path / "m") as source:
+    with open_model(tmp_path / "m") as source:
         outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
         structure = Structure()
         rewrite_checkpoint(

@@ -75,7 +75,7 @@ def collect_gates(
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
     from prunecli.commands.found import checkpoint_or_demo, chosen_text
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import refuse_unwritable, write_json
     from prunecli.tensors.quantities import parse_size
@@ -86,7 +86,7 @@ def collect_gates(
         with place.in_step():
             if place.is_first:  # which alone writes it
                 refuse_unwritable(output, force=force)
-            opened = stack.enter_context(open_checkpoint(checkpoint_or_demo(checkpoint)))
+            opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint)))
             opened.require_mixtures()  # a model without experts is refused before anything heavy is loaded
             text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
             text = text.first(max_sentences)

@@ -111,7 +111,7 @@ def compare_models(
     """
     from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
     from prunecli.evaluation.evaluate import labels_for
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
     from prunecli.tensors.documents import write_json
 
     check_outputs(output, plot, table, force=force)
@@ -119,7 +119,7 @@ def compare_models(
     if benchmarks and len(compared) == 1:
         raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
     labels = labels_for([*compared, *map(checkpoint_directory, benchmarks or ())])
-    opened = {label: open_checkpoint(path) for label, path in labels.items()}
+    opened = {label: open_model(path) for label, path in labels.items()}
     options = SimilarityOptions(
         measures=MEASURES if measure is MeasureChoice.both else (measure.value,),
         neighbours=neighbours,

@@ -19,11 +19,11 @@ def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping
     """Draw the payload of evaluation.json; `checkpoints` are those of its labels."""
     from prunecli.analysis.curve_plots import CurvePoint, score_curve
     from prunecli.analysis.removed import removed
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
 
     titles = SCORES[payload["task"]]
     key = "mean" if payload["task"] == "translation" else "scores"
-    unit, fractions = removed([open_checkpoint(checkpoints[row["checkpoint"]]) for row in payload["results"]])
+    unit, fractions = removed([open_model(checkpoints[row["checkpoint"]]) for row in payload["results"]])
     points = [
         CurvePoint(
             lost.fraction,

@@ -76,16 +76,16 @@ class Subject:
 
     def open(self, state: Path) -> Checkpoint:
         """The checkpoint that training begins with."""
-        from prunecli.model.checkpoint import open_checkpoint
+        from prunecli.model.checkpoint import open_model
 
         if self.config is None:
             assert self.path is not None
-            return open_checkpoint(self.path)
+            return open_model(self.path)
         from prunecli.training.scratch import initial_checkpoint
 
         if not (state / "initial").is_dir():
             initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
-        return open_checkpoint(state / "initial")
+        return open_model(state / "initial")
 
     def task(self) -> TrainingTask:
         """What the model is for."""
@@ -204,14 +204,14 @@ def _publish(
     import shutil
 
     from prunecli.commands.rewriting import not_carried
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
     from prunecli.model.stock import stock_verdict
     from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
     from prunecli.training.result import FORMAT, finetune_step, outputs_of
 
-    with subject.open(state) as source, open_checkpoint(trained.staged) as weights:
+    with subject.open(state) as source, open_model(trained.staged) as weights:
         step = finetune_step(source, subject.config, material, options, trained.log)
         structure = source.structure.after(step)
         made = Rewrite(

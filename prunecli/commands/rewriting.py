@@ -47,13 +47,13 @@ class How:
     def open(self, checkpoint: Path | None) -> Checkpoint:
         """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
         from prunecli.commands.found import checkpoint_or_demo
-        from prunecli.model.checkpoint import open_checkpoint
+        from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
         if self.output is not None:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
-        return open_checkpoint(checkpoint_or_demo(checkpoint))
+        return open_model(checkpoint_or_demo(checkpoint))
 
     def check(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""

@@ -142,14 +142,14 @@ def score_heads(
     from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_material import Choice, material, selection
     from prunecli.commands.head_text import draw, show
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
 
     check_outputs(output, plot, table, force=force)
     budget = memory_bytes(memory, spill_dir)
     _check_options(method, importance, metric, select_data, select_split, budget, dtype)
-    with open_checkpoint(checkpoint_or_demo(checkpoint)) as opened:
+    with open_model(checkpoint_or_demo(checkpoint)) as opened:
         layers = opened.layout.attentions  # a family that is not declared is refused before anything heavy
         choice = Choice(
             data,

@@ -129,11 +129,11 @@ def task_of_all(checkpoints: Sequence[Path]) -> TaskName:
         UsageError: not all for the same.
         CheckpointError: one of them is no checkpoint.
     """
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
 
     found: dict[TaskName, Path] = {}
     for path in checkpoints:
-        with open_checkpoint(path) as checkpoint:
+        with open_model(path) as checkpoint:
             found.setdefault(task_of(checkpoint), path)
     if len(found) > 1:
         (first, one), (second, other), *_ = found.items()

@@ -17,10 +17,10 @@ LAYERS_SHARE = 0.8
 
 def remedy(error: MemoryShortError) -> str:
     """One line: a smaller type, layer by layer, fewer experts, whichever fit; else the error's own."""
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
 
     shortage = error.shortage
-    with open_checkpoint(shortage.checkpoint) as checkpoint:
+    with open_model(shortage.checkpoint) as checkpoint:
         ways = list(_ways(checkpoint, shortage))
         said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
         if checkpoint.architecture is None:

@@ -82,7 +82,7 @@ def evaluate(
     Raises:
         PruneError: a checkpoint, language, option or output that cannot be used.
     """
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header, sizes
     from prunecli.tensors.documents import write_json
 
@@ -92,7 +92,7 @@ def evaluate(
     if options.samples:
         check_bootstrap(options.samples, options.seed)
     metrics = make_metrics(options.spm)
-    opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
+    opened = {label: open_model(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(partial_path(output))
     run = _run_key(opened.values(), options)
     options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), place, say))

@@ -89,11 +89,11 @@ def bench_latency(
     Raises:
         PruneError: a checkpoint or language that cannot be used.
     """
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
 
     with _threads(options.threads):
         subjects = [
-            _subject(label, open_checkpoint(path), sentences, pair, options.new_tokens)
+            _subject(label, open_model(path), sentences, pair, options.new_tokens)
             for label, path in checkpoints.items()
         ]
         options = replace(options, dtype=_dtype(subjects, options, say))

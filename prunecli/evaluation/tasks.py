@@ -106,11 +106,11 @@ def evaluate_task(
     Raises:
         PruneError: a checkpoint, text, option or output that cannot be used.
     """
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
     from prunecli.tensors.documents import refuse_unwritable, write_json
 
     refuse_unwritable(output, force=force)
-    opened = {label: open_checkpoint(path) for label, path in checkpoints.items()}
+    opened = {label: open_model(path) for label, path in checkpoints.items()}
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())
     options = replace(options, dtype=_dtype(opened, task, options, say))

@@ -1,4 +1,4 @@
-"""`open_checkpoint`: config.json, the structure and the tensors of a directory, under the family's stock names."""
+"""`open_model`: config.json, the structure and the tensors of a directory, under the family's stock names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.side_files import SideFiles, side_files
 from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
 
-__all__ = ["Checkpoint", "TensorInfo", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "open_model"]
 
 
 class Checkpoint(TensorReader):
@@ -163,7 +163,7 @@ class Checkpoint(TensorReader):
         return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
 
 
-def open_checkpoint(path: Path | str) -> Checkpoint:
+def open_model(path: Path | str) -> Checkpoint:
     """Open a checkpoint: config.json and .safetensors or .bin files, single or sharded.
 
     Args:

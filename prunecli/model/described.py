@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from prunecli.errors import CheckpointError, HubError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.progress import Progress, bytes_text, silent
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.dtypes import is_known
@@ -59,7 +59,7 @@ def describe_checkpoint(
     """
     found = hub_name(name)
     if found is None:
-        return open_checkpoint(name)
+        return open_model(name)
     with plain_errors(found):
         snapshot = look_up(found, say)
         if snapshot.sizes is None or snapshot.is_whole():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.bars import no_bars
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.dense_linear import pack_linears
@@ -47,7 +47,7 @@ def load_model(
         MemoryShortError: it does not fit in the memory that is free there; nothing has been read.
     """
     where = choose_device(str(device))
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype))
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)

@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.evaluation.evaluate import labels_for
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.recipes.engine import Report
 from prunecli.tensors.documents import read_json
 
@@ -50,7 +50,7 @@ def _results(path: Path | None, format: str) -> dict[str, Mapping[str, Any]]:  #
 
 
 def _size(path: Path) -> dict[str, str]:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         parameters = sum(info.numel for info in checkpoint.tensors.values())
         sizes = {
             "parameters": f"{parameters / 1e6:,.2f}M",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunecli.errors import DataError, PruneError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import Inventory, take_inventory
 from prunecli.model.structure import KEY
 from prunecli.modules.shim import SHIM_FILE
@@ -191,7 +191,7 @@ def _is_checkpoint(folder: Path) -> bool:
 
 
 def _found(name: str, path: Path) -> Found:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         inventory = take_inventory(checkpoint)
         counts = [
             *(layer.original_experts for layer in inventory.layers),

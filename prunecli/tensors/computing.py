@@ -20,11 +20,11 @@ from prunecli.tensors.stored import TensorInfo
 from prunecli.tensors.stream import (
     Concat,
     Copy,
+    Expression,
     Made,
     Moved,
     Noise,
     Output,
-    Recipe,
     Rows,
     Slices,
     Sum,
@@ -63,7 +63,7 @@ class Block:
 
     Attributes:
         where: checkpoint and tensor, for messages.
-        places: every source tensor of the recipe.
+        places: every source tensor of the expression.
         target: file descriptor; `target_offset` in its file.
     """
 
@@ -82,7 +82,9 @@ class Block:
             CheckpointError: the source file ends early, or a value cannot be cast.
             OSError: the disk is full, among others.
         """
-        made = compute(self.output.recipe, self.places, self.start, self.stop, self.output.dtype, self.where)
+        made = compute(
+            self.output.expression, self.places, self.start, self.stop, self.output.dtype, self.where
+        )
         data = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data
         nbytes, offset = len(data), self.target_offset
         while len(data):
@@ -93,7 +95,7 @@ class Block:
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
     """The work of a computed output that begins at `target_offset` of the file `target`."""
-    places = places_of(source, output.recipe)
+    places = places_of(source, output.expression)
     rows = output.shape[0] if output.shape else 1
     row_bytes = output.nbytes // rows if rows else 0
     for start, stop in row_blocks(output.shape):
@@ -117,47 +119,49 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def places_of(source: TensorReader, recipe: Recipe) -> dict[str, Place]:
-    """Where the tensors of `recipe` lie; opens their files, so that threads need not."""
+def places_of(source: TensorReader, expression: Expression) -> dict[str, Place]:
+    """Where the tensors of `expression` lie; opens their files, so that threads need not."""
     found = {}
-    for name in sources(recipe):
+    for name in sources(expression):
         file, offset, _ = source.location(name)
         found[name] = Place(source.info(name), file, offset)
     return found
 
 
-def values(source: TensorReader, recipe: Recipe, dtype: str = "F32") -> Iterator[np.ndarray]:
-    """What `recipe` makes, in blocks of rows, one after another; messages name the first of its sources."""
-    places = places_of(source, recipe)
+def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
+    """What `expression` makes, in blocks of rows, one after another; messages name the first of its sources."""
+    places = places_of(source, expression)
     where = f"{source.path}: {next(iter(places), '')}"
-    for start, stop in row_blocks(shape_of(source, recipe, "values")):
-        yield compute(recipe, places, start, stop, dtype, where)
+    for start, stop in row_blocks(shape_of(source, expression, "values")):
+        yield compute(expression, places, start, stop, dtype, where)
 
 
-def compute(recipe: Recipe, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
-    """Rows `start` to `stop` of what `recipe` makes, in the safetensors type `dtype`.
+def compute(
+    expression: Expression, places: Places, start: int, stop: int, dtype: str, where: str
+) -> np.ndarray:
+    """Rows `start` to `stop` of what `expression` makes, in the safetensors type `dtype`.
 
     Raises:
         CheckpointError: a source file ends early, or a value cannot be cast.
     """
-    if isinstance(recipe, Concat):
-        return _joined(recipe, places, start, stop, dtype, where)
-    if isinstance(recipe, Zeros):
-        return np.zeros((stop - start, *recipe.shape[1:]), numpy_dtype(dtype))
-    if isinstance(recipe, Made):
-        return cast(np.asarray(recipe.rows(start, stop)), dtype, where)
-    if isinstance(recipe, Noise):
-        return cast(_noise(recipe, start, stop), dtype, where)
-    if isinstance(recipe, Sum):
-        total = _sum(recipe, places, start, stop, where)
+    if isinstance(expression, Concat):
+        return _joined(expression, places, start, stop, dtype, where)
+    if isinstance(expression, Zeros):
+        return np.zeros((stop - start, *expression.shape[1:]), numpy_dtype(dtype))
+    if isinstance(expression, Made):
+        return cast(np.asarray(expression.rows(start, stop)), dtype, where)
+    if isinstance(expression, Noise):
+        return cast(_noise(expression, start, stop), dtype, where)
+    if isinstance(expression, Sum):
+        total = _sum(expression, places, start, stop, where)
         return cast(_odd_float32(total) if dtype == "BF16" else total, dtype, where)
-    made = _read(recipe, places[recipe.source], start, stop)
-    return made if places[recipe.source].info.dtype == dtype else cast(made, dtype, where)
+    made = _read(expression, places[expression.source], start, stop)
+    return made if places[expression.source].info.dtype == dtype else cast(made, dtype, where)
 
 
-def _sum(recipe: Sum, places: Places, start: int, stop: int, where: str) -> np.ndarray:
+def _sum(expression: Sum, places: Places, start: int, stop: int, where: str) -> np.ndarray:
     total: np.ndarray | None = None
-    for part, weight in zip(recipe.parts, recipe.weights, strict=True):
+    for part, weight in zip(expression.parts, expression.weights, strict=True):
         if isinstance(part, (Copy, Rows, Slices)):  # what is no number shows in the sum
             made = _read(part, places[part.source], start, stop).astype(np.float64)
         else:
@@ -182,12 +186,12 @@ def _odd_float32(values: np.ndarray) -> np.ndarray:
         return values.astype(np.float32)
 
 
-def _joined(recipe: Concat, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
-    if recipe.axis:
-        parts = [compute(part, places, start, stop, dtype, where) for part in recipe.parts]
-        return np.concatenate(parts, axis=recipe.axis)
+def _joined(expression: Concat, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
+    if expression.axis:
+        parts = [compute(part, places, start, stop, dtype, where) for part in expression.parts]
+        return np.concatenate(parts, axis=expression.axis)
     found, before = [], 0
-    for part in recipe.parts:
+    for part in expression.parts:
         rows = _rows(part, places)
         first, last = max(start - before, 0), min(stop - before, rows)
         if first < last:
@@ -196,49 +200,49 @@ def _joined(recipe: Concat, places: Places, start: int, stop: int, dtype: str, w
     return np.concatenate(found)
 
 
-def _rows(recipe: Recipe, places: Places) -> int:
-    """Rows of what `recipe` makes."""
-    if isinstance(recipe, (Noise, Zeros, Made)):
-        return recipe.shape[0]
-    if isinstance(recipe, Sum):
-        return _rows(recipe.parts[0], places)
-    if isinstance(recipe, Concat):
-        return sum(_rows(part, places) for part in recipe.parts[: 1 if recipe.axis else None])
-    if isinstance(recipe, Rows):
-        return len(recipe.rows)
-    if isinstance(recipe, Slices) and recipe.axis == 0:
-        return sum(last - first for first, last in recipe.ranges)
-    return places[recipe.source].info.shape[0]
+def _rows(expression: Expression, places: Places) -> int:
+    """Rows of what `expression` makes."""
+    if isinstance(expression, (Noise, Zeros, Made)):
+        return expression.shape[0]
+    if isinstance(expression, Sum):
+        return _rows(expression.parts[0], places)
+    if isinstance(expression, Concat):
+        return sum(_rows(part, places) for part in expression.parts[: 1 if expression.axis else None])
+    if isinstance(expression, Rows):
+        return len(expression.rows)
+    if isinstance(expression, Slices) and expression.axis == 0:
+        return sum(last - first for first, last in expression.ranges)
+    return places[expression.source].info.shape[0]
 
 
-def _noise(recipe: Noise, start: int, stop: int) -> np.ndarray:
+def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
     """Rows of draws that are made tile by tile, each from a generator of its own, so that blocks do not matter."""
-    width = math.prod(recipe.shape[1:])
+    width = math.prod(expression.shape[1:])
     first, last = start * width, stop * width
     tiles = [
-        np.random.Generator(np.random.Philox(key=recipe.seed, counter=[0, 0, 0, tile])).standard_normal(
+        np.random.Generator(np.random.Philox(key=expression.seed, counter=[0, 0, 0, tile])).standard_normal(
             TILE, np.float32
         )
         for tile in range(first // TILE, -(-last // TILE))
     ]
     drawn = np.concatenate(tiles)[first % TILE :][: last - first]
-    drawn *= np.float32(recipe.std)
-    return drawn.reshape(stop - start, *recipe.shape[1:])
+    drawn *= np.float32(expression.std)
+    return drawn.reshape(stop - start, *expression.shape[1:])
 
 
-def _read(recipe: Moved, place: Place, start: int, stop: int) -> np.ndarray:
+def _read(expression: Moved, place: Place, start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of the selection of a source tensor, in its own type."""
     shape = place.info.shape
-    if isinstance(recipe, Copy):
+    if isinstance(expression, Copy):
         return _rows_read(place, [(start, stop)]).reshape((stop - start, *shape[1:]) if shape else ())
-    if isinstance(recipe, Slices) and recipe.axis:
+    if isinstance(expression, Slices) and expression.axis:
         whole = _rows_read(place, [(start, stop)])
-        taken = np.concatenate([np.arange(first, last) for first, last in recipe.ranges])
-        return whole.take(taken, axis=recipe.axis)
-    if isinstance(recipe, Rows):
-        ranges = joined((row, row + 1) for row in recipe.rows[start:stop])
+        taken = np.concatenate([np.arange(first, last) for first, last in expression.ranges])
+        return whole.take(taken, axis=expression.axis)
+    if isinstance(expression, Rows):
+        ranges = joined((row, row + 1) for row in expression.rows[start:stop])
     else:
-        ranges = list(_cut(recipe.ranges, start, stop))
+        ranges = list(_cut(expression.ranges, start, stop))
     return _rows_read(place, ranges)
 
 

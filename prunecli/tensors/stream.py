@@ -49,7 +49,7 @@ class Sum:
         weights: the w_i; a mean of k has 1/k each, a single part is scaled by its weight.
     """
 
-    parts: tuple[Recipe, ...]
+    parts: tuple[Expression, ...]
     weights: tuple[float, ...]
 
 
@@ -58,7 +58,7 @@ class Concat:
     """Parts one after another along `axis`."""
 
     axis: int
-    parts: tuple[Recipe, ...]
+    parts: tuple[Expression, ...]
 
 
 @dataclass(frozen=True)
@@ -94,16 +94,16 @@ class Made:
 Moved = Copy | Rows | Slices
 """Bytes of one source tensor that go as they are, or cast."""
 
-Recipe = Moved | Sum | Concat | Noise | Zeros | Made
+Expression = Moved | Sum | Concat | Noise | Zeros | Made
 
 
-def sources(recipe: Recipe) -> Iterator[str]:
+def sources(expression: Expression) -> Iterator[str]:
     """The tensors that it is made of, in order; one that is used twice comes twice."""
-    if isinstance(recipe, (Sum, Concat)):
-        for part in recipe.parts:
+    if isinstance(expression, (Sum, Concat)):
+        for part in expression.parts:
             yield from sources(part)
-    elif isinstance(recipe, (Copy, Rows, Slices)):
-        yield recipe.source
+    elif isinstance(expression, (Copy, Rows, Slices)):
+        yield expression.source
 
 
 @dataclass(frozen=True)
@@ -112,15 +112,15 @@ class Output:
 
     Attributes:
         name: in the result.
-        dtype: safetensors type ("F16"); one with a fraction where the recipe computes.
+        dtype: safetensors type ("F16"); one with a fraction where the expression computes.
         shape: in the result.
-        recipe: how it is made.
+        expression: how it is made.
     """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
-    recipe: Recipe
+    expression: Expression
 
     @property
     def info(self) -> TensorInfo:
@@ -143,11 +143,11 @@ def check_outputs(source: TensorReader, outputs: Sequence[Output]) -> None:
     """
     names: set[str] = set()
     for output in outputs:
-        shape = shape_of(source, output.recipe, output.name)
+        shape = shape_of(source, output.expression, output.name)
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
-        moved = isinstance(output.recipe, (Copy, Rows, Slices))
-        for name in sources(output.recipe):
+        moved = isinstance(output.expression, (Copy, Rows, Slices))
+        for name in sources(output.expression):
             dtype = source.info(name).dtype
             if not (moved and output.dtype == dtype) and not (is_float(output.dtype) and is_float(dtype)):
                 raise ValueError(f"{output.name}: no cast from {dtype} to {output.dtype}")
@@ -158,45 +158,45 @@ def check_outputs(source: TensorReader, outputs: Sequence[Output]) -> None:
         names.add(output.name)
 
 
-def shape_of(source: TensorReader, recipe: Recipe, name: str) -> tuple[int, ...]:
-    """The shape of what `recipe` makes of the tensors of `source`.
+def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[int, ...]:
+    """The shape of what `expression` makes of the tensors of `source`.
 
     Args:
         source: where its tensors lie.
-        recipe: what to make.
+        expression: what to make.
         name: of the output, for messages.
 
     Raises:
         CheckpointError: a tensor that the source lacks.
         ValueError: rows or ranges that a source tensor does not have, parts that do not fit together.
     """
-    if isinstance(recipe, (Noise, Zeros, Made)):
-        return recipe.shape
-    if isinstance(recipe, Sum):
-        shapes = {shape_of(source, part, name) for part in recipe.parts}
-        if len(shapes) != 1 or len(recipe.parts) != len(recipe.weights):
-            raise ValueError(f"{name}: a sum of {len(recipe.parts)} parts of shapes {sorted(shapes)}")
+    if isinstance(expression, (Noise, Zeros, Made)):
+        return expression.shape
+    if isinstance(expression, Sum):
+        shapes = {shape_of(source, part, name) for part in expression.parts}
+        if len(shapes) != 1 or len(expression.parts) != len(expression.weights):
+            raise ValueError(f"{name}: a sum of {len(expression.parts)} parts of shapes {sorted(shapes)}")
         return shapes.pop()
-    if isinstance(recipe, Concat):
-        parts = [shape_of(source, part, name) for part in recipe.parts]
-        axis = recipe.axis
+    if isinstance(expression, Concat):
+        parts = [shape_of(source, part, name) for part in expression.parts]
+        axis = expression.axis
         around = {(*shape[:axis], *shape[axis + 1 :]) for shape in parts}
         if len(around) != 1 or not all(0 <= axis < len(shape) for shape in parts):
             raise ValueError(f"{name}: parts of shapes {parts} cannot be joined along axis {axis}")
         return (*parts[0][:axis], sum(shape[axis] for shape in parts), *parts[0][axis + 1 :])
-    shape = source.info(recipe.source).shape
-    if isinstance(recipe, Rows):
-        if not shape or not all(0 <= row < shape[0] for row in recipe.rows):
-            raise ValueError(f"{name}: {recipe.source} {list(shape)} lacks some of the rows")
-        return (len(recipe.rows), *shape[1:])
-    return _sliced(shape, recipe, name) if isinstance(recipe, Slices) else shape
+    shape = source.info(expression.source).shape
+    if isinstance(expression, Rows):
+        if not shape or not all(0 <= row < shape[0] for row in expression.rows):
+            raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the rows")
+        return (len(expression.rows), *shape[1:])
+    return _sliced(shape, expression, name) if isinstance(expression, Slices) else shape
 
 
-def _sliced(shape: tuple[int, ...], recipe: Slices, name: str) -> tuple[int, ...]:
-    axis = recipe.axis
-    if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in recipe.ranges):
-        raise ValueError(f"{name}: {recipe.source} {list(shape)} lacks some of the ranges")
-    return (*shape[:axis], sum(b - a for a, b in recipe.ranges), *shape[axis + 1 :])
+def _sliced(shape: tuple[int, ...], expression: Slices, name: str) -> tuple[int, ...]:
+    axis = expression.axis
+    if not 0 <= axis < len(shape) or not all(0 <= a <= b <= shape[axis] for a, b in expression.ranges):
+        raise ValueError(f"{name}: {expression.source} {list(shape)} lacks some of the ranges")
+    return (*shape[:axis], sum(b - a for a, b in expression.ranges), *shape[axis + 1 :])
 
 
 @dataclass(frozen=True)
@@ -217,17 +217,17 @@ class Piece:
 
 
 def pieces(output: Output, info: TensorInfo) -> Iterator[Piece]:
-    """Which bytes of its source the output is made of, in order; neighbours as one. For recipes that move."""
-    recipe = output.recipe
-    if isinstance(recipe, Copy):
+    """Which bytes of its source the output is made of, in order; neighbours as one. For expressions that move."""
+    expression = output.expression
+    if isinstance(expression, Copy):
         yield Piece(0, info.nbytes)
         return
-    if isinstance(recipe, Rows):
-        axis, ranges = 0, joined((row, row + 1) for row in recipe.rows)
-    elif not isinstance(recipe, Slices):
+    if isinstance(expression, Rows):
+        axis, ranges = 0, joined((row, row + 1) for row in expression.rows)
+    elif not isinstance(expression, Slices):
         raise ValueError(f"{output.name} is computed, not moved")
     else:
-        axis, ranges = recipe.axis, joined(recipe.ranges)
+        axis, ranges = expression.axis, joined(expression.ranges)
     rows = math.prod(info.shape[:axis])
     row_bytes = info.nbytes // rows if rows else 0
     inner = row_bytes // info.shape[axis] if info.shape[axis] else 0  # bytes of one index

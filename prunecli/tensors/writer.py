@@ -133,8 +133,8 @@ def _tasks(
     moves: list[Move] = []
     computed: list[Block] = []
     for output in outputs:
-        if isinstance(output.recipe, (Copy, Rows, Slices)) and not _is_scattered(output.recipe):
-            moves += _moves(source, output, output.recipe.source, target, start)
+        if isinstance(output.expression, (Copy, Rows, Slices)) and not _is_scattered(output.expression):
+            moves += _moves(source, output, output.expression.source, target, start)
         else:
             computed += blocks(source, output, target, start)
         start += output.nbytes
@@ -148,9 +148,9 @@ def _tasks(
         yield task
 
 
-def _is_scattered(recipe: Moved) -> bool:
+def _is_scattered(expression: Moved) -> bool:
     """Whether it is of so many parts that they are not worth a move each."""
-    return isinstance(recipe, Slices) and len(recipe.ranges) > MOST_RANGES
+    return isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES
 
 
 def _moves(source: TensorReader, output: Output, name: str, target: int, start: int) -> Iterator[Move]:

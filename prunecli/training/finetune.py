@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from prunecli.errors import CheckpointError, PruneError, UsageError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import Place
 from prunecli.progress import Progress, silent
@@ -262,7 +262,7 @@ def _identity(options: TrainingOptions) -> dict[str, Any]:
     values = {key: value for key, value in asdict(options).items() if key not in apart}
     teacher = None
     if options.teacher is not None:
-        with open_checkpoint(options.teacher) as opened:
+        with open_model(options.teacher) as opened:
             teacher = opened.fingerprint
     return {**values, **asdict(options.loss), "teacher": teacher}
 

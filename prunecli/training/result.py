@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import history_step, named
 from prunecli.modules.attention import module_name
 from prunecli.modules.saving import stock_names
@@ -89,7 +89,7 @@ def finetune_step(
     if log.get("best"):
         arguments["best"] = log["best"]["step"]
     if options.teacher is not None:
-        with open_checkpoint(options.teacher) as teacher:
+        with open_model(options.teacher) as teacher:
             arguments["teacher"] = named(teacher)
     if config is not None:
         arguments["from_scratch"] = source.model_type

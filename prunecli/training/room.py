@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.memory import weight_bytes
 from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.processes import Place
@@ -26,7 +26,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
     if options.dtype == "bfloat16":
         parts["bfloat16 copies"] = weights // 2  # that autocast keeps for the backward pass
     if options.teacher is not None:
-        with open_checkpoint(options.teacher) as teacher:
+        with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
     return parts
 

@@ -11,7 +11,7 @@ import torch
 
 from prunecli.architectures import FAMILIES, OLDER_TYPES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import class_names
 from prunecli.model.structure import KEY
 from prunecli.modules.bars import no_bars
@@ -46,7 +46,7 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     with no_bars():
         model.save_pretrained(directory)
     words.save_pretrained(directory)
-    with open_checkpoint(directory) as made:
+    with open_model(directory) as made:
         made.check()
 
 

@@ -9,7 +9,7 @@ import torch
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.losses import position_count, require_task
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.examples import Examples
@@ -36,7 +36,7 @@ def load_teacher(
         UsageError: another vocabulary, other special tokens, or another width where hidden states are compared.
         PruneError: it cannot be loaded, or is for another task.
     """
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
     if size is not None and size != student.config.vocab_size:
         raise UsageError(

@@ -23,7 +23,7 @@ from prunecli.analysis.similarity_results import (
     successive,
 )
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from tests.families import tiny_family
@@ -53,12 +53,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def compared(
     models: Path, *names: str, pairs: tuple[tuple[str, str], ...] = PAIRS[:1]
 ) -> dict[str, Comparison]:
-    opened = {name: open_checkpoint(models / name) for name in names}
+    opened = {name: open_model(models / name) for name in names}
     return compare(opened, parallel_portions(TEXT, pairs), OPTIONS)
 
 
 def test_a_copy_is_the_same(models: Path) -> None:
-    opened = {name: open_checkpoint(models / "one") for name in ("one", "copy")}
+    opened = {name: open_model(models / "one") for name in ("one", "copy")}
     found = compare(opened, parallel_portions(TEXT, PAIRS[:1]), OPTIONS)["copy"]
     for measure in ("cka", "lns"):
         np.testing.assert_allclose(np.diagonal(found.between(measure)), 1, rtol=1e-12)
@@ -162,7 +162,7 @@ def test_constant_components_have_no_value(models: Path) -> None:
 
 def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
     opened = {
-        name: open_checkpoint(tiny_family(tmp_path / name, model_type))
+        name: open_model(tiny_family(tmp_path / name, model_type))
         for name, model_type in (("bert", "bert"), ("gpt2", "gpt2"))
     }
     portions = plain_portions(PlainText((Path("text.txt"),), LINES))
@@ -189,8 +189,8 @@ def test_blank_lines_are_not_compared() -> None:
 
 def test_text_of_the_wrong_kind_is_refused(models: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="not --text"):
-        compare({"one": open_checkpoint(models / "one")}, [Portion("text", LINES)], OPTIONS)
-    gpt2 = open_checkpoint(tiny_family(tmp_path / "gpt2", "gpt2"))
+        compare({"one": open_model(models / "one")}, [Portion("text", LINES)], OPTIONS)
+    gpt2 = open_model(tiny_family(tmp_path / "gpt2", "gpt2"))
     with pytest.raises(UsageError, match="not pairs of sentences"):
         compare({"gpt2": gpt2}, parallel_portions(TEXT, PAIRS), OPTIONS)
 
@@ -198,13 +198,13 @@ def test_text_of_the_wrong_kind_is_refused(models: Path, tmp_path: Path) -> None
 def test_too_few_neighbours_are_refused_before_a_model_is_loaded(models: Path) -> None:
     options = SimilarityOptions(neighbours=0.01)
     with pytest.raises(UsageError, match="0 neighbours"):
-        compare({"one": open_checkpoint(models / "one")}, parallel_portions(TEXT, PAIRS), options)
+        compare({"one": open_model(models / "one")}, parallel_portions(TEXT, PAIRS), options)
 
 
 def test_an_undeclared_family_is_refused(models: Path, tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "other", "gpt2")
     config = (path / "config.json").read_text().replace('"model_type": "gpt2"', '"model_type": "gpt_neo"')
     (path / "config.json").write_text(config)
-    opened = {"one": open_checkpoint(models / "one"), "other": open_checkpoint(path)}
+    opened = {"one": open_model(models / "one"), "other": open_model(path)}
     with pytest.raises(UnsupportedModelError, match="gpt_neo"):
         compare(opened, parallel_portions(TEXT, PAIRS), OPTIONS)

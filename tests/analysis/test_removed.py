@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from prunecli.analysis.removed import Removed, removed
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
@@ -15,7 +15,7 @@ def _step(command, **arguments):
 def _heads(folder, name, heads, *history):
     """A Marian model (3 + 2 layers of 4 heads) whose config.json says that it kept these."""
     mark = {"version": 1, "heads": heads, "original_heads": dict.fromkeys(heads, 4), "history": list(history)}
-    return open_checkpoint(tiny_family(folder / name, "marian", prunecli=mark))
+    return open_model(tiny_family(folder / name, "marian", prunecli=mark))
 
 
 def test_heads_of_one_attention_and_of_all(tmp_path):
@@ -26,7 +26,7 @@ def test_heads_of_one_attention_and_of_all(tmp_path):
     prune = "prune-heads"
     unit, found = removed(
         [
-            open_checkpoint(tiny_family(tmp_path / "full", "marian")),
+            open_model(tiny_family(tmp_path / "full", "marian")),
             _heads(tmp_path, "encoder", encoder, _step(prune, ratio=0.75, attention=["encoder"])),
             _heads(tmp_path, "all", {**encoder, **cross}, _step(prune, ratio=0.4)),
             _heads(
@@ -55,7 +55,7 @@ def test_heads_of_a_model_of_one_stack(tmp_path):
         "heads": {"transformer.h.0.attn": [1]},
         "original_heads": {"transformer.h.0.attn": 4},
     }
-    checkpoint = open_checkpoint(tiny_family(tmp_path / "gpt2", "gpt2", prunecli=mark))
+    checkpoint = open_model(tiny_family(tmp_path / "gpt2", "gpt2", prunecli=mark))
     assert removed([checkpoint]) == ("heads", [Removed(pytest.approx(3 / 12), ("",))])
 
 
@@ -68,11 +68,11 @@ def test_experts(tmp_path):
             "original_experts": dict.fromkeys(layers, 8),
             "history": [_step("prune-experts", **arguments)],
         }
-        return open_checkpoint(tiny_nllb_moe(tmp_path / name, experts=2, config={"prunecli": mark}))
+        return open_model(tiny_nllb_moe(tmp_path / name, experts=2, config={"prunecli": mark}))
 
     unit, found = removed(
         [
-            open_checkpoint(tiny_nllb_moe(tmp_path / "full")),
+            open_model(tiny_nllb_moe(tmp_path / "full")),
             pruned("a", granularity="language", metric="importance"),
             pruned("b", metric="random"),
         ]
@@ -87,7 +87,7 @@ def test_experts(tmp_path):
 
 def test_parameters_where_nothing_was_pruned(tmp_path):
     paths = [tiny_nllb_moe(tmp_path / str(layers), layers=layers) for layers in (4, 2)]
-    full, small = (open_checkpoint(path) for path in paths)
+    full, small = (open_model(path) for path in paths)
     counts = [sum(info.numel for info in checkpoint.tensors.values()) for checkpoint in (full, small)]
     unit, found = removed([full, small, full])
     assert unit == "parameters"
@@ -109,11 +109,11 @@ def _experts(folder, name, *history):
         "original_experts": dict.fromkeys(LAYERS, 8),
         "history": list(history),
     }
-    return open_checkpoint(tiny_nllb_moe(folder / name, experts=2, config={"prunecli": mark}))
+    return open_model(tiny_nllb_moe(folder / name, experts=2, config={"prunecli": mark}))
 
 
 def test_heads_and_experts_are_counted_as_parameters(tmp_path):
-    full = open_checkpoint(tiny_nllb_moe(tmp_path / "full"))
+    full = open_model(tiny_nllb_moe(tmp_path / "full"))
     experts = _experts(tmp_path, "experts", _step("prune-experts"))
     heads = _heads(tmp_path, "heads", {"model.decoder.layers.1.encoder_attn": [2]}, _step("prune-heads"))
     unit, found = removed([full, experts, heads])
@@ -126,7 +126,7 @@ def test_heads_and_experts_are_counted_as_parameters(tmp_path):
 
 
 def test_an_original_starts_the_lines_of_what_was_made_from_it(tmp_path):
-    full, other = (open_checkpoint(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate("ab"))
+    full, other = (open_model(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate("ab"))
 
     def made(name, source, balance, *more):
         first = _step("prune-experts", balance=balance)
@@ -146,7 +146,7 @@ def test_an_original_starts_the_lines_of_what_was_made_from_it(tmp_path):
 
 def test_another_model_is_no_start(tmp_path):
     full, dense = (
-        open_checkpoint(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate(("a", "dense"))
+        open_model(tiny_nllb_moe(tmp_path / name, seed=n)) for n, name in enumerate(("a", "dense"))
     )
     first = _step("prune-experts") | {"source": {"path": "a", "fingerprint": full.fingerprint}}
     _, found = removed([dense, _experts(tmp_path, "p", first)])

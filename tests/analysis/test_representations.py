@@ -16,7 +16,7 @@ from prunecli.analysis.representations import Representations, represent, text_b
 from prunecli.architectures import FAMILIES
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.objective import translation_batches
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
@@ -51,7 +51,7 @@ ONE_STACK = (*ENCODERS, *DECODERS)
 class Subject:
     def __init__(self, path: Path, case: str) -> None:
         self.case = case
-        self.components = components(open_checkpoint(path))
+        self.components = components(open_model(path))
         self.model = load_model(path, device="cpu", dtype="float32")
         self.tokenizer = load_tokenizer(path)
 
@@ -141,7 +141,7 @@ def test_batches_change_nothing(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "llama", "bert"])
 def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
-    names = [ffn.name for ffn in open_checkpoint(source).layout.ffns]
+    names = [ffn.name for ffn in open_model(source).layout.ffns]
     changes = {name: {"shared_with": names[0]} for name in names[1:]}
     subject = Subject(write_changed(source, tmp_path / "shared", case, changes), case)
     found = subject.represent(tmp_path / "files")
@@ -154,7 +154,7 @@ def test_a_shared_ffn_is_told_apart_by_layer(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", ["m2m_100", "bart", "t5", "gpt2", "roberta"])
 def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", case)
-    ffns = open_checkpoint(source).layout.ffns[1:]
+    ffns = open_model(source).layout.ffns[1:]
     gone, changes = [ffn.own_name for ffn in ffns], {ffn.name: {"removed": True} for ffn in ffns}
     subject = Subject(write_changed(source, tmp_path / "less", case, changes), case)
     assert [part.name for part in subject.components if part.removed] == gone
@@ -164,7 +164,7 @@ def test_removed_ffns_are_left_out(case: str, tmp_path: Path) -> None:
 
 
 def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_path: Path) -> None:
-    found = components(open_checkpoint(tiny(tmp_path / "model", "m2m_100")))
+    found = components(open_model(tiny(tmp_path / "model", "m2m_100")))
     assert [part.label for part in found] == [
         *(f"{layer}.{kind}" for layer in range(3) for kind in ("sa", "ffn")),
         *(f"{layer}.{kind}" for layer in range(2) for kind in ("sa", "ca", "ffn")),
@@ -174,7 +174,7 @@ def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_pat
 
 @pytest.mark.parametrize("case", NORMS)
 def test_no_component_has_the_name_of_a_layer(case: str, tmp_path: Path) -> None:
-    found = components(open_checkpoint(tiny(tmp_path / "model", case)))
+    found = components(open_model(tiny(tmp_path / "model", case)))
     assert len({part.name for part in found}) == len(found)
     assert all(part.name.startswith(f"{part.block}.") for part in found)
 
@@ -224,4 +224,4 @@ def test_an_undeclared_family_is_refused(tmp_path: Path) -> None:
     config = (path / "config.json").read_text().replace('"model_type": "gpt2"', '"model_type": "gpt_neo"')
     (path / "config.json").write_text(config)
     with pytest.raises(UnsupportedModelError, match="gpt_neo"):
-        components(open_checkpoint(path))
+        components(open_model(path))

@@ -10,7 +10,7 @@ import numpy as np
 
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.methods.heads.statistics import FORMAT, HeadScores, scores_payload
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from tests.commands.calls import call
 
 run = partial(call, prune_heads)
@@ -36,7 +36,7 @@ def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, A
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
-    with open_checkpoint(directory) as checkpoint:
+    with open_model(directory) as checkpoint:
         checkpoint.check()
         return {layer.name: layer.heads for layer in checkpoint.layout.attentions}
 

@@ -16,7 +16,7 @@ from prunecli.commands.collect_gates import collect_gates
 from prunecli.methods.experts import resume
 from prunecli.methods.experts.layer_major import whole_model_bytes
 from prunecli.methods.experts.score import CollectOptions
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting, machine
 from prunecli.processes import Place
 from tests.commands.calls import Result, call, refused
@@ -129,7 +129,7 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(machine, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
     place = Place(0, processes.count())
-    with open_checkpoint(folder / "model") as checkpoint:
+    with open_model(folder / "model") as checkpoint:
         return gate_run.means_of(checkpoint, CollectOptions(), CPU, torch.float32, None, None, place)
 
 
@@ -149,7 +149,7 @@ def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: py
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(Place, "gathered", lambda _place, value: [value])
     assert chosen(folder, 10_000, monkeypatch).memory == 4_000
-    free = whole_model_bytes(open_checkpoint(folder / "model"), torch.float32) * 3 // 2
+    free = whole_model_bytes(open_model(folder / "model"), torch.float32) * 3 // 2
     assert chosen(folder, free, monkeypatch) is not None
     assert chosen(folder, 2 * free, monkeypatch) is None
 

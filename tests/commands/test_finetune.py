@@ -17,7 +17,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.commands.finetune_material import TextOptions, material_of
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.text.parallel import read_parallel
@@ -46,7 +46,7 @@ _run = partial(raising, finetune)
 
 
 def values(path):
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         return {name: checkpoint.read(name) for name in checkpoint.tensors}
 
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_is_trained(folder):
     assert "Written: out (stock layout), figures in out.finetune.json" in result.stdout
     assert "step 2: " in result.stderr
     assert not (folder / "out.training").exists()
-    with open_checkpoint("model") as before, open_checkpoint("out") as after:
+    with open_model("model") as before, open_model("out") as after:
         assert dict(before.tensors) == dict(after.tensors)  # float16 as it was stored
         step = after.structure.history[-1]
         assert step["command"] == "finetune"
@@ -79,14 +79,14 @@ def test_json_is_the_file(folder):
     result = _run("model", *PAIR, *SMALL, "-o", "out", "--json", "--quiet", "--dtype-out", "float32")
     assert json.loads(result.stdout) == json.loads((folder / "out.finetune.json").read_text())
     assert result.stderr == ""
-    with open_checkpoint("out") as made:
+    with open_model("out") as made:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
         assert made.config["dtype"] == "float32"
 
 
 def test_a_reduced_model_keeps_its_structure(folder):
     tiny_nllb_moe("moe", experts=8)
-    with open_checkpoint("moe") as source:
+    with open_model("moe") as source:
         layers = ("model.encoder.layers.1.ffn", "model.encoder.layers.3.ffn")
         kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
 
@@ -96,7 +96,7 @@ def test_a_reduced_model_keeps_its_structure(folder):
             source, Rewrite(structure, outputs, stock_config(source, structure)), folder / "pruned"
         )
     _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
-    with open_checkpoint("pruned") as before, open_checkpoint("out") as after:
+    with open_model("pruned") as before, open_model("out") as after:
         assert after.structure.experts == before.structure.experts == kept
         assert not opens_as_stock(after.config)
         assert not opens_as_stock(before.config)
@@ -111,7 +111,7 @@ def test_from_scratch(folder):
     config = {key: value for key, value in tiny_config_of("m2m_100").items() if key != "vocab_size"}
     write_json(folder / "config" / "config.json", config)
     _run("--from-scratch", "config", *PAIR, *SMALL, "-o", "out")
-    with open_checkpoint("out") as made:
+    with open_model("out") as made:
         assert made.model_type == "m2m_100"
         assert made.config["vocab_size"] == size
         arguments = made.structure.history[-1]["arguments"]
@@ -179,7 +179,7 @@ def test_packed_text_and_a_context(folder):
         _run("gpt2", *text, *SMALL, "-o", f"out-{ending}")
     one, other = values("out-txt"), values("out-txt.gz")
     assert all(np.array_equal(one[name], other[name]) for name in one)
-    with open_checkpoint("out-txt") as made:
+    with open_model("out-txt") as made:
         assert made.structure.history[-1]["arguments"]["context"] == 20
 
 

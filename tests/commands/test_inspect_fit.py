@@ -11,7 +11,7 @@ import pytest
 from prunecli.commands import inspect_fit
 from prunecli.commands.inspect_fit_table import duration
 from prunecli.errors import UsageError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules import speed
 from prunecli.modules.speed import Multiplying, Reading
 from prunecli.running.layerwise import budget
@@ -117,7 +117,7 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
     monkeypatch.setattr(
         budget, "plan_memory", lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1]
     )
-    with open_checkpoint(moe) as opened:
+    with open_model(moe) as opened:
         way = next(inspect_fit._by_layer(opened, 1 << 30))
         assert next(inspect_fit._by_layer(opened, way.needed)).fits
         assert not next(inspect_fit._by_layer(opened, way.needed - 1)).fits

@@ -23,7 +23,7 @@ from prunecli.methods.experts.statistics import (
     GateSums,
     gates_payload,
 )
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
@@ -64,14 +64,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the gates.json of `model`."""
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         write_json(tmp_path / "gates.json", gates(checkpoint))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
-    with open_checkpoint(directory) as checkpoint:
+    with open_model(directory) as checkpoint:
         checkpoint.check()
         return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
 
@@ -109,7 +109,7 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
     found = kept(folder / "pruned-experts")
     assert [len(ids) for ids in found.values()] == [4, 4, 4, 4]
     assert "Decoder layers" not in result.err
-    with open_checkpoint(model) as full, open_checkpoint(folder / "pruned-experts") as pruned:
+    with open_model(model) as full, open_model(folder / "pruned-experts") as pruned:
         for layer, ids in found.items():
             rows = full.read(f"{layer}.router.classifier.weight")[list(ids)]
             np.testing.assert_array_equal(pruned.read(f"{layer}.router.classifier.weight"), rows)
@@ -138,7 +138,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
     assert "granularity global (default)" in result.err
     assert "No languages named: all of gates.json count; --source and --target keep" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
-    with open_checkpoint(folder / "pruned-experts") as pruned:
+    with open_model(folder / "pruned-experts") as pruned:
         assert not opens_as_stock(pruned.config)
 
 
@@ -195,14 +195,14 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_statistics_of_the_origin
     assert json.loads(result.out)["experts_before"] == 32
     assert run(model, "--ratio", 0.75, "--balance", "1:1", "-o", "direct").status == 0
     assert kept(folder / "quarter") == kept(folder / "direct")
-    with open_checkpoint(folder / "quarter") as quarter:
+    with open_model(folder / "quarter") as quarter:
         assert len(quarter.structure.history) == 2
         assert dict(quarter.structure.original_experts) == dict.fromkeys((*ENCODER, *DECODER), 16)
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Path, folder: Path) -> None:
     assert run(model, "--ratio", 0.5, "-o", "half").status == 0
-    with open_checkpoint(folder / "half") as half:
+    with open_model(folder / "half") as half:
         payload = gates(half, seed=1)
         held = {layer.name: layer.experts for layer in half.require_mixtures()}
     for entry in payload["entries"].values():
@@ -216,7 +216,7 @@ def test_a_pruned_checkpoint_is_pruned_further_with_its_own_statistics(model: Pa
 
 
 def test_several_files_are_merged(model: Path, folder: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         whole = gates(checkpoint)
     for number in (0, 1):
         part = {
@@ -233,20 +233,20 @@ def test_several_files_are_merged(model: Path, folder: Path) -> None:
 
 def test_types_are_cast(model: Path, folder: Path) -> None:
     assert run(model, "--ratio", 0, "--dtype", "float16", "-o", "half").status == 0
-    with open_checkpoint(folder / "half") as made, open_checkpoint(model) as full:
+    with open_model(folder / "half") as made, open_model(model) as full:
         assert {info.dtype for info in made.tensors.values()} == {"F16"}
         assert made.config["dtype"] == "float16"
         assert made.total_bytes * 2 == full.total_bytes
 
 
 def test_fit_prints_the_arithmetic_and_fits(model: Path, folder: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         budget = checkpoint.total_bytes
     result = run(model, "--fit", budget, "--fit-length", 2, "--fit-beam", 1, "-o", "small")
     assert result.status == 0, result.err
     assert "10 %" in result.out
     assert "batch 1, beam 1, 2 tokens" in result.out
-    with open_checkpoint(folder / "small") as made:
+    with open_model(folder / "small") as made:
         assert made.total_bytes <= budget * 0.9
 
 
@@ -261,7 +261,7 @@ def test_history_says_how_many_experts_were_kept(model: Path, folder: Path) -> N
     }
     for name, options in made.items():
         assert run(model, *options, "-o", name).status == 0
-        with open_checkpoint(folder / name) as checkpoint:
+        with open_model(folder / name) as checkpoint:
             step = checkpoint.structure.history[-1]
         left = sum(map(len, kept(folder / name).values()))
         assert step["experts"] == {"before": 64, "after": left}

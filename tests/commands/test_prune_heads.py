@@ -13,7 +13,7 @@ import pytest
 from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
 from prunecli.methods.heads.decide import METRICS
 from prunecli.methods.heads.plan import NORMALIZE
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, names, refused, repeats
@@ -32,7 +32,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the heads.json of `model`."""
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         write_json(tmp_path / "heads.json", scored(checkpoint))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -57,7 +57,7 @@ def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
     wanted = sorted(share, key=share.__getitem__)[14:]
     found = kept(folder / "pruned-heads")
     assert sorted((name, head) for name, ids in found.items() for head in ids) == sorted(wanted)
-    with open_checkpoint(model) as full, open_checkpoint(folder / "pruned-heads") as pruned:
+    with open_model(model) as full, open_model(folder / "pruned-heads") as pruned:
         for name, ids in found.items():
             places = [head * 8 + place for head in ids for place in range(8)]
             if ids:
@@ -116,12 +116,12 @@ def test_only_the_attentions_named_lose_heads(
     attention: str, removed: tuple[int, ...], model: Path, folder: Path
 ) -> None:
     """All heads are equal: the first go first."""
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         values = {layer.name: np.ones(layer.num_heads) for layer in checkpoint.layout.attentions}
         write_json(folder / "heads.json", scored(checkpoint, values=values), force=True)
     result = run(model, "--attention", attention, "--ratio", 0.5)
     assert result.status == 0, result.err
-    with open_checkpoint(folder / "pruned-heads") as pruned:
+    with open_model(folder / "pruned-heads") as pruned:
         found = [
             sum(4 - layer.num_heads for layer in pruned.layout.attentions if layer.kind == kind)
             for kind in ("encoder", "decoder", "cross")
@@ -191,14 +191,14 @@ def test_a_pruned_checkpoint_is_pruned_further_with_the_scores_of_the_original(
     assert json.loads(result.out)["heads_before"] == 21
     assert run(model, "--count", 14, "-o", "direct").status == 0
     assert kept(folder / "second") == kept(folder / "direct")
-    with open_checkpoint(folder / "second") as second:
+    with open_model(folder / "second") as second:
         assert len(second.structure.history) == 2
         assert set(second.structure.original_heads.values()) == {4}
 
 
 def test_a_pruned_checkpoint_is_pruned_further_with_its_own_scores(model: Path, folder: Path) -> None:
     assert run(model, "--ratio", 0.5, "-o", "half").status == 0
-    with open_checkpoint(folder / "half") as half:
+    with open_model(folder / "half") as half:
         write_json(folder / "half.json", scored(half, seed=1))
     held = kept(folder / "half")
     result = run("half", "--scores", "half.json", "--ratio", 0.5, "-o", "quarter")
@@ -220,7 +220,7 @@ def test_several_files_are_merged(model: Path, folder: Path) -> None:
 
 
 def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         values = {layer.name: np.full(layer.num_heads, 50.0) for layer in checkpoint.layout.attentions}
         values[FIRST] = np.array([50.0, 51.0, 20.0, 49.9])
         ablation = {"method": "ablation", "metric": "chrf++", "base": 49.5, "values": values}
@@ -233,7 +233,7 @@ def test_scores_of_an_ablation_are_compared_as_they_are(model: Path, folder: Pat
 
 def test_types_are_cast(model: Path, folder: Path) -> None:
     assert run(model, "--ratio", 0, "--dtype", "bfloat16", "-o", "half").status == 0
-    with open_checkpoint(folder / "half") as made, open_checkpoint(model) as full:
+    with open_model(folder / "half") as made, open_model(model) as full:
         assert {info.dtype for info in made.tensors.values()} == {"BF16"}
         assert made.config["dtype"] == "bfloat16"
         assert made.config["model_type"] == "m2m_100"
@@ -361,7 +361,7 @@ def test_uniform_results_are_stock_models(
     assert not (tmp_path / "pruned-heads" / "modeling_prunecli.py").exists()
     stock = LlamaForCausalLM.from_pretrained(tmp_path / "pruned-heads")
     assert stock.config.num_key_value_heads == kept_heads
-    with open_checkpoint(tmp_path / "pruned-heads") as made:
+    with open_model(tmp_path / "pruned-heads") as made:
         assert made.structure.history[-1]["arguments"]["uniform"] is True
 
 

@@ -13,7 +13,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.trim_vocabulary import trim_vocabulary
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.commands.calls import call
 from tests.sentence_model import sentence_model
 from tests.tiny import write_json
@@ -55,7 +55,7 @@ def check(out: Path) -> None:
         assert (out / name).read_bytes() == (SOURCE / name).read_bytes()
     assert {path.name for path in out.iterdir() if path.is_dir()} == {"1_Pooling", "2_Dense"}
     pooling = json.loads((out / "1_Pooling" / "config.json").read_text())
-    with open_checkpoint(out) as made:
+    with open_model(out) as made:
         assert pooling["word_embedding_dimension"] == made.config["hidden_size"]
         assert made.structure.history[0]["source"]["path"] == "org/tiny-sentences"
         assert made.structure.history[0]["source"]["revision"] == HASH

@@ -13,7 +13,7 @@ from prunecli.commands.share_ffn import InitName, KeepName, OrderName, Treatment
 from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
 from prunecli.methods.ffn.decide import KEEP_UNITS
 from prunecli.methods.ffn.plan import INITS, ORDERS
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import opens_as_stock
 from tests.commands.calls import Result, call, repeats
 from tests.ffn_layouts import tiny
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def owners(directory: Path | str) -> dict[str, str | None]:
     """FFN -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
-    with open_checkpoint(directory) as opened:
+    with open_model(directory) as opened:
         opened.check()
         return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.ffns}
 
@@ -74,7 +74,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
         **{ENCODER.format(n): first for n in range(3)},
         **{DECODER.format(n): None for n in range(2)},
     }
-    with open_checkpoint("shared-ffn") as made, open_checkpoint(model) as source:
+    with open_model("shared-ffn") as made, open_model(model) as source:
         assert not opens_as_stock(made.config)
         assert made.structure.history[-1]["arguments"] == {"config": "SharedEncNoDec", "seed": 0}
         assert made.structure.fingerprints() == (source.fingerprint,)
@@ -184,7 +184,7 @@ def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
     done("one", "--config", "NoDec", "-o", "two")
     done(model, "--config", "SharedEncNoDec", "-o", "direct")
     assert owners("two") == owners("direct")
-    with open_checkpoint("two") as two, open_checkpoint("direct") as direct:
+    with open_model("two") as two, open_model("direct") as direct:
         assert len(two.structure.history) == 2
         assert {name: two.read(name).tobytes() for name in two.tensors} == {
             name: direct.read(name).tobytes() for name in direct.tensors
@@ -198,7 +198,7 @@ def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> No
     done(models["gpt2"], *options, "-o", "active")
     done(models["gpt2"], "--width", 20, "-o", "norms")
     name = "transformer.h.0.mlp.c_fc.weight"
-    with open_checkpoint("active") as active, open_checkpoint("norms") as norms:
+    with open_model("active") as active, open_model("norms") as norms:
         assert active.info(name).shape == norms.info(name).shape == (32, 20)
         assert active.read(name).tobytes() != norms.read(name).tobytes()
         arguments = active.structure.history[-1]["arguments"]
@@ -208,7 +208,7 @@ def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> No
 def test_units_by_their_activations_in_translation() -> None:
     result = done("--width", 20, "--keep-units", "activations", "--max-sentences", 5)
     assert "using the demo's text" in result.err
-    with open_checkpoint("shared-ffn") as made:
+    with open_model("shared-ffn") as made:
         assert made.structure.history[-1]["arguments"]["text"]["sentences"] == 5
 
 
@@ -273,7 +273,7 @@ def test_widths_that_have_no_mean(folder: Path) -> None:
     model = tiny(folder / "uneven", "m2m_100", decoder_ffn_dim=40)
     _refused(run(model, "--config", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
     done(model, "--config", "SharedEncDec", "--init", "last", "-o", "out")
-    with open_checkpoint("out") as opened:
+    with open_model("out") as opened:
         assert {layer.width for layer in opened.layout.ffns} == {40}
 
 

@@ -20,7 +20,7 @@ from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.too_large import option_size
 from prunecli.methods.embeddings import factorize
 from prunecli.model import memory
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules import building, fitting, precision
 from prunecli.training import room
 from tests.commands.calls import Result, call, refused
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def weights(path: Path, width: int) -> int:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         return width * sum(info.numel for info in checkpoint.tensors.values())
 
 

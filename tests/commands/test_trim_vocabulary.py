@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from prunecli import pipeline
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import Summary
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.calls import names
@@ -64,7 +64,7 @@ def test_trims_to_the_text(model: Path, folder: Path) -> None:
     gone = set(old.get_vocab()) - set(new.get_vocab())
     # Merges of the tiny tokenizer: _a _t he _the en on in; _a, _the, en, on, in are seen, _t and he lead to _the.
     assert gone == set()
-    with open_checkpoint(out) as opened, open_checkpoint(model) as full:
+    with open_model(out) as opened, open_model(model) as full:
         opened.check()
         assert opened.config["vocab_size"] == len(new) < full.config["vocab_size"] == 70
         step = opened.structure.history[-1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import PruneError
-from prunecli.model.checkpoint import Checkpoint, TensorInfo, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, TensorInfo, open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint
 from prunecli.tensors.dtypes import numpy_dtype
 
@@ -68,7 +68,7 @@ class MethodContract:
         import torch
 
         written(source, self.keep_everything, tmp_path / "out")
-        with open_checkpoint(source) as before, open_checkpoint(tmp_path / "out") as after:
+        with open_model(source) as before, open_model(tmp_path / "out") as after:
             assert list(before.tensors) == list(after.tensors)
             for name, info in before.tensors.items():
                 dtype = self.cast or info.dtype
@@ -85,7 +85,7 @@ class MethodContract:
         written(source, self.reduce, tmp_path / "out")
         original = self.original(source)
         whole = logits_of(original)
-        with open_checkpoint(source) as opened:
+        with open_model(source) as opened:
             self.mask(original, self.reduce(opened))
         masked = logits_of(original)
         assert not torch.allclose(whole, masked), "the reduction must matter for this test to mean something"
@@ -108,7 +108,7 @@ class MethodContract:
         written(source, self.reduce, tmp_path / "once")
         written(tmp_path / "once", self.keep_everything, tmp_path / "twice")
         assert torch.equal(logits(tmp_path / "once"), logits(tmp_path / "twice"))
-        with open_checkpoint(tmp_path / "once") as once, open_checkpoint(tmp_path / "twice") as twice:
+        with open_model(tmp_path / "once") as once, open_model(tmp_path / "twice") as twice:
             assert once.structure.experts == twice.structure.experts
             assert once.structure.original_experts == twice.structure.original_experts
             assert once.structure.heads == twice.structure.heads
@@ -153,7 +153,7 @@ class WrittenFiles(MethodContract):
 
 def written(source: Path, decide: Decide, output: Path, **options: Any) -> Path:
     """Decide and write."""
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         rewrite_checkpoint(opened, decide(opened), output, **options)
     return output
 

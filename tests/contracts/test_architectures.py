@@ -17,7 +17,7 @@ import pytest
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.architectures.records import Attention, Stack, TensorSpec
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import Sizes
 from prunecli.model.ffn import ffn_norms, within
 from prunecli.model.layout import resolve
@@ -272,7 +272,7 @@ class TestDefaults:
 class TestCheckpoints:
     def test_what_the_stock_class_stores_fits(self, case: str, tmp_path: Path) -> None:
         model_type, changes = VARIANTS[case]
-        checkpoint = open_checkpoint(tiny_family(tmp_path / "model", model_type, **changes))
+        checkpoint = open_model(tiny_family(tmp_path / "model", model_type, **changes))
         checkpoint.check()
         family = FAMILIES[model_type]
         other = {name for name in checkpoint.tensors if checkpoint.layout.part(name) == "other"}
@@ -357,7 +357,7 @@ class TestOlderCheckpoints:
         more: dict[str, tuple[int, ...]],
         tmp_path: Path,
     ) -> None:
-        checkpoint = open_checkpoint(self.stored(tmp_path / "old", model_type, rename, more))
+        checkpoint = open_model(self.stored(tmp_path / "old", model_type, rename, more))
         checkpoint.check()
         expected = set(resolve(FAMILIES[model_type], checkpoint.config, Structure()).shapes)
         extras = {name for name in checkpoint.tensors if name.startswith(FAMILIES[model_type].extras)}
@@ -368,13 +368,13 @@ class TestOlderCheckpoints:
         self, model_type: str, tmp_path: Path
     ) -> None:
         more = {"model.adapter.weight": (4, 4)}
-        checkpoint = open_checkpoint(self.stored(tmp_path / "odd", model_type, {}, more))
+        checkpoint = open_model(self.stored(tmp_path / "odd", model_type, {}, more))
         with pytest.raises(CheckpointError, match=r"1 unexpected \((model\.)?.*adapter\.weight\)"):
             checkpoint.check()
 
     def test_a_marian_with_two_vocabularies_is_refused(self, tmp_path: Path) -> None:
         changes = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 49}
-        checkpoint = open_checkpoint(tiny_family(tmp_path / "two", "marian", **changes))
+        checkpoint = open_model(tiny_family(tmp_path / "two", "marian", **changes))
         with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
             checkpoint.check()
 
@@ -382,7 +382,7 @@ class TestOlderCheckpoints:
 def test_untied_output_matrices_are_tensors_of_their_own(tmp_path: Path) -> None:
     for model_type in ("t5", "gpt2", "llama"):
         directory = tiny_family(tmp_path / model_type, model_type, tie_word_embeddings=False)
-        assert "lm_head.weight" in open_checkpoint(directory).tensors
+        assert "lm_head.weight" in open_model(directory).tensors
 
 
 def test_a_head_count_that_does_not_divide_the_width_is_refused() -> None:
@@ -443,4 +443,4 @@ def test_a_family_of_one_kind_is_not_another(tmp_path: Path) -> None:
     config = tiny_config_of("m2m_100")
     write_json(directory / "config.json", config)
     with pytest.raises(CheckpointError, match=r"do not fit config\.json"):
-        open_checkpoint(directory).check()
+        open_model(directory).check()

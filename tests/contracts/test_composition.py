@@ -16,7 +16,7 @@ from prunecli.methods.ffn import decide as ffn_decide
 from prunecli.methods.ffn.rewrite import rewrite as rewrite_ffns
 from prunecli.methods.heads import decide as heads_decide
 from prunecli.methods.heads.rewrite import rewrite as rewrite_heads
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.training.material import Material
@@ -102,7 +102,7 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
     """Trained for two updates, and written as the command does."""
     state = output.with_name(f"{output.name}-state")
     made = train(source, state, options(steps=2, learning_rate=1e-2), material(case))
-    with open_checkpoint(source) as before, open_checkpoint(made.staged) as weights:
+    with open_model(source) as before, open_model(made.staged) as weights:
         structure = before.structure.after({"command": "finetune"})
         outputs = outputs_of(before, weights, None)
         rewrite_checkpoint(weights, Rewrite(structure, outputs, stock_config(weights, structure)), output)
@@ -147,7 +147,7 @@ def check(path: Path, order: tuple[str, ...]) -> None:
     """It reloads strictly, opens the same in both ways, generates, is inspected, and remembers its history."""
     import transformers
 
-    with open_checkpoint(path) as opened:
+    with open_model(path) as opened:
         opened.check()
         assert [step["command"] for step in opened.structure.history] == [COMMANDS[step] for step in order]
         inventory = take_inventory(opened)
@@ -166,7 +166,7 @@ def check(path: Path, order: tuple[str, ...]) -> None:
 
 def again(case: str, path: Path, folder: Path) -> Path:
     """Every method once more."""
-    with open_checkpoint(path) as opened:
+    with open_model(path) as opened:
         change = opened.layout.require_tables().change.input
     is_unit = change is not None and not change.cached
     chain: list[Callable[[Path, Path], Path]] = [
@@ -198,7 +198,7 @@ class TestReductions:
         check(last, wanted)
         further = again(case, last, tmp_path / "again")
         assert torch.isfinite(logits_of(load(further))).all()
-        with open_checkpoint(last) as before, open_checkpoint(further) as after:
+        with open_model(last) as before, open_model(further) as after:
             added = 5 if case == "nllb-moe" else 4
             assert after.structure.history[:-added] == before.structure.history
             assert sum(info.numel for info in after.tensors.values()) != sum(
@@ -220,7 +220,7 @@ def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) 
     held: list[Any] = []
     for number, order in enumerate(ORDERS[:2]):
         *_, last = composed(case, order_of(case, order), tmp_path / str(number))
-        with open_checkpoint(last) as opened:
+        with open_model(last) as opened:
             tables = opened.layout.require_tables()
             fitted = (f"{tables.input}.", f"{tables.output}.")
             held.append(

@@ -16,7 +16,7 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.rewrite import rewrite as without_experts
 from prunecli.methods.heads.rewrite import rewrite as without_heads
 from prunecli.methods.vocabulary.rewrite import rewrite as with_tokens
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
@@ -65,7 +65,7 @@ class TestEverySide:
         assert (table in held) == (side == "output")
         assert (output in held) == (side != "both" or not case.tied)
         assert not any(name.startswith(case.input[1:]) for name in held)
-        with open_checkpoint(tmp_path / "out") as made:
+        with open_model(tmp_path / "out") as made:
             made.check()
             own = [
                 name for name in made.tensors if name.startswith((f"{case.input[0]}.", f"{case.output}.pro"))
@@ -128,7 +128,7 @@ class TestCaching:
     def test_takes_a_unit(self, source: Path, tmp_path: Path) -> None:
         factorised(source, tmp_path / "out")
         with (
-            open_checkpoint(tmp_path / "out") as opened,
+            open_model(tmp_path / "out") as opened,
             pytest.raises(UsageError, match="and fits nothing"),
         ):
             decided(opened, cache=True)
@@ -224,7 +224,7 @@ def test_two_runs_give_identical_bytes(tmp_path: Path) -> None:
 def test_writes_the_type_that_is_asked_for(dtype: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "gpt2")
     out = factorised(source, tmp_path / "out", dtype=dtype)
-    with open_checkpoint(out) as made:
+    with open_model(out) as made:
         assert {info.dtype for info in made.tensors.values()} == {
             {"float16": "F16", "bfloat16": "BF16"}[dtype]
         }
@@ -335,11 +335,11 @@ class TestOtherMethods:
 )
 def test_says_what_was_done(options: dict[str, Any], described: str, tmp_path: Path) -> None:
     out = factorised(tiny_family(tmp_path / "source", "bart"), tmp_path / "out", **options)
-    with open_checkpoint(out) as opened:
+    with open_model(out) as opened:
         assert describe_embeddings(opened.layout.require_tables()) == described
     assert described[1:] in (out / "README.md").read_text()
 
 
 def test_a_stock_model_says_nothing(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "source", "bart")) as opened:
+    with open_model(tiny_family(tmp_path / "source", "bart")) as opened:
         assert describe_embeddings(opened.layout.require_tables()) == ""

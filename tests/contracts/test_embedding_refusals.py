@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.contracts.method_contract import load, logits
 from tests.factorised import CASES, cached, config, decided, factorised
 from tests.families import tiny_family
@@ -23,7 +23,7 @@ SIDES = ("input", "output", "both")
 @pytest.mark.parametrize("side", SIDES)
 def test_a_factorised_table(name: str, side: str, tmp_path: Path) -> None:
     out = factorised(CASES[name].make(tmp_path / "source"), tmp_path / "out", side=side)
-    with open_checkpoint(out) as opened, pytest.raises(UsageError, match="is factorised already"):
+    with open_model(out) as opened, pytest.raises(UsageError, match="is factorised already"):
         decided(opened, side=side, expand_dim=None, depth=None, max_groups=None)
 
 
@@ -40,7 +40,7 @@ def test_a_factorised_table(name: str, side: str, tmp_path: Path) -> None:
 def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", model_type, architectures=[name])
     with (
-        open_checkpoint(source) as opened,
+        open_model(source) as opened,
         pytest.raises(UsageError, match=f"{name} has no output layer"),
     ):
         decided(opened, side=side)
@@ -68,7 +68,7 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "source", "bart")) as opened:
+    with open_model(tiny_family(tmp_path / "source", "bart")) as opened:
         with pytest.raises(UsageError, match=message) as caught:
             decided(opened, **options)
         assert len(str(caught.value).splitlines()) <= 2

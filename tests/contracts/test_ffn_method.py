@@ -14,7 +14,7 @@ from prunecli.methods.experts.rewrite import rewrite as expert_rewrite
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.rewrite import rewrite
 from prunecli.methods.heads.rewrite import rewrite as head_rewrite
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
 from tests.contracts.test_heads_method import generated, tensors
@@ -95,13 +95,13 @@ class FfnSharing(MethodContract):
         original, reduced = self.original(source), load(tmp_path / "out")
         if not original.can_generate():
             pytest.skip("an encoder alone generates nothing")
-        with open_checkpoint(source) as opened:
+        with open_model(source) as opened:
             self.mask(original, self.reduce(opened))
         torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
 
     def test_a_shared_ffn_is_stored_once(self, source: Path, tmp_path: Path) -> None:
         out = written(source, self.reduce, tmp_path / "out")
-        with open_checkpoint(out) as opened:
+        with open_model(out) as opened:
             owners = [
                 name
                 for name in LAYOUTS[self.case].names
@@ -195,7 +195,7 @@ class TestNllbMoe(FfnSharing, WrittenFiles):
                 place = tmp_path / "-".join(order) / str(number)
                 place.parent.mkdir(exist_ok=True)
                 at = written(at, steps[step], place)
-            with open_checkpoint(at) as opened:
+            with open_model(at) as opened:
                 structure = opened.structure
                 kept = structure.experts, structure.heads, structure.ffn, opened.config["model_type"]
             found.append((tensors(at), kept))
@@ -364,8 +364,8 @@ def test_an_even_width_is_a_stock_model(tmp_path: Path) -> None:
 
     source = tiny(tmp_path / "source", "llama")
     out = tmp_path / "out"
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         rewrite_checkpoint(opened, made_of(opened, Options(decoder="share", groups=(3,), width=64)), out)
-    with open_checkpoint(out) as made:
+    with open_model(out) as made:
         assert (made.config["model_type"], made.config["intermediate_size"]) == ("llama", 64)
     torch.testing.assert_close(logits(out), logits(source), rtol=1e-5, atol=1e-5)

@@ -14,7 +14,7 @@ import torch
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads import rewrite as head_rewrite
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.model.structure import FfnChange
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -52,7 +52,7 @@ def test_pruning_heads_carries_changed_ffns_along(case: str, tmp_path: Path) -> 
     assert one.keys() == two.keys()
     assert all(np.array_equal(one[name], two[name]) for name in one)
     assert torch.equal(logits(tmp_path / "both"), logits(other))
-    with open_checkpoint(tmp_path / "both") as made:
+    with open_model(tmp_path / "both") as made:
         assert made.structure.heads
         assert {name: change.to_json() for name, change in made.structure.ffn.items()} == changes
         assert not opens_as_stock(made.config)
@@ -81,7 +81,7 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
         return Rewrite(structure, outputs, stock_config(opened, structure))
 
     written(changed, fewer, tmp_path / "both")
-    with open_checkpoint(tmp_path / "both") as made:
+    with open_model(tmp_path / "both") as made:
         assert {name: change.to_json() for name, change in made.structure.ffn.items()} == one_of_each(
             "nllb-moe"
         )
@@ -132,7 +132,7 @@ def test_an_even_width_is_a_stock_model(case: str, tmp_path: Path) -> None:
 
 def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
     names = LAYOUTS["m2m_100"].names
-    with open_checkpoint(tiny(tmp_path / "source", "m2m_100")) as source:
+    with open_model(tiny(tmp_path / "source", "m2m_100")) as source:
         made = narrowed(source, {name: 20 if ".encoder." in name else 30 for name in names})
         assert made.config["model_type"] == "m2m_100"
         assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (20, 30)
@@ -142,7 +142,7 @@ def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
 
 
 def test_one_key_for_both_sides_needs_one_width(tmp_path: Path) -> None:
-    with open_checkpoint(tiny(tmp_path / "source", "t5")) as source:
+    with open_model(tiny(tmp_path / "source", "t5")) as source:
         made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
         assert not opens_as_stock(made.config)
         assert made.config["d_ff"] == 48
@@ -173,7 +173,7 @@ def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) ->
     source = tiny(tmp_path / "source", "bert")
     first, second, third = LAYOUTS["bert"].names
     shared = write_changed(source, tmp_path / "shared", "bert", {second: {"shared_with": first}})
-    with open_checkpoint(shared) as opened:
+    with open_model(shared) as opened:
         made = narrowed(opened, {first: 20, third: 20})
         assert not opens_as_stock(made.config)
         assert made.structure.ffn[second] == FfnChange(first)
@@ -183,7 +183,7 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> No
     """The result would still hold what its config says is shared."""
     source = tiny(tmp_path / "source", "bert")
     first, second, _ = LAYOUTS["bert"].names
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure = opened.structure.changing_ffn({second: FfnChange(first)})
         outputs = narrowed(opened, {}).outputs
         wrong = Rewrite(structure, outputs, stock_config(opened, structure))
@@ -193,7 +193,7 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> No
 
 
 def test_a_structure_of_another_model_is_refused(tmp_path: Path) -> None:
-    with open_checkpoint(tiny(tmp_path / "source", "bert")) as opened:
+    with open_model(tiny(tmp_path / "source", "bert")) as opened:
         structure = opened.structure.changing_ffn({"model.encoder.layers.0": FfnChange(removed=True)})
         with pytest.raises(CheckpointError, match="which is no FFN"):
             stock_config(opened, structure)

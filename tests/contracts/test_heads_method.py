@@ -14,7 +14,7 @@ from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads.decide import Options, decide
 from prunecli.methods.heads.rewrite import rewrite
 from prunecli.model.attention import AttentionLayer
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
 from tests.families import GATED_T5, MODEL_TYPES, NARROW_OPT, TIED_LLAMA, tiny_family
@@ -88,7 +88,7 @@ class HeadPruning(MethodContract):
         if not original.can_generate():
             pytest.skip("an encoder alone generates nothing")
         whole = generated(original)
-        with open_checkpoint(source) as opened:
+        with open_model(source) as opened:
             self.mask(original, self.reduce(opened))
         masked = generated(original)
         assert not torch.allclose(whole, masked)
@@ -99,7 +99,7 @@ class HeadPruning(MethodContract):
 
         from prunecli.modules.heads import masked_heads
 
-        with open_checkpoint(source) as opened:
+        with open_model(source) as opened:
             layers = opened.layout.attentions
         original = self.original(source)
         for kind in {layer.kind for layer in layers}:
@@ -127,7 +127,7 @@ class HeadPruning(MethodContract):
         written(tmp_path / "first", only({1, 3}), tmp_path / "second")
         written(source, only({1, 3}), tmp_path / "direct")
         assert tensors(tmp_path / "second") == tensors(tmp_path / "direct")
-        with open_checkpoint(tmp_path / "second") as second, open_checkpoint(tmp_path / "direct") as direct:
+        with open_model(tmp_path / "second") as second, open_model(tmp_path / "direct") as direct:
             assert second.structure.heads == direct.structure.heads
             assert second.structure.original_heads == direct.structure.original_heads
             assert second.config["model_type"] == direct.config["model_type"]
@@ -146,7 +146,7 @@ def masks(layers: tuple[AttentionLayer, ...], rewrite: Rewrite) -> dict[str, Any
 
 
 def tensors(directory: Path) -> dict[str, bytes]:
-    with open_checkpoint(directory) as opened:
+    with open_model(directory) as opened:
         return {name: opened.read(name).tobytes() for name in opened.tensors}
 
 
@@ -173,7 +173,7 @@ class TestNllbMoe(HeadPruning, WrittenFiles):
         written(source, self.reduce, tmp_path / "heads")
         written(tmp_path / "heads", experts, tmp_path / "other")
         assert tensors(tmp_path / "one") == tensors(tmp_path / "other")
-        with open_checkpoint(tmp_path / "one") as one, open_checkpoint(tmp_path / "other") as other:
+        with open_model(tmp_path / "one") as one, open_model(tmp_path / "other") as other:
             assert (one.structure.heads, one.structure.experts) == (
                 other.structure.heads,
                 other.structure.experts,
@@ -345,6 +345,6 @@ def test_every_family_is_tested(tmp_path: Path) -> None:
     assert set(FAMILIES) == {"nllb-moe", *MODEL_TYPES}
     tested = set()
     for kind in HeadPruning.__subclasses__():
-        with open_checkpoint(kind().make_source(tmp_path / kind.__name__)) as source:
+        with open_model(kind().make_source(tmp_path / kind.__name__)) as source:
             tested.add(source.model_type)
     assert tested == set(FAMILIES)

@@ -14,7 +14,7 @@ import transformers
 
 from prunecli.errors import CheckpointError
 from prunecli.methods.heads.rewrite import rewrite
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import load, logits_of, written
@@ -199,7 +199,7 @@ def test_a_base_model_that_is_saved_opens_again(tmp_path: Path, family: str) -> 
     out = written(tiny(tmp_path / "in", family), uneven, tmp_path / "out")
     model = transformers.AutoModel.from_pretrained(out, trust_remote_code=True)
     model.save_pretrained(tmp_path / "saved")
-    with open_checkpoint(tmp_path / "saved") as saved:
+    with open_model(tmp_path / "saved") as saved:
         saved.check()
         assert saved.config["architectures"] == [f"Prunecli{type(model).__name__}"]
         assert ("AutoModelForCausalLM" in saved.config["auto_map"]) is False

@@ -13,7 +13,7 @@ from prunecli.architectures import FAMILIES
 from prunecli.methods.experts.rewrite import rewrite as without_experts
 from prunecli.methods.heads.rewrite import rewrite as without_heads
 from prunecli.methods.vocabulary.rewrite import rewrite, vocabulary_axes
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, stock_config
 from prunecli.text.tokens import load_tokenizer
@@ -131,7 +131,7 @@ def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> No
     trimmed(source, tmp_path / "first", LINES)
     trimmed(tmp_path / "first", tmp_path / "second", LINES[:1])
     trimmed(source, tmp_path / "direct", LINES[:1])
-    with open_checkpoint(tmp_path / "second") as second, open_checkpoint(tmp_path / "direct") as direct:
+    with open_model(tmp_path / "second") as second, open_model(tmp_path / "direct") as direct:
         assert list(second.tensors) == list(direct.tensors)
         assert all(second.read(name).tobytes() == direct.read(name).tobytes() for name in second.tensors)
         assert len(second.structure.history) == 2
@@ -145,7 +145,7 @@ def test_keeping_everything_is_bit_identical(source: Path, tmp_path: Path) -> No
         return Rewrite(opened.structure, rewrite(opened, range(size)), stock_config(opened, opened.structure))
 
     written(source, everything, tmp_path / "out")
-    with open_checkpoint(source) as before, open_checkpoint(tmp_path / "out") as after:
+    with open_model(source) as before, open_model(tmp_path / "out") as after:
         assert list(before.tensors) == list(after.tensors)
         assert before.fingerprint == after.fingerprint
         for name, info in before.tensors.items():
@@ -185,7 +185,7 @@ def test_heads_stay_removed(model_type: str, tmp_path: Path) -> None:
     out = trimmed(tmp_path / "heads", tmp_path / "both", LINES)
     same_logits(tmp_path / "heads", out, LINES)
     written(trimmed(source, tmp_path / "trimmed", LINES), fewer, tmp_path / "other")
-    with open_checkpoint(out) as one, open_checkpoint(tmp_path / "other") as other:
+    with open_model(out) as one, open_model(tmp_path / "other") as other:
         assert one.structure.heads == other.structure.heads
         assert one.config["model_type"] == model_type
         assert "auto_map" in one.config  # not a stock model
@@ -204,7 +204,7 @@ def test_experts_stay_removed(tmp_path: Path) -> None:
     written(source, fewer, tmp_path / "experts")
     out = trimmed(tmp_path / "experts", tmp_path / "both", LINES)
     same_logits(tmp_path / "experts", out, LINES)
-    with open_checkpoint(out) as opened:
+    with open_model(out) as opened:
         assert opened.structure.experts == kept
         assert not opens_as_stock(opened.config)
         assert opened.config["num_experts"] == 8
@@ -236,5 +236,5 @@ def test_every_tensor_of_tokens_is_found(tmp_path: Path) -> None:
         "gpt2": {"transformer.wte.weight": 0},
     }
     for name, axes in wanted.items():
-        with open_checkpoint(tiny_family(tmp_path / name, name)) as opened:
+        with open_model(tiny_family(tmp_path / name, name)) as opened:
             assert vocabulary_axes(opened) == axes

@@ -15,7 +15,7 @@ from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.plan import Layer, Request, keep_count, plan
 from prunecli.methods.experts.score import collect_gates
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
@@ -29,7 +29,7 @@ PAIRS = [(a, b) for a in LANGUAGES for b in LANGUAGES if a != b]
 def scores() -> Mapping[str, float]:
     """chrF++ of 12 test sentences in three directions, greedy, 80 % of the experts removed, balanced."""
     model, tokenizer = load_model(CHECKPOINT, device="cpu"), load_tokenizer(CHECKPOINT)
-    with open_checkpoint(CHECKPOINT) as opened:
+    with open_model(CHECKPOINT) as opened:
         text = read_parallel(DATA, "val", LANGUAGES).first(60)
         gates = collect_gates(opened, model, tokenizer, text, PAIRS)
         layers = [Layer(layer.name, layer.side, layer.experts) for layer in opened.require_mixtures()]

@@ -12,7 +12,7 @@ from prunecli.evaluation import latency as module
 from prunecli.evaluation.hardware import fit_together
 from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode, spread
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -67,7 +67,7 @@ def test_results_by_hand(checkpoints, turns):
     assert pruned["timings"][0]["speedup"] == {"mean": 4.0, "std": 0.0}
     assert full["timings"][0]["speedup"]["mean"] == 1.0
     assert pruned["parameters"] < full["parameters"]
-    assert full["checkpoint_bytes"] == open_checkpoint(checkpoints["full"]).total_bytes
+    assert full["checkpoint_bytes"] == open_model(checkpoints["full"]).total_bytes
     assert full["parameter_bytes"] == 4 * full["parameters"]
 
 
@@ -80,7 +80,7 @@ def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
 
 def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypatch):
     monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
-    assert not fit_together([open_checkpoint(path) for path in checkpoints.values()], CPU, torch.float32)
+    assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
     payload = bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu"))
     assert not payload["interleaved"]
     assert [label for label, _, _ in turns] == ["full"] * 9 + ["pruned"] * 9
@@ -145,7 +145,7 @@ def test_more_tokens_than_positions_are_refused(checkpoints):
 @pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
 def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, family, new_tokens, left):
     path = tiny_family(tmp_path / "full", family)  # 64 positions
-    with open_checkpoint(path) as opened:
+    with open_model(path) as opened:
         subject = module._subject("full", opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
     assert [len(ids) for ids in subject.sources] == [left, left]
     decode(load_model(path, device="cpu"), subject.sources, 1, new_tokens, 1, None)
@@ -155,7 +155,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, family,
 
 def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
     long = ["hen " * 20]
-    with open_checkpoint(checkpoints["full"]) as opened:
+    with open_model(checkpoints["full"]) as opened:
         limit = opened.config["max_position_embeddings"]
         subject = module._subject("full", opened, long, PAIR, limit - 1)
     assert len(subject.sources[0]) > 1

@@ -13,7 +13,7 @@ from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation.language_model import TextLosses, lm_losses, mlm_losses
 from prunecli.evaluation.layer_major import by_layer, need_of
 from prunecli.evaluation.losses import Batch
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.running.layerwise import session as machinery
@@ -34,7 +34,7 @@ MEASURES: dict[str, Any] = {**dict.fromkeys(DECODERS, lm_losses), **dict.fromkey
 
 def layered(path: Path, model_type: str, memory: int = PLENTY, **more: Any) -> tuple[TextLosses, Work]:
     work, kind = Work(), more.pop("dtype", torch.float32)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         session = Session(checkpoint, Means(CPU, kind, memory, more.pop("spill", None)), work)
         run = by_layer(session, "predicting", *more.pop("progress", ()))
         tokenizer = load_tokenizer(path)
@@ -58,7 +58,7 @@ def test_every_family(model_type: str, tmp_path: Path) -> None:
     found, work = layered(path, model_type)
     assert_same(found, whole(path, model_type))
     assert work.readings == 1
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         assert 0 < work.bytes_read <= checkpoint.total_bytes
 
 
@@ -135,7 +135,7 @@ def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "gpt2")
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
         model, tokenizer = session.skeleton.model, load_tokenizer(path)
         final = model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
@@ -146,7 +146,7 @@ def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
 
 def test_a_batch_takes_the_logits_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.ones(2, 500, dtype=torch.long)
-    with open_checkpoint(tiny_family(tmp_path / "a", "llama")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "a", "llama")) as checkpoint:
         session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
         session.skeleton.model.config.vocab_size = 128_000
         need = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=False)
@@ -160,7 +160,7 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
     """A translation of 2 sentences: 5 tokens, then 7."""
     ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
-    with open_checkpoint(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
         session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
         vocabulary, shape = session.skeleton.model.config.vocab_size, session.shape
         forward, back = (need_of(session, batch, backward=way) for way in (False, True))
@@ -179,7 +179,7 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
 def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path: Path) -> None:
     ids = torch.ones(2, 5, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
         session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), Work())
         forward, back = (need_of(session, batch, backward=way) for way in (False, True))
         width = session.shape.d_model

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 
 from prunecli.commands.app import main
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.fuzz.materials import ONE, TEXT
 from tests.fuzz.rounds import contents
 
@@ -242,7 +242,7 @@ def _look(
 def _unreadable(folder: Path) -> list[str]:
     try:
         if (folder / "out").exists():
-            with open_checkpoint(folder / "out") as made:
+            with open_model(folder / "out") as made:
                 made.check()
         if (folder / "out.json").exists():
             json.loads((folder / "out.json").read_text())

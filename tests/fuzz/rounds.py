@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 from prunecli.commands import app
 from prunecli.methods.experts import resume
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, Case, copy_needed, write_models
 from tests.fuzz.mutations import damage_file
 
@@ -231,7 +231,7 @@ def _left(folder: Path, before: dict[str, str], ran: Ran) -> Iterator[str]:
         yield f"failed, and wrote {new[0]}"
     if ran.status == 0 and (folder / "out").is_dir():
         try:
-            with open_checkpoint(folder / "out") as made:
+            with open_model(folder / "out") as made:
                 made.check()
         except Exception as error:
             yield f"a result that cannot be opened: {error!r}"

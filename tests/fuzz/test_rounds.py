@@ -18,7 +18,7 @@ from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.statistics import read_gates
 from prunecli.methods.heads.statistics import read_scores
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.recipes.text import read_recipe
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import read_json, write_json
@@ -60,7 +60,7 @@ def test_a_damaged_checkpoint_opens_or_is_refused(moe: Path, rng, target: str) -
     damage = {".safetensors": damage_safetensors}.get(path.suffix, damage_json)
     path.write_bytes((damage_index if "index" in target else damage)(whole, rng))
     try:
-        with open_checkpoint(moe) as checkpoint:
+        with open_model(moe) as checkpoint:
             checkpoint.check()
     except PruneError:
         pass
@@ -86,7 +86,7 @@ def test_a_damaged_structure_opens_or_is_refused(moe: Path, rng) -> None:
     }
     path.write_text(json.dumps({**json.loads(whole), "prunecli": damage_value(structure, rng)}))
     try:
-        with open_checkpoint(moe) as checkpoint:
+        with open_model(moe) as checkpoint:
             checkpoint.check()
     except PruneError:
         pass
@@ -294,7 +294,7 @@ def test_a_header_that_claims_more_than_there_is(tmp_path: Path) -> None:
     for length in (1 << 31, (1 << 64) - 1, len(data)):
         weights.write_bytes(struct.pack("<Q", length) + data[8:])
         with pytest.raises(CheckpointError, match=r"damaged|truncated"):
-            open_checkpoint(model)
+            open_model(model)
 
 
 def test_damaged_names_in_statistics_are_text(tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ def test_a_shard_of_a_name_that_no_file_can_have(moe: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "x" * 5000 + ".bin"}}))
     try:
         with pytest.raises(CheckpointError, match="missing"):
-            open_checkpoint(moe)
+            open_model(moe)
     finally:
         index.write_text(whole)
 

@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.attention import HeadPlaces
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import KEY, Structure
 from tests.tiny import tiny_nllb_moe
 
@@ -23,7 +23,7 @@ def with_structure(directory: Path, structure: Structure, **changes: Any) -> Pat
 
 
 def test_every_attention_in_order(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "tiny", layers=2)) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "tiny", layers=2)) as checkpoint:
         layers = checkpoint.layout.attentions
     assert [(layer.kind, layer.layer, layer.name) for layer in layers] == [
         ("encoder", 0, "model.encoder.layers.0.self_attn"),
@@ -44,7 +44,7 @@ def test_every_attention_in_order(tmp_path: Path) -> None:
 def test_the_structure_says_which_heads_are_held(tmp_path: Path) -> None:
     name = "model.decoder.layers.1.cross_attention"
     structure = Structure().keeping_heads({name: (1,)}, {name: 2})
-    with open_checkpoint(with_structure(tiny_nllb_moe(tmp_path / "tiny", layers=2), structure)) as checkpoint:
+    with open_model(with_structure(tiny_nllb_moe(tmp_path / "tiny", layers=2), structure)) as checkpoint:
         held = {layer.name: layer.heads for layer in checkpoint.layout.attentions}
     assert held.pop(name) == (1,)
     assert set(held.values()) == {(0, 1)}
@@ -55,7 +55,7 @@ def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
     name = "model.encoder.layers.0.self_attn"
     structure = Structure().keeping_heads({name: heads}, {name: 2})
     with (
-        open_checkpoint(with_structure(tiny_nllb_moe(tmp_path / "tiny"), structure)) as checkpoint,
+        open_model(with_structure(tiny_nllb_moe(tmp_path / "tiny"), structure)) as checkpoint,
         pytest.raises(
             CheckpointError, match=r"names heads .* of model.encoder.layers.0.self_attn, which had 2"
         ),
@@ -66,7 +66,7 @@ def test_heads_that_cannot_be(tmp_path: Path, heads: tuple[int, ...]) -> None:
 def test_a_family_without_a_declaration_says_what_works_all_the_same(tmp_path: Path) -> None:
     source = with_structure(tiny_nllb_moe(tmp_path / "tiny"), Structure(), model_type="new-kind")
     with (
-        open_checkpoint(source) as checkpoint,
+        open_model(source) as checkpoint,
         pytest.raises(UnsupportedModelError, match="inspect, evaluate and bench-latency work all the same"),
     ):
         checkpoint.layout.attentions

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from tests.tiny import random_tensors, tiny_nllb_moe, write_json, write_weights
 
 FORMS: tuple[dict[str, Any], ...] = (
@@ -59,7 +59,7 @@ class TestReading:
     ) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", **form)
         stored = random_tensors(config_of(directory), dtype=form.get("dtype", "F32"))
-        with open_checkpoint(directory) as checkpoint:
+        with open_model(directory) as checkpoint:
             assert set(checkpoint.tensors) == set(stored)
             for name, expected in stored.items():
                 info, values = checkpoint.tensors[name], checkpoint.read(name)
@@ -70,14 +70,14 @@ class TestReading:
             assert len(checkpoint.files) == form.get("shards", 1)
 
     def test_offsets_agree_with_the_safetensors_library(self, tiny: Path) -> None:
-        with open_checkpoint(tiny) as checkpoint, safe_open(tiny / "model.safetensors", "np") as oracle:
+        with open_model(tiny) as checkpoint, safe_open(tiny / "model.safetensors", "np") as oracle:
             assert list(checkpoint.tensors) == list(oracle.offset_keys())
             for name in oracle.keys():  # noqa: SIM118
                 assert np.array_equal(checkpoint.read(name), oracle.get_tensor(name))
 
     def test_a_range_of_bytes(self, tiny: Path) -> None:
         name = "model.shared.weight"
-        with open_checkpoint(tiny) as checkpoint:
+        with open_model(tiny) as checkpoint:
             whole = checkpoint.read(name).tobytes()
             buffer = bytearray(64)
             assert bytes(checkpoint.read_range(name, 10, 30, buffer)) == whole[10:30]
@@ -89,13 +89,13 @@ class TestReading:
     def test_a_location_holds_the_bytes(self, tiny: Path) -> None:
         import os
 
-        with open_checkpoint(tiny) as checkpoint:
+        with open_model(tiny) as checkpoint:
             descriptor, offset, nbytes = checkpoint.location("model.encoder.layer_norm.weight")
             expected = checkpoint.read("model.encoder.layer_norm.weight").tobytes()
             assert os.pread(descriptor, nbytes, offset) == expected
 
     def test_reading_after_close_opens_the_file_again(self, tiny: Path) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         before = checkpoint.read("model.shared.weight")
         checkpoint.close()
         assert np.array_equal(checkpoint.read("model.shared.weight"), before)
@@ -121,7 +121,7 @@ class TestReading:
         tensors = {name: generator.integers(0, 2, shape).astype(kind) for name, shape in shapes.items()}
         save_file(tensors, directory / "model.safetensors")
         write_json(directory / "config.json", {"model_type": "some"})
-        with open_checkpoint(directory) as checkpoint:
+        with open_model(directory) as checkpoint:
             assert set(checkpoint.tensors) == set(tensors)
             for name, expected in tensors.items():
                 values = checkpoint.read(name)
@@ -138,7 +138,7 @@ class TestReading:
         ):
             (sharded / name).write_text("x")
         (sharded / ".git").mkdir()
-        found = open_checkpoint(sharded).side_files
+        found = open_model(sharded).side_files
         names = {path.name for path in found.carried}
         assert found.left_out == ("training_args.bin",)
         assert names == {
@@ -153,8 +153,8 @@ class TestReading:
         import subprocess
 
         code = (
-            "import sys; from prunecli.model.checkpoint import open_checkpoint\n"
-            "checkpoint = open_checkpoint(sys.argv[1]); checkpoint.fingerprint\n"
+            "import sys; from prunecli.model.checkpoint import open_model\n"
+            "checkpoint = open_model(sys.argv[1]); checkpoint.fingerprint\n"
             "sys.exit(bool({'torch', 'transformers', 'safetensors'} & set(sys.modules)))"
         )
         assert subprocess.run([sys.executable, "-c", code, str(tiny)], check=False).returncode == 0
@@ -163,12 +163,12 @@ class TestReading:
 class TestFamilies:
     def test_a_reduced_model_type_belongs_to_its_family(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "prunecli-nllb-moe"})
-        architecture = open_checkpoint(directory).require_architecture()
+        architecture = open_model(directory).require_architecture()
         assert architecture.model_type == "nllb-moe"
 
     def test_an_undeclared_family_opens_but_is_not_treated(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "other-kind"})
-        checkpoint = open_checkpoint(directory)
+        checkpoint = open_model(directory)
         assert checkpoint.architecture is None
         assert "model.shared.weight" in checkpoint.tensors
         with pytest.raises(UnsupportedModelError, match="resemble those of nllb-moe"):
@@ -182,30 +182,28 @@ class TestFamilies:
             "model.decoder.embed_tokens.weight": stored["model.shared.weight"],
             "model.encoder.embed_positions.weights": np.zeros((4, 16), np.float32),
         }
-        assert set(open_checkpoint(weights(tiny, {**extra, **stored}, pickled=pickled)).tensors) == set(
-            stored
-        )
+        assert set(open_model(weights(tiny, {**extra, **stored}, pickled=pickled)).tensors) == set(stored)
 
     def test_long_aliases_are_compared_in_blocks(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", vocab=20_000, d_model=16, layers=1)
         stored = random_tensors(config_of(directory))
         shared = stored["model.shared.weight"]
         assert shared.nbytes > 1 << 20
-        checkpoint = open_checkpoint(weights(directory, {**stored, "lm_head.weight": shared.copy()}))
+        checkpoint = open_model(weights(directory, {**stored, "lm_head.weight": shared.copy()}))
         assert set(checkpoint.tensors) == set(stored)
-        checkpoint = open_checkpoint(weights(directory, {**stored, "lm_head.weight": shared + 1}))
+        checkpoint = open_model(weights(directory, {**stored, "lm_head.weight": shared + 1}))
         assert "lm_head.weight" in checkpoint.tensors
 
     def test_an_alias_with_other_values_is_kept(self, tiny: Path) -> None:
         stored = random_tensors(config_of(tiny))
         other = {**stored, "lm_head.weight": stored["model.shared.weight"] + 1}
-        assert set(open_checkpoint(weights(tiny, other)).tensors) == set(other)
+        assert set(open_model(weights(tiny, other)).tensors) == set(other)
 
     @pytest.mark.parametrize("alias", ["lm_head.weight", "model.decoder.embed_tokens.weight"])
     def test_a_lone_alias_gets_the_stored_name(self, tiny: Path, alias: str) -> None:
         stored = random_tensors(config_of(tiny))
         renamed = {alias if name == "model.shared.weight" else name: value for name, value in stored.items()}
-        checkpoint = open_checkpoint(weights(tiny, renamed))
+        checkpoint = open_model(weights(tiny, renamed))
         assert set(checkpoint.tensors) == set(stored)
         assert np.array_equal(checkpoint.read("model.shared.weight"), stored["model.shared.weight"])
 
@@ -213,7 +211,7 @@ class TestFamilies:
         stored = random_tensors(config_of(tiny))
         bare = {name.removeprefix("model."): value for name, value in stored.items()}
         bare["decoder.embed_tokens.weight"] = bare["shared.weight"]
-        checkpoint = open_checkpoint(weights(tiny, bare))
+        checkpoint = open_model(weights(tiny, bare))
         assert set(checkpoint.tensors) == set(stored)
         assert (
             checkpoint.read("model.encoder.layer_norm.bias").tobytes()
@@ -224,36 +222,36 @@ class TestFamilies:
 class TestDirectories:
     def test_no_such_directory(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="no such directory"):
-            open_checkpoint(tmp_path / "absent")
+            open_model(tmp_path / "absent")
 
     def test_a_file_is_no_directory(self, tiny: Path) -> None:
         with pytest.raises(CheckpointError, match="a file, not a directory"):
-            open_checkpoint(tiny / "config.json")
+            open_model(tiny / "config.json")
 
     def test_an_empty_directory_is_no_checkpoint(self, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match=r"not a checkpoint \(it holds no config.json\)"):
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
 
     @pytest.mark.parametrize("text", ["", "{", "[]", "nonsense", '"x"', '{"a": 1, "a": 2}', "\udcff"])
     def test_a_damaged_config(self, tiny: Path, text: str) -> None:
         (tiny / "config.json").write_bytes(text.encode(errors="surrogateescape"))
         with pytest.raises(CheckpointError, match=r"config\.json"):
-            open_checkpoint(tiny)
+            open_model(tiny)
 
     def test_a_damaged_structure(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", config={"prunecli": {"experts": 3}})
         with pytest.raises(CheckpointError, match=r"config\.json"):
-            open_checkpoint(directory)
+            open_model(directory)
 
     def test_no_weights(self, tiny: Path) -> None:
         (tiny / "model.safetensors").unlink()
         with pytest.raises(CheckpointError, match="holds no weights"):
-            open_checkpoint(tiny)
+            open_model(tiny)
 
     def test_a_missing_shard(self, sharded: Path) -> None:
         (sharded / "model-00002-of-00003.safetensors").unlink()
         with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.safetensors: missing \(1 of 3"):
-            open_checkpoint(sharded)
+            open_model(sharded)
 
     def test_an_index_that_names_absent_tensors(self, sharded: Path) -> None:
         path = sharded / "model.safetensors.index.json"
@@ -261,7 +259,7 @@ class TestDirectories:
         index["weight_map"]["model.ghost.weight"] = "model-00001-of-00003.safetensors"
         write_json(path, index)
         with pytest.raises(CheckpointError, match=r"model\.ghost\.weight is not in model-00001"):
-            open_checkpoint(sharded)
+            open_model(sharded)
 
     @pytest.mark.parametrize(
         "shard", ["../other.safetensors", "/etc/passwd", "a/../../b.safetensors", "..\\c.bin", ""]
@@ -272,7 +270,7 @@ class TestDirectories:
         index["weight_map"]["model.shared.weight"] = shard
         write_json(path, index)
         with pytest.raises(CheckpointError, match="outside of its directory"):
-            open_checkpoint(sharded)
+            open_model(sharded)
 
     @pytest.mark.parametrize(
         "value", [{}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {}}], ids=str
@@ -280,7 +278,7 @@ class TestDirectories:
     def test_an_index_of_another_form(self, sharded: Path, value: dict[str, Any]) -> None:
         write_json(sharded / "model.safetensors.index.json", value)
         with pytest.raises(CheckpointError, match="holds no weight_map"):
-            open_checkpoint(sharded)
+            open_model(sharded)
 
     def test_an_index_with_names_that_a_terminal_would_obey(self, sharded: Path) -> None:
         path = sharded / "model.safetensors.index.json"
@@ -288,14 +286,14 @@ class TestDirectories:
         index["weight_map"]["a\x1b[2J\nb"] = "model-00001-of-00003.safetensors"
         write_json(path, index)
         with pytest.raises(CheckpointError, match="is no name of a tensor") as caught:
-            open_checkpoint(sharded)
+            open_model(sharded)
         assert caught.value.message.isprintable()
 
     def test_a_folder_in_the_place_of_weights(self, tiny: Path) -> None:
         (tiny / "model.safetensors").unlink()
         (tiny / "model.safetensors").mkdir()
         with pytest.raises(CheckpointError, match="holds no weights"):
-            open_checkpoint(tiny)
+            open_model(tiny)
 
     def test_linked_shards_as_in_a_download_cache(self, sharded: Path, tmp_path: Path) -> None:
         blobs = tmp_path / "blobs"
@@ -303,21 +301,21 @@ class TestDirectories:
         for path in sharded.glob("*.safetensors"):
             shutil.move(path, blobs / path.name)
             path.symlink_to(blobs / path.name)
-        assert len(open_checkpoint(sharded).files) == 3
+        assert len(open_model(sharded).files) == 3
 
     def test_a_tensor_that_is_not_there(self, tiny: Path) -> None:
-        checkpoint: Checkpoint = open_checkpoint(tiny)
+        checkpoint: Checkpoint = open_model(tiny)
         with pytest.raises(CheckpointError, match="holds no tensor nonsense"):
             checkpoint.read("nonsense")
 
     def test_a_file_that_vanishes_before_it_is_read(self, tiny: Path) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         (tiny / "model.safetensors").unlink()
         with pytest.raises(CheckpointError, match=r"model\.safetensors: .*No such file"):
             checkpoint.read("model.shared.weight")
 
     def test_a_file_that_shrinks_while_it_is_open(self, tiny: Path) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         path = tiny / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-2000])
         with pytest.raises(CheckpointError, match="truncated while it was read"):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.ffn import FfnLayer, describe_ffns
 from prunecli.model.inventory import inventory_payload, take_inventory
 from prunecli.model.layout import resolve
@@ -38,7 +38,7 @@ def layers_of(model_type: str, changes: dict[str, FfnChange], **config: Any) -> 
 class TestLayers:
     def test_of_a_stock_model(self, case: str, tmp_path: Path) -> None:
         layout = LAYOUTS[case]
-        with open_checkpoint(tiny(tmp_path / "source", case)) as checkpoint:
+        with open_model(tiny(tmp_path / "source", case)) as checkpoint:
             layers = [layer for layer in checkpoint.layout.ffns if not layer.is_sparse]
             assert [layer.name for layer in layers] == list(layout.names)
             for layer in layers:
@@ -55,7 +55,7 @@ class TestLayers:
         first, second, *_, last = LAYOUTS[case].names
         changes = {first: {"width": 20}, second: {"shared_with": first}, last: {"removed": True}}
         source = tiny(tmp_path / "source", case)
-        with open_checkpoint(write_changed(source, tmp_path / "out", case, changes)) as checkpoint:
+        with open_model(write_changed(source, tmp_path / "out", case, changes)) as checkpoint:
             checkpoint.check()
             layers = {layer.name: layer for layer in checkpoint.layout.ffns}
         assert (layers[first].width, layers[first].owner) == (20, first)
@@ -67,7 +67,7 @@ class TestLayers:
 
 
 def test_a_mixture_of_experts_is_named_but_has_no_tensors_here(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "tiny")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "tiny")) as checkpoint:
         layers = checkpoint.layout.ffns
     assert [(layer.side, layer.layer, layer.is_sparse) for layer in layers] == [
         (side, number, number % 2 == 1) for side in ("encoder", "decoder") for number in range(4)
@@ -186,7 +186,7 @@ def test_what_cannot_be(changes: dict[str, FfnChange], says: str) -> None:
 def test_a_mixture_of_experts_stays(tmp_path: Path, changes: dict[str, FfnChange]) -> None:
     structure = Structure().changing_ffn(changes).to_json()
     with (
-        open_checkpoint(tiny_nllb_moe(tmp_path / "tiny", config={"prunecli": structure})) as checkpoint,
+        open_model(tiny_nllb_moe(tmp_path / "tiny", config={"prunecli": structure})) as checkpoint,
         pytest.raises(CheckpointError, match=r"tiny: config.json changes .*: a mixture of experts can be"),
     ):
         checkpoint.layout.ffns
@@ -195,7 +195,7 @@ def test_a_mixture_of_experts_stays(tmp_path: Path, changes: dict[str, FfnChange
 def test_an_undeclared_family_is_refused(tmp_path: Path) -> None:
     directory = tiny_nllb_moe(tmp_path / "tiny", config={"model_type": "bloom"})
     with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
-        open_checkpoint(directory).layout.ffns
+        open_model(directory).layout.ffns
 
 
 class TestDescription:
@@ -227,7 +227,7 @@ class TestDescription:
 def test_the_inventory_counts_what_is_stored(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "bart")
     changes = {ENCODER[1]: {"shared_with": ENCODER[0]}, DECODER[1]: {"removed": True}}
-    with open_checkpoint(write_changed(source, tmp_path / "out", "bart", changes)) as checkpoint:
+    with open_model(write_changed(source, tmp_path / "out", "bart", changes)) as checkpoint:
         found = inventory_payload(checkpoint, take_inventory(checkpoint))
     # of five FFNs of 32 x 48 + 48 + 48 x 32 + 32 parameters three are stored
     assert found["parts"]["ffn"]["parameters"] == 3 * (2 * 32 * 48 + 48 + 32)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
 FORMS: tuple[dict[str, Any], ...] = (
@@ -29,13 +29,13 @@ def tiny(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_forms_of_one_model_agree(tiny: Path, tmp_path: Path, form: dict[str, Any]) -> None:
     other = tiny_nllb_moe(tmp_path / "other", **form)
-    assert open_checkpoint(tiny).fingerprint == open_checkpoint(other).fingerprint
+    assert open_model(tiny).fingerprint == open_model(other).fingerprint
 
 
 @pytest.mark.parametrize("form", [{"seed": 1}, {"experts": 7}, {"layers": 2}, {"router_bias": True}], ids=str)
 def test_other_models_differ(tiny: Path, tmp_path: Path, form: dict[str, Any]) -> None:
     other = tiny_nllb_moe(tmp_path / "other", **form)
-    assert open_checkpoint(tiny).fingerprint != open_checkpoint(other).fingerprint
+    assert open_model(tiny).fingerprint != open_model(other).fingerprint
 
 
 def changed(directory: Path, name: str, index: int, value: float) -> Path:
@@ -46,24 +46,24 @@ def changed(directory: Path, name: str, index: int, value: float) -> Path:
 
 
 def test_a_value_in_the_middle_of_any_tensor_counts(tiny: Path) -> None:
-    before = open_checkpoint(tiny).fingerprint
-    assert open_checkpoint(changed(tiny, "model.decoder.layer_norm.bias", 8, 3.0)).fingerprint != before
+    before = open_model(tiny).fingerprint
+    assert open_model(changed(tiny, "model.decoder.layer_norm.bias", 8, 3.0)).fingerprint != before
 
 
 def test_overflow_and_nan_have_a_fingerprint(tiny: Path) -> None:
     marks = {
-        open_checkpoint(changed(tiny, "model.decoder.layer_norm.bias", 8, value)).fingerprint
+        open_model(changed(tiny, "model.decoder.layer_norm.bias", 8, value)).fingerprint
         for value in (np.nan, 1e30, -1e30, 0.0)
     }
     assert len(marks) == 4
 
 
 def test_order_of_tensors_does_not_matter(tiny: Path) -> None:
-    checkpoint = open_checkpoint(tiny)
+    checkpoint = open_model(tiny)
     before, tensors = checkpoint.fingerprint, random_tensors(checkpoint.config)
     write_weights(tiny, dict(sorted(tensors.items(), reverse=True)), shards=2)
     (tiny / "model.safetensors").unlink()
-    assert open_checkpoint(tiny).fingerprint == before
+    assert open_model(tiny).fingerprint == before
     assert before.startswith("sha256:")
     assert len(before) == len("sha256:") + 64
 
@@ -72,6 +72,6 @@ def test_empty_and_whole_number_tensors(tmp_path: Path) -> None:
     arrays = {"empty": np.empty((0, 3), np.float32), "count": np.array(7), "flags": np.array([True, False])}
     write_weights(tmp_path, arrays)
     (tmp_path / "config.json").write_text('{"model_type": "some"}')
-    first = open_checkpoint(tmp_path).fingerprint
+    first = open_model(tmp_path).fingerprint
     write_weights(tmp_path, {**arrays, "count": np.array(8)})
-    assert open_checkpoint(tmp_path).fingerprint != first
+    assert open_model(tmp_path).fingerprint != first

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
@@ -31,10 +31,10 @@ def tiny(tmp_path: Path) -> Path:
 
 def with_tensors(directory: Path, change: Any) -> Checkpoint:
     """The checkpoint after `change` has altered its mapping of tensors in place."""
-    tensors = random_tensors(open_checkpoint(directory).config)
+    tensors = random_tensors(open_model(directory).config)
     change(tensors)
     write_weights(directory, tensors)
-    return open_checkpoint(directory)
+    return open_model(directory)
 
 
 def pruned(directory: Path, kept: dict[str, list[int]], original: int = 8) -> Checkpoint:
@@ -60,7 +60,7 @@ def pruned(directory: Path, kept: dict[str, list[int]], original: int = 8) -> Ch
 
 class TestSparseLayers:
     def test_of_a_stock_model(self, tiny: Path) -> None:
-        layers = open_checkpoint(tiny).require_mixtures()
+        layers = open_model(tiny).require_mixtures()
         assert tuple(layer.name for layer in layers) == LAYERS
         assert [(layer.side, layer.layer) for layer in layers] == [
             ("encoder", 1),
@@ -89,7 +89,7 @@ class TestSparseLayers:
         checkpoint.check()
 
     def test_router_biases_belong_to_the_router(self, tmp_path: Path) -> None:
-        checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", router_bias=True))
+        checkpoint = open_model(tiny_nllb_moe(tmp_path / "model", router_bias=True))
         assert checkpoint.require_mixtures()[0].router_tensors == (
             f"{LAYERS[0]}.router.classifier.weight",
             f"{LAYERS[0]}.router.classifier.bias",
@@ -98,12 +98,12 @@ class TestSparseLayers:
     def test_a_model_without_experts(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", sparse_step=0)
         with pytest.raises(UnsupportedModelError, match="has no experts"):
-            open_checkpoint(directory).require_mixtures()
+            open_model(directory).require_mixtures()
 
     def test_an_undeclared_family(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"})
         with pytest.raises(UnsupportedModelError, match='"bloom" is not supported'):
-            open_checkpoint(directory).require_mixtures()
+            open_model(directory).require_mixtures()
 
     @pytest.mark.parametrize(
         ("lost", "says"),
@@ -132,7 +132,7 @@ class TestSparseLayers:
 
 class TestCheckTensors:
     def test_a_stock_model_is_whole(self, tiny: Path) -> None:
-        open_checkpoint(tiny).check()
+        open_model(tiny).check()
 
     def test_every_fault_is_named(self, tiny: Path) -> None:
         def change(tensors: dict[str, np.ndarray]) -> None:
@@ -148,14 +148,14 @@ class TestCheckTensors:
 
     @pytest.mark.parametrize("value", [None, "16", 1.5, True, -1, [16]], ids=str)
     def test_a_size_that_is_no_count(self, tiny: Path, value: Any) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         with pytest.raises(CheckpointError, match=r'"d_model" is .*, not a count'):
             resolve(
                 checkpoint.require_architecture(), {**checkpoint.config, "d_model": value}, Structure()
             ).shapes
 
     def test_sizes_that_the_config_leaves_out_are_the_stock_ones(self, tiny: Path) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         config = {key: value for key, value in checkpoint.config.items() if key != "vocab_size"}
         expected = resolve(checkpoint.require_architecture(), config, Structure()).shapes
         assert expected["model.shared.weight"] == (128112, 16)
@@ -163,7 +163,7 @@ class TestCheckTensors:
 
 class TestParts:
     def test_every_tensor_of_a_stock_model_has_one(self, tiny: Path) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         counted = Counter(map(checkpoint.layout.part, checkpoint.tensors))
         # per stack: 2 dense FFNs of 4 tensors, 2 sparse ones of 8 experts; attention: 4 x 8 in the encoder,
         # 4 x 16 in the decoder; norms 2 x 2 x 4 in the encoder, 3 x 2 x 4 in the decoder, 2 for each stack
@@ -177,7 +177,7 @@ class TestParts:
         }
 
     def test_names_that_no_record_declares_are_other(self, tiny: Path) -> None:
-        checkpoint = open_checkpoint(tiny)
+        checkpoint = open_model(tiny)
         assert checkpoint.layout.part("model.stray.weight") == "other"
         assert (
             checkpoint.layout.part("model.encoder.layers.1.ffn.experts.expert_0.fc1.weight.more") == "other"
@@ -185,5 +185,5 @@ class TestParts:
         assert checkpoint.layout.part("lm_head.weight") == "embeddings"
 
     def test_an_undeclared_family_is_other(self, tmp_path: Path) -> None:
-        checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"}))
+        checkpoint = open_model(tiny_nllb_moe(tmp_path / "model", config={"model_type": "bloom"}))
         assert set(take_inventory(checkpoint).parts) == {"other"}

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from prunecli import load_model
 from prunecli.architectures import FAMILIES
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.operations import Products, model_dim, token_products
@@ -83,7 +83,7 @@ def test_a_class_without_an_output_layer_has_no_logits() -> None:
 
 
 def of(directory: Path) -> Products:
-    with open_checkpoint(directory) as opened:
+    with open_model(directory) as opened:
         return token_products(resolve(opened.require_architecture(), opened.config, opened.structure))
 
 

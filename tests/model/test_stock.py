@@ -12,7 +12,7 @@ from transformers import CONFIG_MAPPING
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.stock import stock_verdict, uniform_heads
 from prunecli.model.structure import FfnChange, Structure
@@ -112,7 +112,7 @@ def embedding(**sides: Any) -> Structure:
     ],
 )
 def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", family)) as source:
+    with open_model(tiny_family(tmp_path / "in", family)) as source:
         verdict = stock_verdict(source, structure)
     assert verdict.line == line
     assert verdict.to_json() == {
@@ -128,7 +128,7 @@ def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> 
 def test_what_the_stock_config_holds(tmp_path: Path) -> None:
     width = {f"model.layers.{number}.mlp": FfnChange(width=20) for number in range(3)}
     structure = heads(LLAMA, (0, 1), (0, 3), (1, 2)).changing_ffn(width)
-    with open_checkpoint(tiny_family(tmp_path / "in", "llama")) as source:
+    with open_model(tiny_family(tmp_path / "in", "llama")) as source:
         assert stock_verdict(source, structure).config == {
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
@@ -138,7 +138,7 @@ def test_what_the_stock_config_holds(tmp_path: Path) -> None:
 
 
 def test_nllb_moe_never_is(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "in")) as source:
+    with open_model(tiny_nllb_moe(tmp_path / "in")) as source:
         assert stock_verdict(source, Structure()).line == (
             "Not a stock model: the stock routing of NLLB-MoE is wrong in transformers 5."
         )
@@ -154,7 +154,7 @@ def test_experts_of_a_family_whose_stock_routing_is_right(
     monkeypatch.setitem(FAMILIES, "nllb-moe", replace(FAMILIES["nllb-moe"], stock_fault=None))
     names = ["model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"]
     structure = Structure().keeping_experts(dict(zip(names, kept, strict=True)), dict.fromkeys(names, 4))
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "in", experts=4, layers=2)) as source:
+    with open_model(tiny_nllb_moe(tmp_path / "in", experts=4, layers=2)) as source:
         verdict = stock_verdict(source, structure)
     assert verdict.config == config
     assert verdict.nearest == (None if config else "`prune-experts --balance 1:1`")
@@ -164,7 +164,7 @@ def test_experts_of_a_family_whose_stock_routing_is_right(
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "bart", "gpt2", "t5", "bert"])
 def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, family: str) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", family)) as source:
+    with open_model(tiny_family(tmp_path / "in", family)) as source:
         numbers = uniform_heads(source)
         if family not in ("llama", "mistral", "qwen2"):
             assert numbers == ()
@@ -181,7 +181,7 @@ def test_the_numbers_of_heads_are_those_that_transformers_takes(tmp_path: Path, 
 
 
 def test_a_config_without_sizes_is_refused(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", "llama")) as source:
+    with open_model(tiny_family(tmp_path / "in", "llama")) as source:
         source.config["num_attention_heads"] = "many"
         with pytest.raises(CheckpointError, match="not a count"):
             uniform_heads(source)

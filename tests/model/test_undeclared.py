@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.undeclared import nearest_family, surmise
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.stored import TensorInfo
@@ -71,7 +71,7 @@ def test_what_config_json_says(config: dict[str, Any], found: tuple[str, str]) -
 def test_a_language_model_inside_of_another_is_named(tmp_path: Path) -> None:
     changes = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}
     with (
-        open_checkpoint(tiny_nllb_moe(tmp_path / "model", config=changes)) as opened,
+        open_model(tiny_nllb_moe(tmp_path / "model", config=changes)) as opened,
         pytest.raises(UnsupportedModelError, match="holds a gemma3_text beside other parts"),
     ):
         opened.require_architecture()
@@ -85,7 +85,7 @@ def test_results_of_older_types_have_the_name_of_today(tmp_path: Path) -> None:
     assert (logits(source) == wanted).all()
     from prunecli.methods.heads.rewrite import rewrite
 
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure, outputs = rewrite(opened, {})
         rewrite_checkpoint(
             opened, Rewrite(structure, outputs, stock_config(opened, structure)), tmp_path / "out"

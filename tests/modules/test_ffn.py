@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.ffn import Nothing
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared
@@ -179,7 +179,7 @@ def test_saved_as_stored(case: str, source: Path, tmp_path: Path) -> None:
     before, after = weights(out), weights(tmp_path / "saved")
     assert before.keys() == after.keys() - COMPUTED.get(case, set())
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    with open_checkpoint(tmp_path / "saved") as made:
+    with open_model(tmp_path / "saved") as made:
         made.check()
     assert torch.equal(logits_of(load(tmp_path / "saved")), logits_of(model))
 
@@ -228,7 +228,7 @@ def test_a_base_model_shares_too(tmp_path: Path) -> None:
     assert isinstance(model.decoder.layers[1].final_layer_norm, nn.Identity)
     assert model.decoder.layers[0].fc1.out_features == 8
     model.save_pretrained(tmp_path / "saved")
-    with open_checkpoint(tmp_path / "saved") as made, open_checkpoint(out) as before:
+    with open_model(tmp_path / "saved") as made, open_model(out) as before:
         made.check()
         assert set(made.tensors) == set(before.tensors)
 

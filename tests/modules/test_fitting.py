@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prunecli.errors import MemoryShortError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import fitting, loading, precision
 from prunecli.modules.fitting import Parts, fitting_dtype, free_for_each
 from prunecli.modules.loading import load_model
@@ -22,8 +22,7 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def models(tmp_path: Path) -> dict[str, Checkpoint]:
     return {
-        dtype: open_checkpoint(tiny_family(tmp_path / dtype, "llama", dtype=dtype))
-        for dtype in ("F32", "F16")
+        dtype: open_model(tiny_family(tmp_path / dtype, "llama", dtype=dtype)) for dtype in ("F32", "F16")
     }
 
 

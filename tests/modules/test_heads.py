@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.attention import NoHeads, OnlyBias
 from prunecli.modules.heads import masked_heads, output_projections
 from prunecli.modules.loading import load_model
@@ -40,7 +40,7 @@ def by_hand(attention: Any, x: torch.Tensor, masks: list[float]) -> torch.Tensor
 @pytest.mark.parametrize("masks", [[1.0, 0.0], [0.0, 1.0], [0.0, 0.0], [0.5, 2.0]])
 def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
     model = load_model(source, device="cpu")
-    with open_checkpoint(source) as checkpoint:
+    with open_model(source) as checkpoint:
         layers = checkpoint.layout.attentions
     x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
     attention = model.get_submodule(NAME)
@@ -53,7 +53,7 @@ def test_a_mask_weighs_its_head(source: Path, masks: list[float]) -> None:
 
 def test_hooks_go_when_the_block_fails(source: Path) -> None:
     model = load_model(source, device="cpu")
-    with open_checkpoint(source) as checkpoint:
+    with open_model(source) as checkpoint:
         layers = checkpoint.layout.attentions
     with (
         pytest.raises(KeyError, match="nothing"),

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import prunecli
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.rewrite import rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure, outputs = rewrite(opened, kept)
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), output)
     return output

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from prunecli.errors import UsageError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import precision
 from prunecli.modules.precision import candidates, choose_dtype, multiplies_natively
 from tests.families import tiny_family
@@ -20,7 +20,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 @pytest.fixture
 def opened(tmp_path: Path) -> dict[str, Checkpoint]:
     return {
-        dtype: open_checkpoint(tiny_family(tmp_path / dtype, "t5", dtype=dtype))
+        dtype: open_model(tiny_family(tmp_path / dtype, "t5", dtype=dtype))
         for dtype in ("F32", "BF16", "F16")
     }
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import stock_names
 from tests.modules.test_loading import EVEN, UNEVEN, logits, pruned
@@ -50,7 +50,7 @@ def test_saved_opens_with_the_same_logits(
     path, model = opened
     out = tmp_path / "out"
     model.save_pretrained(out, **options)
-    with open_checkpoint(out) as made:
+    with open_model(out) as made:
         made.check()
     assert torch.equal(logits(load_model(out, device="cpu")), logits(model))
     before, after = tensors(path), tensors(out)
@@ -122,7 +122,7 @@ def test_a_given_state_dict_is_written(tmp_path: Path) -> None:
     state = {name: value * 2 for name, value in model.state_dict().items() if "lm_head" not in name}
     state = {name: value for name, value in state.items() if "embed_tokens" not in name}
     model.save_pretrained(tmp_path / "out", state_dict=state)
-    with open_checkpoint(tmp_path / "out") as made:
+    with open_model(tmp_path / "out") as made:
         made.check()
     after = tensors(tmp_path / "out")
     name = "model.decoder.layers.3.ffn.experts.expert_1.fc2.bias"
@@ -133,7 +133,7 @@ def test_experts_are_views_each_with_a_storage_of_its_own(tmp_path: Path) -> Non
     """transformers clones what shares a storage: the experts would be in memory twice."""
     path = checkpoint(tmp_path, "full")
     model = load_model(path, device="cpu")
-    with open_checkpoint(path) as made:
+    with open_model(path) as made:
         layers = made.require_mixtures()
     names = stock_names(model.state_dict(), layers)
     held = [names[f"model.encoder.layers.1.ffn.experts.expert_{e}.fc1.weight"] for e in range(8)]

@@ -125,10 +125,10 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
 
 
 def test_checkpoints_elsewhere_come_in_where_something_speaks_of_them(tmp_path):
-    from prunecli.model.checkpoint import open_checkpoint
+    from prunecli.model.checkpoint import open_model
 
     base = tiny_nllb_moe(tmp_path / "base")
-    with open_checkpoint(base) as opened:
+    with open_model(base) as opened:
         fingerprint = opened.fingerprint
     work = tmp_path / "work"
     work.mkdir()

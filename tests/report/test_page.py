@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.errors import OutputError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import SECTIONS, report_page, write_page
 from tests.commands.gates import write_gates
@@ -48,7 +48,7 @@ def step(command, source, **arguments):
 
 
 def source_of(directory):
-    with open_checkpoint(directory) as opened:
+    with open_model(directory) as opened:
         return {"path": directory.name, "fingerprint": opened.fingerprint}
 
 
@@ -236,7 +236,7 @@ def test_parts_history_and_families_of_checkpoints(tmp_path):
         "lost: share-ffn" in found.text
     )  # an ancestor that no longer exists has the name its child read it under
     assert found.tags["circle"] == 5
-    with open_checkpoint(base) as opened:
+    with open_model(base) as opened:
         total = sum(info.numel for info in opened.tensors.values())
     assert f"{total:,}" in found.text
 
@@ -245,7 +245,7 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
     base = tiny_nllb_moe(tmp_path / "base")
     chosen = tmp_path / "experts.json"
     write_json(chosen, [0, 2, 3, 5, 8, 9, 12, 13, 16, 17, 18, 20, 24, 25, 26, 31])
-    with open_checkpoint(base) as opened:
+    with open_model(base) as opened:
         write_json(tmp_path / "heads.json", scored(opened))
     call(prune_experts, base, "--experts", chosen, "-o", tmp_path / "fewer")
     call(

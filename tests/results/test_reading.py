@@ -11,7 +11,7 @@ from prunecli import results
 from prunecli.commands.language_comparison import Comparison, compare
 from prunecli.errors import DataError
 from prunecli.methods.experts.statistics import gates_payload
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors.documents import write_json
 from tests.commands.gates import EXPERTS, LAYERS, statistics
 from tests.commands.heads import scored
@@ -97,7 +97,7 @@ def test_gates(read):
 
 def test_head_importance_is_the_mean_of_the_sums(read, tmp_path):
     tiny_family(tmp_path / "m", "marian")
-    with open_checkpoint(tmp_path / "m") as opened:
+    with open_model(tmp_path / "m") as opened:
         payload = scored(opened)
     found = read(payload).frame("heads")
     name = next(iter(payload["heads"]))

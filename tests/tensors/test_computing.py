@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing, writer
 from prunecli.tensors.casting import cast
 from prunecli.tensors.computing import TILE, row_blocks, values
@@ -19,9 +19,9 @@ from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import (
     Concat,
     Copy,
+    Expression,
     Noise,
     Output,
-    Recipe,
     Rows,
     Slices,
     Sum,
@@ -44,35 +44,35 @@ def tensors_of(kind: str = "F32") -> dict[str, np.ndarray]:
     }
 
 
-def expected(recipe: Recipe, tensors: dict[str, np.ndarray]) -> np.ndarray:
-    """The whole tensor in float64, without rounding; of recipes without noise."""
-    if isinstance(recipe, Sum):
+def expected(expression: Expression, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """The whole tensor in float64, without rounding; of expressions without noise."""
+    if isinstance(expression, Sum):
         terms = [
             weight * expected(part, tensors)
-            for part, weight in zip(recipe.parts, recipe.weights, strict=True)
+            for part, weight in zip(expression.parts, expression.weights, strict=True)
         ]
         return sum(terms[1:], terms[0])
-    if isinstance(recipe, Concat):
-        return np.concatenate([expected(part, tensors) for part in recipe.parts], axis=recipe.axis)
-    if isinstance(recipe, Zeros):
-        return np.zeros(recipe.shape)
-    assert isinstance(recipe, (Copy, Rows, Slices))
-    whole = tensors[recipe.source].astype(np.float64)
-    if isinstance(recipe, Rows):
-        return whole[list(recipe.rows)]
-    if isinstance(recipe, Slices):
-        taken = [index for start, stop in recipe.ranges for index in range(start, stop)]
-        return whole.take(taken, axis=recipe.axis)
+    if isinstance(expression, Concat):
+        return np.concatenate([expected(part, tensors) for part in expression.parts], axis=expression.axis)
+    if isinstance(expression, Zeros):
+        return np.zeros(expression.shape)
+    assert isinstance(expression, (Copy, Rows, Slices))
+    whole = tensors[expression.source].astype(np.float64)
+    if isinstance(expression, Rows):
+        return whole[list(expression.rows)]
+    if isinstance(expression, Slices):
+        taken = [index for start, stop in expression.ranges for index in range(start, stop)]
+        return whole.take(taken, axis=expression.axis)
     return whole
 
 
-def made(recipe: Recipe, kind: str = "F32", wanted: str = "F32", block: int = 1 << 18) -> np.ndarray:
+def made(expression: Expression, kind: str = "F32", wanted: str = "F32", block: int = 1 << 18) -> np.ndarray:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(computing, "BLOCK_ELEMENTS", block)
         source = checkpoint(Path(folder) / "in", tensors_of(kind))
-        with open_checkpoint(source) as opened:
-            shape = shape_of(opened, recipe, "out")
-        output = Output("out", wanted, shape, recipe)
+        with open_model(source) as opened:
+            shape = shape_of(opened, expression, "out")
+        output = Output("out", wanted, shape, expression)
         return written(source, [output], Path(folder) / "out")["out"]
 
 
@@ -82,9 +82,9 @@ ABC = (Copy("a"), Copy("b"), Copy("c"))
 @pytest.mark.parametrize("wanted", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mean_is_rounded_once(kind: str, wanted: str) -> None:
-    recipe = Sum(ABC, (1 / 3,) * 3)
-    found = made(recipe, kind, wanted, block=20)
-    whole = expected(recipe, tensors_of(kind))
+    expression = Sum(ABC, (1 / 3,) * 3)
+    found = made(expression, kind, wanted, block=20)
+    whole = expected(expression, tensors_of(kind))
     assert found.dtype == numpy_dtype(wanted)
     wide = [rounded(value, wanted) for value in whole.reshape(-1).tolist()]
     np.testing.assert_array_equal(found.astype(np.float64).reshape(-1), wide)
@@ -105,7 +105,7 @@ def test_the_mean_of_equals_is_each_of_them(kind: str, count: int) -> None:
     assert found.tobytes() == tensors_of(kind)["a"].tobytes()
 
 
-def leaves() -> st.SearchStrategy[Recipe]:
+def leaves() -> st.SearchStrategy[Expression]:
     """Selections `[4, 7]` of the tensors."""
     name, rows = st.sampled_from("abc"), st.lists(st.integers(0, 12), min_size=4, max_size=4)
     return st.one_of(
@@ -120,7 +120,7 @@ def leaves() -> st.SearchStrategy[Recipe]:
     )
 
 
-def trees(parts: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
+def trees(parts: st.SearchStrategy[Expression]) -> st.SearchStrategy[Expression]:
     several = st.lists(parts, min_size=1, max_size=3)
     return several.flatmap(
         lambda own: st.lists(st.floats(-2, 2), min_size=len(own), max_size=len(own)).map(
@@ -136,10 +136,10 @@ def trees(parts: st.SearchStrategy[Recipe]) -> st.SearchStrategy[Recipe]:
     block=st.integers(1, 40),
 )
 @settings(max_examples=60)
-def test_any_tree_of_recipes(tree: Recipe, other: Recipe, axis: int, block: int) -> None:
-    recipe = Concat(axis, (tree, other, tree))
-    found = made(recipe, block=block)
-    np.testing.assert_allclose(found, expected(recipe, tensors_of()), rtol=1e-6, atol=1e-6)
+def test_any_tree_of_expressions(tree: Expression, other: Expression, axis: int, block: int) -> None:
+    expression = Concat(axis, (tree, other, tree))
+    found = made(expression, block=block)
+    np.testing.assert_allclose(found, expected(expression, tensors_of()), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -165,10 +165,10 @@ def test_scattered_slices_are_put_together_in_blocks(
     axis: int, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As they would be moved one by one."""
-    recipe = Slices("a", axis, ((0, 1), (2, 3), (4, 5), (6, 7)))
-    moved = made(recipe, wanted=wanted)
+    expression = Slices("a", axis, ((0, 1), (2, 3), (4, 5), (6, 7)))
+    moved = made(expression, wanted=wanted)
     monkeypatch.setattr(writer, "MOST_RANGES", 3)
-    assert made(recipe, wanted=wanted, block=10).tobytes() == moved.tobytes()
+    assert made(expression, wanted=wanted, block=10).tobytes() == moved.tobytes()
     np.testing.assert_array_equal(
         moved.astype(np.float32),
         tensors_of()["a"].take([0, 2, 4, 6], axis).astype(numpy_dtype(wanted)).astype(np.float32),
@@ -205,7 +205,7 @@ def test_blocks_cover_each_row_once(shape: list[int], limit: int) -> None:
 
 def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computing, "BLOCK_ELEMENTS", 16)
-    with open_checkpoint(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
+    with open_model(checkpoint(tmp_path / "in", tensors_of("F16"))) as opened:
         found = list(values(opened, Sum(ABC, (1.0, 1.0, -1.0)), "F64"))
     assert [len(block) for block in found] == [2] * 6 + [1]
     whole = expected(Sum(ABC, (1.0, 1.0, -1.0)), tensors_of("F16"))
@@ -213,12 +213,12 @@ def test_values_come_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_sources_are_named_in_order() -> None:
-    recipe = Concat(0, (Sum(ABC, (1, 1, 1)), Zeros((2, 7)), Rows("bias", (0,)), Copy("a")))
-    assert list(sources(recipe)) == ["a", "b", "c", "bias", "a"]
+    expression = Concat(0, (Sum(ABC, (1, 1, 1)), Zeros((2, 7)), Rows("bias", (0,)), Copy("a")))
+    assert list(sources(expression)) == ["a", "b", "c", "bias", "a"]
 
 
 @pytest.mark.parametrize(
-    ("recipe", "dtype", "fault"),
+    ("expression", "dtype", "fault"),
     [
         (Sum((Copy("a"), Copy("bias")), (1, 1)), "F32", "a sum of 2 parts"),
         (Sum((Copy("a"),), (1, 1)), "F32", "a sum of 1 parts"),
@@ -230,17 +230,17 @@ def test_sources_are_named_in_order() -> None:
         (Zeros((13, 7)), "U8", "U8 cannot be computed"),
     ],
 )
-def test_recipes_that_cannot_be(tmp_path: Path, recipe: Recipe, dtype: str, fault: str) -> None:
+def test_expressions_that_cannot_be(tmp_path: Path, expression: Expression, dtype: str, fault: str) -> None:
     with (
-        open_checkpoint(checkpoint(tmp_path / "in", tensors_of())) as opened,
+        open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(ValueError, match=fault),
     ):
-        check_outputs(opened, [Output("out", dtype, (13, 7), recipe)])
+        check_outputs(opened, [Output("out", dtype, (13, 7), expression)])
 
 
 def test_a_sum_of_another_shape_than_stated(tmp_path: Path) -> None:
     with (
-        open_checkpoint(checkpoint(tmp_path / "in", tensors_of())) as opened,
+        open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(ValueError, match="its source gives"),
     ):
         check_outputs(opened, [Output("out", "F32", (7, 13), Sum(ABC, (1, 1, 1)))])
@@ -248,7 +248,7 @@ def test_a_sum_of_another_shape_than_stated(tmp_path: Path) -> None:
 
 def test_an_absent_source(tmp_path: Path) -> None:
     with (
-        open_checkpoint(checkpoint(tmp_path / "in", tensors_of())) as opened,
+        open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(CheckpointError, match="holds no tensor d"),
     ):
         check_outputs(opened, [Output("out", "F32", (13, 7), Sum((Copy("a"), Copy("d")), (1, 1)))])
@@ -275,7 +275,7 @@ def test_values_that_no_output_can_hold(tmp_path: Path, value: float, wanted: st
 
 def test_a_file_that_ends_early(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in", {"a": np.ones((400, 500), np.float32)})
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         opened.location("a")
         file = source / "model.safetensors"
         with file.open("r+b") as handle:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from prunecli import __version__
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.results.header import header
 from prunecli.tensors.documents import read_json, write_json
 from tests.tiny import tiny_nllb_moe
@@ -86,7 +86,7 @@ def test_an_output_that_is_a_directory_or_lies_in_none(tmp_path: Path) -> None:
 
 
 def test_the_header(tmp_path: Path) -> None:
-    checkpoint = open_checkpoint(tiny_nllb_moe(tmp_path / "tiny"))
+    checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
     assert header("prunecli.gates/1", [checkpoint], 3, ["prunecli", "collect-gates"]) == {
         "format": "prunecli.gates/1",
         "prunecli": __version__,

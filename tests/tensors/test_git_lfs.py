@@ -15,7 +15,7 @@ from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.statistics import read_gates
 from prunecli.methods.heads.selection import read_selection
 from prunecli.methods.heads.statistics import read_scores
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
@@ -62,7 +62,7 @@ def test_a_pointer_in_a_checkpoint_is_named(sharded: Path, name: str, tmp_path: 
     shutil.copytree(sharded, made)
     (made / name).write_text(POINTER)
     with pytest.raises(CheckpointError, match=rf"{name}: a Git LFS pointer, not the file"):
-        open_checkpoint(made)
+        open_model(made)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "sentencepiece.bpe.model"])
@@ -75,7 +75,7 @@ def test_a_pointer_in_place_of_a_tokenizer_is_named(name: str, tmp_path: Path) -
 def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None:
     made = tiny_nllb_moe(tmp_path / "tiny")
     (made / "tokenizer.json").write_text(POINTER)
-    with open_checkpoint(made) as source:
+    with open_model(made) as source:
         structure, outputs = rewrite(
             source, {layer.name: layer.experts for layer in source.require_mixtures()}, None
         )
@@ -90,7 +90,7 @@ def test_a_pickled_pointer_is_named(tmp_path: Path) -> None:
     (made / "model.safetensors").unlink()
     (made / "pytorch_model.bin").write_text(POINTER)
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin: a Git LFS pointer"):
-        open_checkpoint(made)
+        open_model(made)
 
 
 def test_text_about_pointers_is_none(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Concat, Copy, Made, Output, Sum, check_outputs, sources
@@ -37,7 +37,7 @@ def test_is_written_as_given(
         return values[start:stop]
 
     (tmp_path / "out").mkdir()
-    with open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source:
+    with open_model(tiny_family(tmp_path / "source", "gpt2")) as source:
         outputs = [Output("one", dtype, shape, Made(shape, rows)), Output("two", "F32", shape, given(values))]
         write_tensors(source, outputs, tmp_path / "out")
     held = weights(tmp_path / "out")
@@ -55,7 +55,7 @@ def test_is_a_part_of_others(tmp_path: Path) -> None:
     )
     assert list(sources(recipe)) == []
     (tmp_path / "out").mkdir()
-    with open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source:
+    with open_model(tiny_family(tmp_path / "source", "gpt2")) as source:
         write_tensors(source, [Output("sum", "F32", (6, 2), recipe)], tmp_path / "out")
     np.testing.assert_array_equal(weights(tmp_path / "out")["sum"], 1.5 * np.concatenate([values, values]))
 
@@ -68,7 +68,7 @@ def test_what_no_type_holds_is_refused(value: float, dtype: str, message: str, t
     values = np.array([[0, value]], np.float32)
     (tmp_path / "out").mkdir()
     with (
-        open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source,
+        open_model(tiny_family(tmp_path / "source", "gpt2")) as source,
         pytest.raises(CheckpointError, match=message),
     ):
         write_tensors(source, [Output("odd", dtype, (1, 2), given(values))], tmp_path / "out")
@@ -89,7 +89,7 @@ def test_what_no_type_holds_is_refused(value: float, dtype: str, message: str, t
 )
 def test_what_does_not_fit_is_refused(output: Output, message: str, tmp_path: Path) -> None:
     with (
-        open_checkpoint(tiny_family(tmp_path / "source", "gpt2")) as source,
+        open_model(tiny_family(tmp_path / "source", "gpt2")) as source,
         pytest.raises(ValueError, match=message),
     ):
         check_outputs(source, [output])

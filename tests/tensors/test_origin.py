@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.history import named
 from prunecli.tensors.origin import origin
 from tests.tiny import tiny_nllb_moe
@@ -39,7 +39,7 @@ def test_links_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "short").symlink_to(snapshot)
     monkeypatch.chdir(snapshot)
     for path in (tmp_path / "short", Path()):
-        with open_checkpoint(path) as checkpoint:
+        with open_model(path) as checkpoint:
             assert named(checkpoint) == {
                 "path": "org/name",
                 "revision": HASH,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.tiny import tiny_nllb_moe, write_json
 
 
@@ -42,7 +42,7 @@ class TestPickled:
             "half": torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)),
             "flags": torch.tensor([True, False]),
         }
-        with open_checkpoint(self.save(tmp_path / "model", tensors, **options)) as checkpoint:
+        with open_model(self.save(tmp_path / "model", tensors, **options)) as checkpoint:
             assert list(checkpoint.tensors) == list(tensors)
             for name, tensor in tensors.items():
                 values = checkpoint.read(name)
@@ -64,7 +64,7 @@ class TestPickled:
 
         monkeypatch.setattr(torch, "load", older)
         payload = {"a": torch.arange(6.0), "b": torch.arange(8.0).reshape(2, 4)[1:]}
-        with open_checkpoint(self.save(tmp_path / "model", payload)) as checkpoint:
+        with open_model(self.save(tmp_path / "model", payload)) as checkpoint:
             assert len({checkpoint.location(name)[0] for name in payload}) == 1
             assert checkpoint.read("a").tolist() == [0, 1, 2, 3, 4, 5]
             assert checkpoint.read("b").tolist() == [[4, 5, 6, 7]]
@@ -73,7 +73,7 @@ class TestPickled:
         import torch
 
         payload = {"a": torch.ones(3), "b": torch.ones(2, 3).t()}
-        with open_checkpoint(self.save(tmp_path / "model", payload)) as checkpoint:
+        with open_model(self.save(tmp_path / "model", payload)) as checkpoint:
             assert len({checkpoint.location(name)[0] for name in payload}) == 2  # the file and its spool
             path = f"/proc/self/fd/{checkpoint.location('a')[0]}"
             if Path(path).exists():
@@ -84,12 +84,12 @@ class TestPickled:
 
         directory = self.save(tmp_path / "model", {"layer": torch.nn.Linear(1, 1)})
         with pytest.raises(CheckpointError, match="not a plain file of tensors"):
-            open_checkpoint(directory)
+            open_model(directory)
 
     @pytest.mark.parametrize("payload", [[1, 2], {"step": 3}, {}], ids=str)
     def test_other_payloads_are_refused(self, tmp_path: Path, payload: Any) -> None:
         with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-            open_checkpoint(self.save(tmp_path / "model", payload))
+            open_model(self.save(tmp_path / "model", payload))
 
     def test_damaged_bytes_are_refused_or_read_as_other_values(self, tmp_path: Path) -> None:
         directory = tiny_nllb_moe(tmp_path / "model", pickled=True, experts=2, layers=1)
@@ -100,7 +100,7 @@ class TestPickled:
             for position in generator.integers(0, 6000, 4):
                 damaged[position] = generator.integers(256)
             path.write_bytes(damaged)
-            with contextlib.suppress(CheckpointError), open_checkpoint(directory) as checkpoint:
+            with contextlib.suppress(CheckpointError), open_model(directory) as checkpoint:
                 checkpoint.read("model.shared.weight")
 
     @pytest.mark.parametrize("kept", [0, 3, 40, 1000, -30])
@@ -109,7 +109,7 @@ class TestPickled:
         path = directory / "pytorch_model.bin"
         path.write_bytes(path.read_bytes()[:kept])
         with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
-            open_checkpoint(directory)
+            open_model(directory)
 
     def test_a_truncated_legacy_file_is_refused(self, tmp_path: Path) -> None:
         import torch
@@ -120,4 +120,4 @@ class TestPickled:
         path = directory / "pytorch_model.bin"
         path.write_bytes(path.read_bytes()[:-100])
         with pytest.raises(CheckpointError, match="truncated or damaged"):
-            open_checkpoint(directory)
+            open_model(directory)

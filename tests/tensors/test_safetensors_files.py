@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import SafetensorError, safe_open
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.tiny import tiny_nllb_moe, write_json
 
 ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -37,7 +37,7 @@ class TestHeaders:
 
     def test_the_form_that_is_damaged_below_is_a_good_one(self, tmp_path: Path) -> None:
         self.write(tmp_path, json.dumps({"a": ENTRY}).encode())
-        assert list(open_checkpoint(tmp_path).tensors) == ["a"]
+        assert list(open_model(tmp_path).tensors) == ["a"]
 
     @pytest.mark.parametrize(
         ("change", "says"),
@@ -60,7 +60,7 @@ class TestHeaders:
     def test_entries(self, tmp_path: Path, change: dict[str, Any], says: str) -> None:
         path = self.write(tmp_path, json.dumps({"a": {**ENTRY, **change}}).encode())
         with pytest.raises(CheckpointError, match=says) as caught:
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
         assert str(path) in str(caught.value)
         with pytest.raises(SafetensorError):
             safe_open(path, "np")
@@ -69,31 +69,31 @@ class TestHeaders:
         other = {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}
         self.write(tmp_path, json.dumps({"a": ENTRY, "b": other}).encode())
         with pytest.raises(CheckpointError, match="b overlaps a"):
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
 
     def test_a_name_that_occurs_twice(self, tmp_path: Path) -> None:
         entry = json.dumps(ENTRY)
         self.write(tmp_path, f'{{"a": {entry}, "a": {entry}}}'.encode())
         with pytest.raises(CheckpointError, match="occurs twice"):
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
 
     @pytest.mark.parametrize("length", [10**12, 2**63])
     def test_an_absurd_header_size(self, tmp_path: Path, length: int) -> None:
         self.write(tmp_path, b"{}", length=length)
         with pytest.raises(CheckpointError, match="its header would be"):
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
 
     @pytest.mark.parametrize("header", [b"[]", b"{", b"\xff\xfe", b"[" * 100_000])
     def test_a_header_that_is_no_object(self, tmp_path: Path, header: bytes) -> None:
         self.write(tmp_path, header)
         with pytest.raises(CheckpointError, match="its header"):
-            open_checkpoint(tmp_path)
+            open_model(tmp_path)
 
     def test_a_git_lfs_pointer(self, tiny: Path) -> None:
         pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n"
         (tiny / "model.safetensors").write_text(pointer)
         with pytest.raises(CheckpointError, match="git lfs pull"):
-            open_checkpoint(tiny)
+            open_model(tiny)
 
     @settings(max_examples=60)
     @given(cut=st.integers(0, 60_000))
@@ -103,7 +103,7 @@ class TestHeaders:
         (directory / "model.safetensors").write_bytes(data[: cut % len(data)])
         write_json(directory / "config.json", {"model_type": "nllb-moe"})
         with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated"):
-            open_checkpoint(directory)
+            open_model(directory)
 
 
 @lru_cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors import belonging
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.side_files import in_one_line, module_folders
@@ -24,7 +24,7 @@ def put(directory: Path, *names: str) -> None:
 
 
 def found(directory: Path) -> tuple[set[str], tuple[str, ...]]:
-    with open_checkpoint(directory) as checkpoint:
+    with open_model(directory) as checkpoint:
         files = checkpoint.side_files
     return {path.relative_to(directory).as_posix() for path in files.carried}, files.left_out
 
@@ -176,7 +176,7 @@ def test_shards_in_a_folder_are_not_said_to_be_left_out(plain: tuple[Path, set[s
     directory, before = plain
     (directory / "weights").mkdir()
     (directory / "model.safetensors").rename(directory / "weights" / "one.safetensors")
-    with open_checkpoint(tiny_family(directory.parent / "other", "bert")) as other:
+    with open_model(tiny_family(directory.parent / "other", "bert")) as other:
         names = [name for file in other._files for name in file.tensors]
     index = {"weight_map": dict.fromkeys(names, "weights/one.safetensors")}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -213,12 +213,12 @@ def test_a_transformer_in_a_folder_of_its_own_is_pointed_to(tmp_path: Path, has_
     with pytest.raises(
         CheckpointError, match=r"the transformer lies in 0_Transformer, as modules\.json says"
     ) as caught:
-        open_checkpoint(directory)
+        open_model(directory)
     assert caught.value.remedy is not None
     assert caught.value.remedy.startswith(
         f"Give {directory / '0_Transformer'}; its result takes the place of"
     )
-    open_checkpoint(directory / "0_Transformer").close()
+    open_model(directory / "0_Transformer").close()
 
 
 def test_other_modules_are_not_pointed_to(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.tensors.stored import TensorInfo
 from prunecli.tensors.stream import Copy, Output, Piece, Rows, Slices, check_outputs, pieces
 from tests.tiny import tiny_nllb_moe
@@ -21,7 +21,7 @@ ROUTER = "model.encoder.layers.1.ffn.router.classifier.weight"
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
-    with open_checkpoint(tiny_nllb_moe(tmp_path_factory.mktemp("stream") / "tiny")) as opened:
+    with open_model(tiny_nllb_moe(tmp_path_factory.mktemp("stream") / "tiny")) as opened:
         yield opened
 
 

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors import copying
 from prunecli.tensors.copying import Move
 from prunecli.tensors.dtypes import numpy_dtype
@@ -53,7 +53,7 @@ def everything(tensors: Mapping[str, np.ndarray], dtype: str) -> list[Output]:
 
 def written(source: Path, outputs: list[Output], directory: Path, **options: Any) -> dict[str, np.ndarray]:
     directory.mkdir()
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         weight_map = write_tensors(opened, outputs, directory, **options)
     assert {path.name for path in directory.glob("*.safetensors")} == set(weight_map.values())
     found: dict[str, np.ndarray] = {}
@@ -141,7 +141,7 @@ def test_mixed_types_stay_aligned(tmp_path: Path) -> None:
     kinds = {"a": "U8", "b": "I64", "c": "F16", "d": "F32"}
     outputs = [Output(name, kind, tensors[name].shape, Copy(name)) for name, kind in kinds.items()]
     assert_same(written(checkpoint(tmp_path / "in", tensors), outputs, tmp_path / "out"), tensors)
-    with open_checkpoint(checkpoint_of(tmp_path / "out")) as made:
+    with open_model(checkpoint_of(tmp_path / "out")) as made:
         for name, kind in kinds.items():
             assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
 
@@ -289,7 +289,7 @@ def test_file_cut_short_while_it_is_open(tmp_path: Path) -> None:
     tensors = tensors_of()
     source = checkpoint(tmp_path / "in", tensors)
     (tmp_path / "out").mkdir()
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         with (source / "model.safetensors").open("r+b") as file:
             file.truncate(1000)
         with pytest.raises(CheckpointError, match="ended early"):
@@ -307,7 +307,7 @@ def test_progress_counts_written_bytes(tmp_path: Path) -> None:
         assert (description, unit) == ("writing", "bytes")
         yield seen.append
 
-    with open_checkpoint(checkpoint(tmp_path / "in", tensors)) as opened:
+    with open_model(checkpoint(tmp_path / "in", tensors)) as opened:
         write_tensors(opened, everything(tensors, "F16"), tmp_path / "out", progress=record)  # type: ignore[arg-type]
     assert sum(seen) == 0
     assert seen[0] == -2 * sum(value.size for value in tensors.values())

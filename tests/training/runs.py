@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.training.finetune import finetune
@@ -67,7 +67,7 @@ def options(**changes):
 def train(checkpoint, state, made=OPTIONS, material=None, **more):
     """A whole run of the library's function; returns what it returns."""
     return finetune(
-        lambda: open_checkpoint(checkpoint),
+        lambda: open_model(checkpoint),
         translation() if material is None else material,
         made,
         state,

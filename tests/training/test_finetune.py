@@ -14,7 +14,7 @@ import torch
 
 from prunecli import load_model
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
@@ -53,7 +53,7 @@ def test_the_loss_falls_and_the_best_model_is_staged(model, tmp_path):
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.3
     assert trained.log["best"] == {"step": 10 * (1 + int(np.argmin(losses))), "loss": min(losses)}
-    with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
+    with open_model(trained.staged) as made, open_model(model) as source:
         assert dict(made.tensors) == dict(source.tensors)
         assert made.fingerprint != source.fingerprint
 
@@ -255,7 +255,7 @@ def test_chrf_chooses(model, tmp_path):
 def test_weights_stay_in_float32(tmp_path, dtype):
     model = tiny_nllb_moe(tmp_path / "moe", dtype="F16")
     trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype))
-    with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
+    with open_model(trained.staged) as made, open_model(model) as source:
         assert {info.dtype for info in made.tensors.values()} == {"F32"}
         changed = {name for name in made.tensors if not np.array_equal(made.read(name), source.read(name))}
         # Routers too; an expert stays as it was where no token chose it.
@@ -472,6 +472,6 @@ def test_families(tmp_path, family, dtype):
         replace(language_model(), task="mlm") if family.endswith("bert") or family == "roberta" else None
     )
     trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype), material)
-    with open_checkpoint(trained.staged) as made, open_checkpoint(model) as source:
+    with open_model(trained.staged) as made, open_model(model) as source:
         assert dict(made.tensors) == dict(source.tensors)
     assert torch.isfinite(torch.tensor(trained.log["validation"][0]["loss"]))

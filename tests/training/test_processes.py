@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
 from tests.forked import ended, start
@@ -39,7 +39,7 @@ def test_two_processes_make_the_model_of_one(folder):
     assert not (folder / "out.training").exists()
     made = options(steps=4, warmup=1, accumulate=2, metric="chrf++")
     trained = train(folder / "model", folder / "one", made, translation(40, 9))
-    before, one, two = (open_checkpoint(path) for path in (folder / "model", trained.staged, folder / "out"))
+    before, one, two = (open_model(path) for path in (folder / "model", trained.staged, folder / "out"))
     moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
     apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
     assert apart < 0.02 * moved

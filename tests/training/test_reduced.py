@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from prunecli import load_model
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.methods.heads.rewrite import rewrite as without_heads
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.training.options import LossOptions
 from prunecli.training.result import outputs_of
@@ -26,7 +26,7 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,))
 def trained_and_written(source, folder, material, **changes):
     """Train `source`, write the result as the command does, and give its path."""
     made = train(source, folder / "state", options(steps=2, learning_rate=1e-2, **changes), material)
-    with open_checkpoint(source) as before, open_checkpoint(made.staged) as weights:
+    with open_model(source) as before, open_model(made.staged) as weights:
         structure = before.structure.after({"command": "finetune"})
         outputs = outputs_of(before, weights, None)
         rewrite_checkpoint(
@@ -37,7 +37,7 @@ def trained_and_written(source, folder, material, **changes):
 
 def unchanged(one, other):
     """Names of the tensors that two checkpoints have alike."""
-    with open_checkpoint(one) as first, open_checkpoint(other) as second:
+    with open_model(one) as first, open_model(other) as second:
         assert dict(first.tensors) == dict(second.tensors)
         return {name for name in first.tensors if np.array_equal(first.read(name), second.read(name))}
 
@@ -49,7 +49,7 @@ def material_for(family):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["m2m_100", "marian", "t5", "gpt2", "llama"])
 def test_without_heads(tmp_path, family, dtype):
-    with open_checkpoint(tiny_family(tmp_path / "model", family)) as source:
+    with open_model(tiny_family(tmp_path / "model", family)) as source:
         kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
         structure, outputs = without_heads(source, kept)
         rewrite_checkpoint(
@@ -60,8 +60,8 @@ def test_without_heads(tmp_path, family, dtype):
     # Nothing reaches an attention without heads, nor the norm before it; Marian has a bias that is no parameter.
     parts = ("attn", "ttention", "norm", "ln_1", "final_logits_bias")
     assert all(any(part in name for part in parts) for name in same)
-    assert len(same) < len(open_checkpoint(written).tensors) / 3
-    with open_checkpoint(tmp_path / "reduced") as before, open_checkpoint(written) as after:
+    assert len(same) < len(open_model(written).tensors) / 3
+    with open_model(tmp_path / "reduced") as before, open_model(written) as after:
         assert after.structure.heads == before.structure.heads
 
 
@@ -86,7 +86,7 @@ def test_with_shared_and_removed_ffns(tmp_path, family, configuration):
     before, after = load_model(source, device="cpu"), load_model(written, device="cpu")
     # A shared FFN is held once.
     assert [name for name, _ in before.named_parameters()] == [name for name, _ in after.named_parameters()]
-    with open_checkpoint(source) as one, open_checkpoint(written) as other:
+    with open_model(source) as one, open_model(written) as other:
         assert other.structure.ffn == one.structure.ffn
 
 

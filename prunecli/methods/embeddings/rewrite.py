@@ -16,7 +16,7 @@ from prunecli.model.embedding_change import EmbeddingChange
 from prunecli.model.structure import Structure
 from prunecli.modules.define import DefineEmbedding
 from prunecli.tensors.dtypes import is_float, parse_dtype
-from prunecli.tensors.stream import Copy, Made, Output, Recipe, Zeros
+from prunecli.tensors.stream import Copy, Expression, Made, Output, Zeros
 
 Shape = tuple[int, ...]
 
@@ -34,14 +34,17 @@ def rewrite(
     """
     target = None if dtype is None else parse_dtype(dtype)
     structure = replace(checkpoint.structure, embedding=decision.change)
-    shapes, recipes = embedding_shapes(checkpoint, decision.change), _recipes(checkpoint, decision, factors)
+    shapes, expressions = (
+        embedding_shapes(checkpoint, decision.change),
+        _expressions(checkpoint, decision, factors),
+    )
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     stored = next(info.dtype for name, info in checkpoint.tensors.items() if name in gone)
     made = []
     for name, shape in shapes.items():
-        recipe = recipes.get(name, Zeros(shape))
-        kind = checkpoint.info(recipe.source).dtype if isinstance(recipe, Copy) else stored
-        made.append(Output(name, target or kind, shape, recipe))
+        expression = expressions.get(name, Zeros(shape))
+        kind = checkpoint.info(expression.source).dtype if isinstance(expression, Copy) else stored
+        made.append(Output(name, target or kind, shape, expression))
     outputs: list[Output] = []
     for name, info in checkpoint.tensors.items():
         if name in gone:
@@ -73,10 +76,12 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
     return shapes | found.tensors
 
 
-def _recipes(checkpoint: Checkpoint, decision: Decision, factors: Factors | None) -> dict[str, Recipe]:
+def _expressions(
+    checkpoint: Checkpoint, decision: Decision, factors: Factors | None
+) -> dict[str, Expression]:
     """Those that are known; without `factors` only what is copied."""
     source, output = decision.tables.input, decision.tables.output
-    found: dict[str, Recipe] = {
+    found: dict[str, Expression] = {
         name: Copy(name)
         for name in embedding_shapes(checkpoint, checkpoint.structure.embedding)
         if name in checkpoint.tensors
@@ -92,7 +97,7 @@ def _recipes(checkpoint: Checkpoint, decision: Decision, factors: Factors | None
     if factors is None:
         return found
     if factors.unit is not None:
-        found |= _unit_recipes(source, factors.unit, is_cached=_is_cached(decision))
+        found |= _unit_expressions(source, factors.unit, is_cached=_is_cached(decision))
     if factors.output is not None:
         found[f"{output}.project.weight"] = _given(factors.output.projection.T)
         if (mapped := factors.output.table) is not None:
@@ -110,7 +115,7 @@ def _is_cached_now(decision: Decision) -> bool:
     return _is_cached(decision) and decision.tables.unit is not None
 
 
-def _unit_recipes(name: str, unit: DefineEmbedding, *, is_cached: bool) -> Mapping[str, Recipe]:
+def _unit_expressions(name: str, unit: DefineEmbedding, *, is_cached: bool) -> Mapping[str, Expression]:
     if not is_cached:
         return {f"{name}.{part}": _given(held.detach().numpy()) for part, held in unit.named_parameters()}
     shape = (unit.num_embeddings, unit.embedding_dim)

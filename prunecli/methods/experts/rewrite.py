@@ -46,8 +46,8 @@ def rewrite(
             continue
         rows = routers.get(name)
         shape = info.shape if rows is None else (len(rows), *info.shape[1:])
-        recipe = Copy(name) if rows is None else Rows(name, rows)
-        outputs.append(Output(renamed.get(name, name), target_dtype(info, target), shape, recipe))
+        expression = Copy(name) if rows is None else Rows(name, rows)
+        outputs.append(Output(renamed.get(name, name), target_dtype(info, target), shape, expression))
     structure = checkpoint.structure
     if changed:
         originals = {name: layers[name].original_experts for name in changed}

@@ -20,9 +20,9 @@ from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import (
     Concat,
     Copy,
+    Expression,
     Noise,
     Output,
-    Recipe,
     Slices,
     Sum,
     Zeros,
@@ -63,14 +63,14 @@ def rewrite(
         for suffix in layers[group.members[0]].tensors:
             place = f"{group.sources[0]}.{suffix}"
             name, stored = f"{group.owner}.{suffix}", checkpoint.info(place).dtype
-            recipe = _all_blocks(checkpoint, layers, group, suffix, kept, std, f"{seed}:{name}")
-            if not (isinstance(recipe, Copy) or is_float(stored)):
+            expression = _all_blocks(checkpoint, layers, group, suffix, kept, std, f"{seed}:{name}")
+            if not (isinstance(expression, Copy) or is_float(stored)):
                 raise CheckpointError(
                     f"{checkpoint.path}: {place} is of type {stored}, which cannot be merged or resized",
                     "Give a checkpoint in float32, bfloat16 or float16.",
                 )
             kind = target if target is not None and is_float(stored) else stored
-            made[place].append(Output(name, kind, shape_of(checkpoint, recipe, name), recipe))
+            made[place].append(Output(name, kind, shape_of(checkpoint, expression, name), expression))
     gone = {name for layer in layers.values() for name in (*layer.tensor_names, *_lost_norms(plan, layer))}
     outputs: list[Output] = []
     for name, info in checkpoint.tensors.items():
@@ -102,15 +102,15 @@ def _all_blocks(
     units: Sequence[int] | None,
     std: float,
     seed: str,
-) -> Recipe:
+) -> Expression:
     """One tensor of the group's FFN, new units and all."""
-    parts: list[Recipe] = []
+    parts: list[Expression] = []
     member = layers[group.members[0]]
     for block in range(member.blocks[suffix]):
-        recipe = tensor_recipe(checkpoint, layers, group, suffix, units, block)
+        expression = tensor_expression(checkpoint, layers, group, suffix, units, block)
         own = f"{seed}:{block}" if block else seed
-        recipe = _widened(checkpoint, layers, group, suffix, recipe, std, own)
-        parts += recipe.parts if isinstance(recipe, Concat) else (recipe,)
+        expression = _widened(checkpoint, layers, group, suffix, expression, std, own)
+        parts += expression.parts if isinstance(expression, Concat) else (expression,)
     if len(parts) == 1:
         return parts[0]
     axis = member.tensors[suffix]
@@ -125,14 +125,14 @@ def _all_blocks(
     return Concat(axis, tuple(parts))
 
 
-def tensor_recipe(
+def tensor_expression(
     checkpoint: Checkpoint,
     layers: Mapping[str, FfnLayer],
     group: Group,
     suffix: str,
     units: Sequence[int] | None = None,
     block: int = 0,
-) -> Recipe:
+) -> Expression:
     """One tensor of the FFN that the initialisation makes, before new units are added; a block of a fused one.
 
     Args:
@@ -152,7 +152,7 @@ def tensor_recipe(
     if axis is None:  # the bias of the output
         return _sum([Copy(name) for name in names], weight)
 
-    def picked(name: str, chosen: Sequence[int] | None) -> Recipe:
+    def picked(name: str, chosen: Sequence[int] | None) -> Expression:
         width = checkpoint.info(name).shape[axis] // blocks
         if chosen is None:
             return Copy(name) if blocks == 1 else Slices(name, axis, ((block * width, (block + 1) * width),))
@@ -192,28 +192,28 @@ def _widened(
     layers: Mapping[str, FfnLayer],
     group: Group,
     suffix: str,
-    recipe: Recipe,
+    expression: Expression,
     std: float,
     seed: str,
-) -> Recipe:
-    """`recipe` and the new hidden units behind it, where there are some."""
+) -> Expression:
+    """`expression` and the new hidden units behind it, where there are some."""
     tensors = layers[group.members[0]].tensors
     axis = tensors[suffix]
     if axis is None or group.width <= group.init_width:
-        return recipe
-    shape = list(shape_of(checkpoint, recipe, suffix))
+        return expression
+    shape = list(shape_of(checkpoint, expression, suffix))
     shape[axis] = group.width - group.init_width
     if is_output(tensors, suffix) or len(shape) == 1:
-        new: Recipe = Zeros(tuple(shape))
+        new: Expression = Zeros(tuple(shape))
     else:
         number = int.from_bytes(hashlib.sha256(seed.encode()).digest()[:8], "little")
         new = Noise(tuple(shape), std, number)
-    if isinstance(recipe, Concat):
-        return Concat(axis, (*recipe.parts, new))
-    return Concat(axis, (recipe, new))
+    if isinstance(expression, Concat):
+        return Concat(axis, (*expression.parts, new))
+    return Concat(axis, (expression, new))
 
 
-def _sum(parts: Sequence[Recipe], weight: float) -> Recipe:
+def _sum(parts: Sequence[Expression], weight: float) -> Expression:
     """`weight` times the sum; one part by 1 is itself."""
     return parts[0] if len(parts) == 1 and weight == 1 else Sum(tuple(parts), (weight,) * len(parts))
 

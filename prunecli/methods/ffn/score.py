@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from prunecli.methods.ffn.plan import Group
-from prunecli.methods.ffn.rewrite import tensor_recipe
+from prunecli.methods.ffn.rewrite import tensor_expression
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.tensors.computing import values
@@ -34,8 +34,8 @@ def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Gr
     ]
     for suffix, axis, block in matrices:
         squares, row = np.zeros(group.init_width), 0
-        recipe = tensor_recipe(checkpoint, layers, group, suffix, block=block)
-        for rows in values(checkpoint, recipe, "F64"):
+        expression = tensor_expression(checkpoint, layers, group, suffix, block=block)
+        for rows in values(checkpoint, expression, "F64"):
             if axis == 0:
                 squares[row : row + len(rows)] = np.square(rows).sum(axis=1)
                 row += len(rows)

@@ -82,12 +82,12 @@ def rewrite(checkpoint: Checkpoint, kept: Sequence[int], dtype: str | None = Non
     for name, info in checkpoint.tensors.items():
         stored = target if target is not None and is_float(info.dtype) else info.dtype
         shape = list(info.shape)
-        recipe: Copy | Rows | Slices = Copy(name)
+        expression: Copy | Rows | Slices = Copy(name)
         if name in axes and len(rows) < size:
             axis = axes[name]
             shape[axis] = len(rows)
-            recipe = Slices(name, axis, ranges) if axis else Rows(name, rows)
-        outputs.append(Output(name, stored, tuple(shape), recipe))
+            expression = Slices(name, axis, ranges) if axis else Rows(name, rows)
+        outputs.append(Output(name, stored, tuple(shape), expression))
     return tuple(outputs)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.decide import Decision, Options, _shape, decide
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
@@ -76,7 +76,7 @@ def source(tmp_path: Path) -> Path:
 
 
 def decided(source: Path, options: Options) -> Decision:
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         return decide(opened, options)
 
 

@@ -11,7 +11,7 @@ import pytest
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Request, keep_count
 from prunecli.methods.experts.fit import Fit, explain, smallest_ratio
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 
 EXPERT = (16 * 32 + 32 + 32 * 16 + 16 + 16) * 4
@@ -25,7 +25,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fit(model: Path, budget: int, strategy: str = "per-layer", **options: object) -> Fit:
     request = Request(strategy=strategy, balance=Fraction(3))  # type: ignore[arg-type]
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         return smallest_ratio(checkpoint, budget, request=request, **options)  # type: ignore[arg-type]
 
 

@@ -20,7 +20,7 @@ from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import SUMS, GateStatistics
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import cpu_experts, threads
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -43,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @functools.cache
 def whole(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         model = load_model(path, device="cpu", dtype=dtype)
         return collect_gates(checkpoint, model, load_tokenizer(path), TEXT, PAIRS, options)
 
@@ -54,7 +54,7 @@ def by_layer(
     means = Means(torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None))
     if isinstance(path, Checkpoint):
         return collect_gates_by_layer(path, load_tokenizer(path.path), TEXT, PAIRS, options, means, **more)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         return collect_gates_by_layer(checkpoint, load_tokenizer(path), TEXT, PAIRS, options, means, **more)
 
 
@@ -76,7 +76,7 @@ def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
     work = Work()
     assert_same(by_layer(path, options, work=work), whole(path, options))
     assert work.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         assert 0 < work.bytes_read <= checkpoint.total_bytes
 
 
@@ -99,7 +99,7 @@ def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pyte
 
 def test_a_pruned_model(path: Path, tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    with open_checkpoint(path) as opened:
+    with open_model(path) as opened:
         structure, outputs = rewrite(opened, kept)
         pruned = tmp_path / "pruned"
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
@@ -147,7 +147,7 @@ def test_an_interrupted_run_goes_on_from_its_last_group(path: Path, monkeypatch:
         by_layer(path, save=stop)
     assert_same(by_layer(path, state=seen[0]), whole(path))
     # What was begun by layers may be gone on with in memory, and the other way round.
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
         found = collect_gates(checkpoint, model, tokenizer, TEXT, PAIRS, OPTIONS, state=seen[0])
     assert_same(found, whole(path))
@@ -188,7 +188,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, 
     again = by_layer(path, snapshots=left, work=work, progress=recording(steps))
     assert_same(again, whole(path))
     if after >= 10:
-        with open_checkpoint(path) as checkpoint:
+        with open_model(path) as checkpoint:
             assert work.bytes_read < 0.95 * checkpoint.total_bytes
         assert steps[0] > 1
     plain: list[float] = []
@@ -288,7 +288,7 @@ def test_a_shard_cut_short_meanwhile(path: Path, tmp_path: Path) -> None:
 
 
 def test_an_unknown_language(path: Path) -> None:
-    with open_checkpoint(path) as checkpoint, pytest.raises(DataError, match="eng_Cyrl"):
+    with open_model(path) as checkpoint, pytest.raises(DataError, match="eng_Cyrl"):
         collect_gates_by_layer(
             checkpoint,
             load_tokenizer(path),

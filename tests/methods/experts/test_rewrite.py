@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.rewrite import rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.layout import resolve
 from prunecli.tensors.stream import Copy, Rows
 from tests.tiny import tiny_nllb_moe
@@ -32,7 +32,7 @@ kept_ids = st.sets(st.integers(0, 7), min_size=2).map(lambda ids: tuple(sorted(i
 def test_outputs_are_what_a_model_of_that_structure_stores(
     kept: dict[str, tuple[int, ...]], model: Path
 ) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, kept)
         wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
     assert {output.name: output.shape for output in outputs} == wanted
@@ -43,33 +43,33 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
 
 
 def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, {LAYERS[0]: (1, 4, 6)})
         sources = {info: output for output in outputs for info in [output.name]}
         for new, old in enumerate((1, 4, 6)):
             for suffix in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"):
                 output = sources[f"{LAYERS[0]}.experts.expert_{new}.{suffix}"]
-                assert output.recipe == Copy(f"{LAYERS[0]}.experts.expert_{old}.{suffix}")
+                assert output.expression == Copy(f"{LAYERS[0]}.experts.expert_{old}.{suffix}")
         for router in ("weight", "bias"):
             name = f"{LAYERS[0]}.router.classifier.{router}"
-            assert sources[name].recipe == Rows(name, (1, 4, 6))
+            assert sources[name].expression == Rows(name, (1, 4, 6))
             assert sources[name].shape[0] == 3
         untouched = [output for output in outputs if not output.name.startswith(f"{LAYERS[0]}.")]
-        assert all(output.recipe == Copy(output.name) for output in untouched)
+        assert all(output.expression == Copy(output.name) for output in untouched)
     assert structure.experts == {LAYERS[0]: (1, 4, 6)}
 
 
 def test_keeping_all_copies_every_tensor(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, dict.fromkeys(LAYERS, EVERY))
         assert [output.name for output in outputs] == list(checkpoint.tensors)
-        assert all(output.recipe == Copy(output.name) for output in outputs)
+        assert all(output.expression == Copy(output.name) for output in outputs)
         assert structure == checkpoint.structure
 
 
 @pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
 def test_types(asked: str | None, stored: str, model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         _, outputs = rewrite(checkpoint, {LAYERS[1]: (0, 7)}, asked)
     assert {output.dtype for output in outputs} == {stored}
 
@@ -84,15 +84,15 @@ def test_types(asked: str | None, stored: str, model: Path) -> None:
     ],
 )
 def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
-    with open_checkpoint(model) as checkpoint, pytest.raises(UsageError, match=message):
+    with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
         rewrite(checkpoint, kept)
 
 
 def test_unknown_types_are_refused(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint, pytest.raises(UsageError, match="int3"):
+    with open_model(model) as checkpoint, pytest.raises(UsageError, match="int3"):
         rewrite(checkpoint, {}, "int3")
 
 
 def test_the_source_is_seen_in_its_layers(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         assert tuple(layer.name for layer in checkpoint.require_mixtures()) == LAYERS

@@ -14,7 +14,7 @@ from prunecli.methods.experts.resume import Saver, read_state, write_state
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import SUMS, GateStatistics, gates_payload
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.text.parallel import ParallelText
@@ -38,7 +38,7 @@ class Subject:
     """An open checkpoint with its model and tokenizer."""
 
     def __init__(self, path: Path) -> None:
-        self.checkpoint: Checkpoint = open_checkpoint(path)
+        self.checkpoint: Checkpoint = open_model(path)
         self.model, self.tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
 
     def collect(self, options: CollectOptions, **more: Any) -> GateStatistics:

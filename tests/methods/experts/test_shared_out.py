@@ -15,7 +15,7 @@ from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.methods.experts.statistics import GateStatistics, gates_payload
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, Place
 from prunecli.running.layerwise.session import Means, Work
@@ -37,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_memory(path: Path, options: CollectOptions = FORCED, place: Place = ALONE, **more: Any) -> Any:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         model = load_model(path, device="cpu")
         pairs = PAIRS if options.mode == "forced" else PAIRS[:1]  # a search of each batch takes seconds
         return collect_gates(
@@ -47,7 +47,7 @@ def in_memory(path: Path, options: CollectOptions = FORCED, place: Place = ALONE
 
 def by_layer(path: Path, place: Place = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
     means = Means(CPU, torch.float32, memory)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         return collect_gates_by_layer(
             checkpoint, load_tokenizer(path), TEXT, PAIRS, FORCED, means, place=place, **more
         )

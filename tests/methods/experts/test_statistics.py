@@ -25,7 +25,7 @@ from prunecli.methods.experts.statistics import (
     read_gates,
     side_of,
 )
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
 
@@ -246,7 +246,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         given = statistics(["a-b"], checkpoint.fingerprint)
         check_matches(given, checkpoint)
         check_matches(replace(given, fingerprint=None), checkpoint)  # published files name no model

@@ -15,7 +15,7 @@ from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch
 from prunecli.methods.ffn.activations import plain_batches, unit_activations
 from prunecli.methods.ffn.decide import Options
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.text.tokens import load_tokenizer
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_ffn_method import made_of
@@ -86,7 +86,7 @@ def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
     directory = tiny(tmp_path / "model", case)
     model = load(directory)
     both = model.config.is_encoder_decoder
-    with open_checkpoint(directory) as opened:
+    with open_model(directory) as opened:
         found = unit_activations(model, opened.layout.ffns, [batch_of((0, 1), both), batch_of((2,), both)])
     expected = by_hand(load(directory), directory, case)
     assert set(found) == set(expected)
@@ -108,7 +108,7 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
         with torch.no_grad():
             model(**batch_of((row,), both=True).inputs)
         tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
-    with open_checkpoint(shared) as opened:
+    with open_model(shared) as opened:
         found = unit_activations(load(shared), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
     assert list(found) == ["model.encoder.layers.0"]
     np.testing.assert_allclose(found["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
@@ -125,7 +125,7 @@ def test_plain_text_is_cut_to_the_positions_and_blank_lines_are_left_out(tmp_pat
 
 def test_no_text(tmp_path: Path) -> None:
     directory = tiny(tmp_path / "model", "gpt2")
-    with open_checkpoint(directory) as opened, pytest.raises(DataError, match="no text"):
+    with open_model(directory) as opened, pytest.raises(DataError, match="no text"):
         unit_activations(load(directory), opened.layout.ffns, [])
 
 
@@ -135,7 +135,7 @@ def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
     held["model.layers.1.mlp.up_proj.weight"][0] = np.nan
     broken = write_copy(source, tmp_path / "broken", held)
     with (
-        open_checkpoint(broken) as opened,
+        open_model(broken) as opened,
         pytest.raises(
             PruneError, match=r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
         ),

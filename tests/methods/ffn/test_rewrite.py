@@ -13,7 +13,7 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.plan import Request, plan
 from prunecli.methods.ffn.rewrite import initial_std, rewrite
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import FfnChange
 from prunecli.tensors.stream import Copy, check_outputs
 from tests.contracts.method_contract import written
@@ -173,7 +173,7 @@ def test_parameters_saved_are_those_of_the_paper(case: str, config: str, saved: 
 
 
 def parameters(source: Path, config: str) -> tuple[int, int]:
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         made = made_of(opened, Options(config=config))
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
 
@@ -191,10 +191,10 @@ def test_transformer_big_as_one_wide_ffn() -> None:
 
 def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "m2m_100")
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         made = made_of(opened, Options(config="SharedEncNoDec", init="first", groups=(1,)))
         check_outputs(opened, made.outputs)
-        assert all(output.recipe == Copy(output.name) for output in made.outputs)
+        assert all(output.expression == Copy(output.name) for output in made.outputs)
         order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
         assert [output.name for output in made.outputs] == order
     layer = "model.{}.layers.{}".format
@@ -239,7 +239,7 @@ def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Pat
     owner, heir = "encoder.block.0.layer.1.DenseReluDense", "decoder.block.0.layer.2.DenseReluDense"
     for suffix in ("wi.weight", "wo.weight"):
         assert np.array_equal(weights(out)[f"{heir}.{suffix}"], weights(both)[f"{owner}.{suffix}"])
-    with open_checkpoint(out) as opened:
+    with open_model(out) as opened:
         assert {layer.owner for layer in opened.layout.ffns if not layer.removed} == {heir}
 
 
@@ -250,7 +250,7 @@ def test_half_precision_stays_and_is_rounded_once(dtype: str, tmp_path: Path) ->
         source, lambda opened: made_of(opened, Options(config="Shared", init="mean")), tmp_path / "out"
     )
     name = "model.layers.{}.mlp.up_proj.weight"
-    with open_checkpoint(source) as before, open_checkpoint(out) as after:
+    with open_model(source) as before, open_model(out) as after:
         wide = sum(before.read(name.format(number)).astype(np.float64) * (1 / 3) for number in range(3))
         assert after.info(name.format(0)).dtype == dtype
         found = after.read(name.format(0)).astype(np.float64)
@@ -269,7 +269,7 @@ def narrowed_plan(opened: Any) -> Any:
 
 @pytest.mark.parametrize("units", [None, (1, 2), (*range(19), 48), (3,) * 20])
 def test_units_that_cannot_stay(units: tuple[int, ...] | None, tmp_path: Path) -> None:
-    with open_checkpoint(tiny(tmp_path / "source", "bert")) as opened:
+    with open_model(tiny(tmp_path / "source", "bert")) as opened:
         chosen = narrowed_plan(opened)
         held = None if units is None else {chosen.groups[0].owner: units}
         with pytest.raises(UsageError, match="shall keep 20 of 48 hidden units"):
@@ -282,7 +282,7 @@ def test_integers_are_not_merged(tmp_path: Path) -> None:
         name: value.astype(np.int8) if ".dense." in name else value for name, value in weights(source).items()
     }
     quantized = write_copy(source, tmp_path / "int8", held)
-    with open_checkpoint(quantized) as opened:
+    with open_model(quantized) as opened:
         assert made_of(opened, Options(config="No")).structure.ffn
         assert made_of(opened, Options(config="Shared", init="last")).structure.ffn
         with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
@@ -291,7 +291,7 @@ def test_integers_are_not_merged(tmp_path: Path) -> None:
 
 def test_the_decision_is_written_into_the_history(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "gpt2")
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         decision = decide(opened, Options(config="onewide", seed=3))
         assert json.loads(json.dumps(decision.step))["arguments"] == {
             "config": "OneWide",

@@ -14,7 +14,7 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.ffn.decide import Options, decide
 from prunecli.methods.ffn.plan import Group
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 from tests.reference import ffn as reference
@@ -34,7 +34,7 @@ def test_norms(case: str, init: Any, tmp_path: Path, monkeypatch: pytest.MonkeyP
     expected = [
         np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]) for unit in merged.units
     ]
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         layers = {layer.name: layer for layer in opened.layout.ffns}
         group = Group(names, names[:1] if init == "first" else names, init, len(expected), 10)
         found = unit_norms(opened, layers, group)
@@ -64,7 +64,7 @@ def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path: Path, value: flo
     held["bert.encoder.layer.1.intermediate.dense.weight"][3, 4] = value
     broken = write_copy(source, tmp_path / "broken", held)
     with (
-        open_checkpoint(broken) as opened,
+        open_model(broken) as opened,
         pytest.raises(CheckpointError, match=f"layer.0.intermediate.dense.weight holds {value}"),
     ):
         decide(opened, Options(config="Shared", init="concat", width=10))

@@ -15,7 +15,7 @@ from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import Per
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.running.layerwise import session as machinery
 from prunecli.running.layerwise.session import Means, Session, Work
@@ -32,7 +32,7 @@ def layered(
     subject: Subject, batches: list[Batch], memory: int = PLENTY, **more: Any
 ) -> tuple[HeadSums, Work]:
     work = Work()
-    with open_checkpoint(subject.checkpoint.path) as checkpoint:
+    with open_model(subject.checkpoint.path) as checkpoint:
         session = Session(checkpoint, Means(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = GradientByLayer(session)(
@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> Non
     batches[1].labels[:] = objective.IGNORED
     batches[1].labels[0, 1] = 0
     work = Work()
-    with open_checkpoint(subject.checkpoint.path) as checkpoint:
+    with open_model(subject.checkpoint.path) as checkpoint:
         session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), work)
         model, seen = session.skeleton.model, []
 

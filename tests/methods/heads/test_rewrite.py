@@ -13,7 +13,7 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import UsageError
 from prunecli.methods.heads.rewrite import head_ranges, rewrite
 from prunecli.model.attention import HeadPlaces
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.layout import resolve
 from prunecli.tensors.stream import Copy, Slices, check_outputs
 from tests.families import tiny_family
@@ -41,7 +41,7 @@ kept_ids = st.lists(st.integers(0, 3), unique=True).map(tuple)
 def test_outputs_are_what_a_model_of_that_structure_stores(
     kept: dict[str, tuple[int, ...]], model: Path
 ) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, kept)
         check_outputs(checkpoint, outputs)
         wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
@@ -53,7 +53,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
 
 @pytest.mark.parametrize("model_type", sorted(set(FAMILIES) - {"nllb-moe"}))
 def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "full", model_type)) as checkpoint:
+    with open_model(tiny_family(tmp_path / "full", model_type)) as checkpoint:
         family, layers = checkpoint.require_architecture(), checkpoint.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(layers, ((1,), (), (3, 0)), strict=False)}
         structure, outputs = rewrite(checkpoint, kept)
@@ -65,23 +65,23 @@ def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
 
 def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
     """d_model is 16: four numbers a head."""
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         _, outputs = rewrite(checkpoint, {LAYER: (0, 2, 3)})
     made = {output.name: output for output in outputs}
     ranges = ((0, 4), (8, 16))
     for projection in ("q_proj", "k_proj", "v_proj"):
         for name, shape in ((f"{projection}.weight", (12, 16)), (f"{projection}.bias", (12,))):
-            assert made[f"{LAYER}.{name}"].recipe == Slices(f"{LAYER}.{name}", 0, ranges)
+            assert made[f"{LAYER}.{name}"].expression == Slices(f"{LAYER}.{name}", 0, ranges)
             assert made[f"{LAYER}.{name}"].shape == shape
     weight, bias = (f"{LAYER}.out_proj.{kind}" for kind in ("weight", "bias"))
-    assert (made[weight].recipe, made[weight].shape) == (Slices(weight, 1, ranges), (16, 12))
-    assert made[bias].recipe == Copy(bias)
+    assert (made[weight].expression, made[weight].shape) == (Slices(weight, 1, ranges), (16, 12))
+    assert made[bias].expression == Copy(bias)
     others = [output for output in outputs if not output.name.startswith(f"{LAYER}.")]
-    assert all(output.recipe == Copy(output.name) for output in others)
+    assert all(output.expression == Copy(output.name) for output in others)
 
 
 def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, {LAYER: ()})
     assert [output.name for output in outputs if f"{LAYER}." in output.name] == [f"{LAYER}.out_proj.bias"]
     assert dict(structure.heads) == {LAYER: ()}
@@ -112,16 +112,16 @@ def test_ranges_take_the_kept_heads_of_every_block(
 
 
 def test_keeping_all_copies_every_tensor(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, dict.fromkeys(NAMES, (0, 1, 2, 3)))
         assert [output.name for output in outputs] == list(checkpoint.tensors)
-        assert all(output.recipe == Copy(output.name) for output in outputs)
+        assert all(output.expression == Copy(output.name) for output in outputs)
         assert structure == checkpoint.structure
 
 
 @pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
 def test_types(asked: str | None, stored: str, model: Path) -> None:
-    with open_checkpoint(model) as checkpoint:
+    with open_model(model) as checkpoint:
         _, outputs = rewrite(checkpoint, {LAYER: (3,)}, asked)
     assert {output.dtype for output in outputs} == {stored}
 
@@ -136,10 +136,10 @@ def test_types(asked: str | None, stored: str, model: Path) -> None:
     ],
 )
 def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
-    with open_checkpoint(model) as checkpoint, pytest.raises(UsageError, match=message):
+    with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
         rewrite(checkpoint, kept)
 
 
 def test_unknown_types_are_refused(model: Path) -> None:
-    with open_checkpoint(model) as checkpoint, pytest.raises(UsageError, match="int3"):
+    with open_model(model) as checkpoint, pytest.raises(UsageError, match="int3"):
         rewrite(checkpoint, {}, "int3")

@@ -17,7 +17,7 @@ from prunecli.evaluation.objective import Batch, TaskName
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.methods.heads.statistics import Per
 from prunecli.model.attention import AttentionLayer
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.labelled import read_labelled
@@ -61,7 +61,7 @@ class Subject:
             tiny_nllb_moe(path, layers=2, **changes)
         else:
             tiny_family(path, model_type, **changes)
-        self.checkpoint = open_checkpoint(path)
+        self.checkpoint = open_model(path)
         self.layers: tuple[AttentionLayer, ...] = self.checkpoint.layout.attentions
         self.model = load_model(path, device="cpu", dtype=dtype)
         self.tokenizer = load_tokenizer(path)

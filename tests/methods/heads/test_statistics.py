@@ -22,7 +22,7 @@ from prunecli.methods.heads.statistics import (
     read_scores,
     scores_payload,
 )
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
@@ -227,7 +227,7 @@ def test_a_file_that_is_cut_short_is_refused(tmp_path: Path) -> None:
 
 def scored(path: Path) -> HeadScores:
     """Scores of the checkpoint in a directory."""
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         layers = checkpoint.layout.attentions
         return HeadScores(
             method="gradient",
@@ -241,13 +241,13 @@ def scored(path: Path) -> HeadScores:
 
 
 def check(made: HeadScores, path: Path) -> None:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         check_matches(made, checkpoint, checkpoint.layout.attentions)
 
 
 def pruned(source: Path, output: Path, head: int) -> Path:
     """Without one of the two heads of the first layer."""
-    with open_checkpoint(source) as checkpoint:
+    with open_model(source) as checkpoint:
         structure, outputs = rewrite(checkpoint, {A: (1 - head,)})
         structure = structure.after({"source": {"fingerprint": checkpoint.fingerprint}})
         rewrite_checkpoint(

@@ -13,7 +13,7 @@ from prunecli.methods.vocabulary.decide import Decision, Options, decide
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.segmentation import Segmentation
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from tests.families import VOCAB, tiny_family
 
 TOKENS = ("<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "bc", "da", "<mask>")
@@ -30,7 +30,7 @@ COUNTS = TokenCounts({"abcd": 5, "bc": 2, "a": 1, "no token": 4})
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]:
     path = tiny_family(tmp_path_factory.mktemp("model") / "tiny", "gpt2")
-    with open_checkpoint(path) as opened:
+    with open_model(path) as opened:
         yield opened
 
 

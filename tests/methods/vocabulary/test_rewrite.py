@@ -9,7 +9,7 @@ import pytest
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.vocabulary.rewrite import resized, rewrite, vocabulary_size
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors.stream import Copy, Rows, Slices, check_outputs
 from prunecli.tensors.writer import write_tensors
 from tests.families import VOCAB, tiny_family
@@ -19,19 +19,19 @@ KEPT = (0, 2, 3, 4, 30)
 
 
 def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", "bart")) as opened:
+    with open_model(tiny_family(tmp_path / "in", "bart")) as opened:
         outputs = {output.name: output for output in rewrite(opened, KEPT)}
         assert list(outputs) == list(opened.tensors)
         check_outputs(opened, list(outputs.values()))
-        assert outputs["model.shared.weight"].recipe == Rows("model.shared.weight", KEPT)
+        assert outputs["model.shared.weight"].expression == Rows("model.shared.weight", KEPT)
         assert outputs["model.shared.weight"].shape == (5, 32)
         bias = outputs["final_logits_bias"]
-        assert bias.recipe == Slices("final_logits_bias", 1, ((0, 1), (2, 5), (30, 31)))
+        assert bias.expression == Slices("final_logits_bias", 1, ((0, 1), (2, 5), (30, 31)))
         assert bias.shape == (1, 5)
         others = [
             output for name, output in outputs.items() if name not in ("model.shared.weight", bias.name)
         ]
-        assert all(output.recipe == Copy(output.name) for output in others)
+        assert all(output.expression == Copy(output.name) for output in others)
         (tmp_path / "out").mkdir()
         write_tensors(opened, list(outputs.values()), tmp_path / "out")
         wanted = {
@@ -46,7 +46,7 @@ def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
 
 
 def test_a_cast(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", "llama")) as opened:
+    with open_model(tiny_family(tmp_path / "in", "llama")) as opened:
         outputs = rewrite(opened, KEPT, "float16")
         assert {output.dtype for output in outputs} == {"F16"}
         with pytest.raises(UsageError):
@@ -55,7 +55,7 @@ def test_a_cast(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kept", [(), (1, 0), (0, 0), (-1, 0), (0, VOCAB)])
 def test_ids_that_are_not_ascending_ids_are_refused(kept: tuple[int, ...], tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", "gpt2")) as opened, pytest.raises(UsageError) as caught:
+    with open_model(tiny_family(tmp_path / "in", "gpt2")) as opened, pytest.raises(UsageError) as caught:
         rewrite(opened, kept)
     assert f"ids of a vocabulary of {VOCAB}" in str(caught.value)
 
@@ -64,12 +64,12 @@ def test_ids_that_are_not_ascending_ids_are_refused(kept: tuple[int, ...], tmp_p
 def test_a_size_that_is_no_count_is_refused(size: object, tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "in", "gpt2")
     write_json(path / "config.json", {"model_type": "gpt2", "vocab_size": size})
-    with open_checkpoint(path) as opened, pytest.raises(CheckpointError, match="vocab_size"):
+    with open_model(path) as opened, pytest.raises(CheckpointError, match="vocab_size"):
         vocabulary_size(opened)
 
 
 def test_every_key_of_the_size_is_set(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "in", "marian", decoder_vocab_size=VOCAB)) as opened:
+    with open_model(tiny_family(tmp_path / "in", "marian", decoder_vocab_size=VOCAB)) as opened:
         config = {**opened.config, "other_vocab_size": 7}
         made = resized(opened, config, 5)
     assert {key: made[key] for key in made if key.endswith("vocab_size")} == {

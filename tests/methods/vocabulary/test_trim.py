@@ -19,7 +19,7 @@ from prunecli.methods.vocabulary.measure import Text, count_tokens, read_text
 from prunecli.methods.vocabulary.trim import Trim, default_ids, trim, trimmed_config
 from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
@@ -31,7 +31,7 @@ def text_of(lines: tuple[str, ...]) -> Text:
 
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Trim:
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         return trim(opened, text_of(lines), Options(**options))
 
 
@@ -96,7 +96,7 @@ def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path])
 
 def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> None:
     source = sources["byte_bpe"]
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         made = trim(opened, text_of(SEEN), Options())
         config = trimmed_config(
             opened, {**opened.config, "pad_token_id": 5, "eos_token_id": -1}, made.decision
@@ -114,7 +114,7 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     source = sources["byte_bpe"]
     end = load_tokenizer(source).convert_tokens_to_ids(END)
     monkeypatch.setattr(trim_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         made = trim(opened, text_of(SEEN), Options())
         config = trimmed_config(opened, opened.config, made.decision)
     assert config["sep_token_id"] == len(made.decision.kept) - 1
@@ -122,10 +122,10 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
 
 
 def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "bart", "bart")) as opened:
+    with open_model(tiny_family(tmp_path / "bart", "bart")) as opened:
         defaults = default_ids(opened)
     assert {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}.items() <= defaults.items()
-    with open_checkpoint(tiny_family(tmp_path / "gpt2", "gpt2")) as opened:
+    with open_model(tiny_family(tmp_path / "gpt2", "gpt2")) as opened:
         assert default_ids(opened) == {}  # 50256 is beyond the tiny vocabulary
 
 

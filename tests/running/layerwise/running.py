@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
@@ -51,7 +51,7 @@ def by_layer(
 ) -> tuple[list[Any], int]:
     """What the model says of each batch, layer by layer, and the bytes that were read of its layers."""
     found: dict[int, Any] = {}
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         skeleton = skeleton_of(checkpoint, dtype)
         model = skeleton.model
 

@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import CheckpointError
 from prunecli.methods.experts.rewrite import rewrite as prune_experts
 from prunecli.methods.heads.rewrite import rewrite as prune_heads
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.running.layerwise.parts import make_skeleton
 from tests.families import GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
@@ -75,7 +75,7 @@ def test_t5_in_float16_keeps_its_float32_parts(tmp_path: Path) -> None:
 def test_uneven_experts(tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure, outputs = prune_experts(opened, kept)
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
     found, _ = by_layer(pruned)
@@ -86,7 +86,7 @@ def test_uneven_experts(tmp_path: Path) -> None:
 def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
     some = itertools.cycle(((1, 3), (0, 1, 2), ()))
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure, outputs = prune_heads(opened, {a.name: next(some) for a in opened.layout.attentions}, None)
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
     found, _ = by_layer(pruned)
@@ -106,7 +106,7 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model")
     config = path / "config.json"
     config.write_text(config.read_text().replace('"encoder_ffn_dim": 32', '"encoder_ffn_dim": 48'))
-    with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match="misshapen"):
+    with open_model(path) as checkpoint, pytest.raises(CheckpointError, match="misshapen"):
         make_skeleton(checkpoint, CPU, torch.float32)
 
 
@@ -114,5 +114,5 @@ def test_a_checkpoint_that_lacks_a_layer_is_refused(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "bert")
     config = path / "config.json"
     config.write_text(config.read_text().replace('"num_hidden_layers": 3', '"num_hidden_layers": 4'))
-    with open_checkpoint(path) as checkpoint, pytest.raises(CheckpointError, match="missing"):
+    with open_model(path) as checkpoint, pytest.raises(CheckpointError, match="missing"):
         make_skeleton(checkpoint, CPU, torch.float32)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.methods.heads.rewrite import rewrite as prune_heads
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
@@ -65,7 +65,7 @@ def scalar(result: Any) -> Tensor:
 
 def in_memory(path: Path, dtype: str = "float32") -> Found:
     model = load_model(path, device="cpu", dtype=dtype)
-    with open_checkpoint(path) as checkpoint, frozen(model):
+    with open_model(path) as checkpoint, frozen(model):
         watch = Watch(model, checkpoint)
         for ids in BATCHES:
             scalar(model(**inputs(model, ids))[0]).backward()
@@ -105,7 +105,7 @@ class Run:
 
 
 def by_layer(path: Path, memory: int = 1 << 22, dtype: torch.dtype = torch.float32) -> Found:
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         return Run(checkpoint, dtype).run(memory)
 
 
@@ -156,7 +156,7 @@ def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     """Of some attentions none is left: nothing comes back there, and the others have theirs all the same."""
     source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
     some = itertools.cycle(((), (1, 3), (0, 1, 2)))
-    with open_checkpoint(source) as opened:
+    with open_model(source) as opened:
         structure, outputs = prune_heads(opened, {a.name: next(some) for a in opened.layout.attentions}, None)
         rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
     assert_same(by_layer(pruned), in_memory(pruned))
@@ -181,7 +181,7 @@ def test_bfloat16(model_type: str, tmp_path: Path) -> None:
 
 
 def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run = Run(checkpoint)
         run.run()
         for number, stage in enumerate(run.skeleton.stages):
@@ -194,7 +194,7 @@ def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_p
 def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model", experts=32)
     used = routed(path)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         run = Run(checkpoint)
         run.run()
         for stage in run.skeleton.stages:
@@ -207,7 +207,7 @@ def test_only_the_experts_that_tokens_go_to_are_read(tmp_path: Path) -> None:
 
 
 def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
         run.run(after=lambda stage, number: seen.append((stage.name, number)))
         names = [stage.name for stage in run.skeleton.stages]
@@ -217,7 +217,7 @@ def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
 def test_nothing_is_left_in_the_model(model_type: str, tmp_path: Path) -> None:
     make = tiny_nllb_moe if model_type == "nllb-moe" else partial(tiny_family, model_type=model_type)
-    with open_checkpoint(make(tmp_path / "model")) as checkpoint:
+    with open_model(make(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
         run.run()
         assert_clean(run.skeleton)
@@ -232,7 +232,7 @@ class _StopError(Exception):
 
 @pytest.mark.parametrize("stop", range(0, 46, 5))
 def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run, left = Run(checkpoint), [stop]
 
         def fail(*_: Any) -> None:
@@ -247,7 +247,7 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("at", [1, 30], ids=["forwards", "back"])
 def test_a_file_cut_short_in_the_middle_of_a_run(at: int, tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run, left, file = Run(checkpoint), [at], checkpoint.files[0]
 
         def cut(*_: Any) -> None:
@@ -265,7 +265,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run = Run(checkpoint)
         with pytest.raises(OutputError, match="no room"):
             run.run(0)

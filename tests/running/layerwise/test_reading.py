@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise.parts import Spec, block_bytes, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from tests.running.layerwise.running import CPU
@@ -19,7 +19,7 @@ from tests.tiny import tiny_nllb_moe
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_values_and_order(dtype: torch.dtype, tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_skeleton(checkpoint, CPU, dtype)
         blocks = [stage.block for stage in skeleton.stages]
         blocks += [stage.expert(n) for stage in skeleton.stages if stage.ffn for n in (3, 0)]
@@ -41,7 +41,7 @@ def test_values_and_order(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_skeleton(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages[:3]:
@@ -55,7 +55,7 @@ def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
 
 def test_the_number_of_threads_stays_as_it_was(tmp_path: Path) -> None:
     before = torch.get_num_threads()
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_skeleton(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU):
             assert torch.get_num_threads() == before
@@ -67,7 +67,7 @@ def test_the_number_of_threads_stays_as_it_was(tmp_path: Path) -> None:
 
 
 def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         skeleton = make_skeleton(checkpoint, CPU, torch.float32)
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages:
@@ -76,7 +76,7 @@ def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
 
 
 def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         block = (Spec("no.such.tensor", (3, 4), torch.float32),)
         with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
             reader.want(block)
@@ -85,7 +85,7 @@ def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:
 
 
 def test_a_shape_that_is_not_the_stored_one(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         block = (Spec("model.shared.weight", (3, 4), torch.float32),)
         with Reader(checkpoint, 2, block_bytes(block), CPU) as reader:
             reader.want(block)

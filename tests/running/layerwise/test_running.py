@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import Checkpoint, open_checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
 from prunecli.running.layerwise.parts import Skeleton, block_bytes
@@ -60,7 +60,7 @@ def routed(path: Path) -> dict[str, set[int]]:
 def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model", experts=32)
     used = routed(path)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         run = Run(checkpoint)
         run.run()
         resident = {place.name for place in run.skeleton.resident}
@@ -75,7 +75,7 @@ def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_pa
 
 
 def test_layers_are_entered_in_order_by_all_batches(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
         run.run(after=lambda stage, number: seen.append((stage.name, number)))
         names = [
@@ -87,7 +87,7 @@ def test_layers_are_entered_in_order_by_all_batches(tmp_path: Path) -> None:
 
 
 def test_a_run_through_one_stack(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run, found = Run(checkpoint), {}
         encoder = run.skeleton.model.get_encoder()
         run.run(
@@ -119,7 +119,7 @@ def test_routers_are_observed_once_per_batch(tmp_path: Path) -> None:
         run()
         return seen
 
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         subject, whole = Run(checkpoint), load_model(path, device="cpu", dtype="float32")
 
         def all_at_once() -> None:
@@ -146,7 +146,7 @@ def assert_clean(skeleton: Skeleton) -> None:
 
 
 def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
         run.run()
         assert_clean(run.skeleton)
@@ -159,7 +159,7 @@ class _StopError(Exception):
 
 @pytest.mark.parametrize("stop", range(0, 20, 3))
 def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
         left = [stop]
 
@@ -175,7 +175,7 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
 
 def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model")
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         run = Run(checkpoint)
         file = checkpoint.files[0]
 
@@ -190,7 +190,7 @@ def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path: Path) -> None:
 
 def test_a_shard_that_vanishes(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model", shards=4)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         run = Run(checkpoint)
         checkpoint.close()  # nothing is open any more, as where a file was not needed yet
         checkpoint.files[-1].unlink()
@@ -199,7 +199,7 @@ def test_a_shard_that_vanishes(tmp_path: Path) -> None:
 
 
 def test_a_pass_that_goes_elsewhere_is_a_mistake(tmp_path: Path) -> None:
-    with open_checkpoint(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         run = Run(checkpoint)
         with pytest.raises(RuntimeError, match=r"encoder\.layers\.0 was not entered"):
             run.run([lambda: None])
@@ -210,7 +210,7 @@ def test_a_pass_that_goes_elsewhere_is_a_mistake(tmp_path: Path) -> None:
 
 def test_blocks_are_what_is_said(tmp_path: Path) -> None:
     path = tiny_nllb_moe(tmp_path / "model", d_model=16, ffn=32)
-    with open_checkpoint(path) as checkpoint:
+    with open_model(path) as checkpoint:
         skeleton = skeleton_of(checkpoint)
         sparse = [stage for stage in skeleton.stages if stage.ffn is not None]
         assert len(skeleton.stages) == 8

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prunecli.errors import OutputError, UsageError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import session as module
 from prunecli.running.layerwise.session import Machinery, Means, Need, Session, Work
 from prunecli.tensors.quantities import parse_size
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def session_of(path: Path, memory: int = PLENTY, spill: Path | None = None) -> Session:
-    return Session(open_checkpoint(path), Means(CPU, torch.float32, memory, spill), Work())
+    return Session(open_model(path), Means(CPU, torch.float32, memory, spill), Work())
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:

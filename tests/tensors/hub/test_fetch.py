@@ -12,7 +12,7 @@ import pytest
 
 import prunecli
 from prunecli.errors import HubError, OutputError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors.hub.fetch import commit_of, local_directory
 from prunecli.tensors.hub.names import HubName
 from tests.hub_server import MAIN_COMMIT, hub, point_at
@@ -56,7 +56,7 @@ def _directory(name):
 def test_a_model_is_fetched_as_it_is(model, hub, tmp_path):
     directory, said = _directory("org/tiny")
     assert directory == tmp_path / "cache" / "models--org--tiny" / "snapshots" / MAIN_COMMIT
-    with open_checkpoint(model) as one, open_checkpoint(directory) as other:
+    with open_model(model) as one, open_model(directory) as other:
         assert one.fingerprint == other.fingerprint
         assert all(np.array_equal(one.read(name), other.read(name)) for name in one.tensors)
         assert [path.name for path in one.side_files.carried] == [
@@ -100,7 +100,7 @@ def test_revisions(model, hub):
         directory, _ = _directory(name)
         assert directory == main.parent / commit
         assert commit_of(HubName(*name.split("@"))) == commit
-    with open_checkpoint("org/tiny") as one, open_checkpoint("org/tiny@refs/pr/3") as other:
+    with open_model("org/tiny") as one, open_model("org/tiny@refs/pr/3") as other:
         assert one.fingerprint != other.fingerprint
 
 
@@ -290,13 +290,13 @@ def test_directories_cause_no_request(model, hub, tmp_path):
     directory, _ = _directory("org/tiny")
     hub.requests.clear()
     for path in (model, "source", directory, tmp_path / "cache" / "models--org--tiny"):
-        with open_checkpoint(path) as checkpoint:
+        with open_model(path) as checkpoint:
             assert checkpoint.fingerprint
     prunecli.load_model(model, device="cpu")
     assert hub.requests == []
 
 
 def test_a_fingerprint_does_not_depend_on_where_a_model_lies(model, hub):
-    with open_checkpoint("org/tiny") as cached, open_checkpoint(model) as local:
+    with open_model("org/tiny") as cached, open_model(model) as local:
         assert cached.fingerprint == local.fingerprint
     assert json.loads((cached.path / "config.json").read_text()) == local.config

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from prunecli.errors import CheckpointError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.tensors.belonging import LARGEST_FOLDER_BYTES
 from prunecli.tensors.hub.files import missing_weights, needed_files, weight_files
 from tests.families import tiny_family
@@ -111,7 +111,7 @@ def test_what_is_fetched_is_what_a_directory_of_the_same_files_carries(tmp_path)
         if path.is_file()
     }
     fetched = needed_files(held, lambda name: json.loads((directory / name).read_text()))
-    with open_checkpoint(directory) as checkpoint:
+    with open_model(directory) as checkpoint:
         carried = {path.relative_to(directory).as_posix() for path in checkpoint.side_files.carried}
     assert {"images/a.txt", "1_Dense/model.safetensors"} <= carried
     assert set(fetched) == carried | {"config.json", "model.safetensors"}

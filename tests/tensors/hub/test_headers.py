@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from prunecli.errors import CheckpointError, HubError
-from prunecli.model.checkpoint import open_checkpoint
+from prunecli.model.checkpoint import open_model
 from prunecli.model.described import describe_checkpoint
 from prunecli.model.inventory import inventory_payload, take_inventory
 from prunecli.results.header import header
@@ -34,7 +34,7 @@ def test_a_description_is_what_the_directory_holds(folder, hub, shards):
     source = tiny_nllb_moe(folder / "source", shards=shards, dtype="BF16")
     hub.add("org/tiny", source)
     said = []
-    with describe_checkpoint("org/tiny", say=said.append) as described, open_checkpoint(source) as whole:
+    with describe_checkpoint("org/tiny", say=said.append) as described, open_model(source) as whole:
         assert dict(described.tensors) == dict(whole.tensors)
         assert list(described.tensors) == list(whole.tensors)
         assert _payload(described) == _payload(whole)
@@ -49,7 +49,7 @@ def test_long_headers_are_had_whole(folder, hub):
     source = tiny_nllb_moe(folder / "source", experts=200)
     assert struct.unpack("<Q", (source / "model.safetensors").read_bytes()[:8])[0] > 100_000
     hub.add("org/tiny", source)
-    with describe_checkpoint("org/tiny") as described, open_checkpoint(source) as whole:
+    with describe_checkpoint("org/tiny") as described, open_model(source) as whole:
         assert dict(described.tensors) == dict(whole.tensors)
 
 
@@ -59,7 +59,7 @@ def test_aliases_that_are_tied_count_once(folder, hub):
     (source / "model.safetensors").unlink()
     write_weights(source, {**tensors, "lm_head.weight": tensors["model.shared.weight"]})
     hub.add("org/tiny", source)
-    with describe_checkpoint("org/tiny") as described, open_checkpoint(source) as whole:
+    with describe_checkpoint("org/tiny") as described, open_model(source) as whole:
         assert dict(described.tensors) == dict(whole.tensors)
 
 
@@ -78,7 +78,7 @@ def test_a_model_in_the_cache_is_opened_whole(folder, hub, monkeypatch):
     local_directory("org/tiny")
     hub.requests.clear()
     for _ in range(2):
-        with describe_checkpoint("org/tiny") as described, open_checkpoint(source) as whole:
+        with describe_checkpoint("org/tiny") as described, open_model(source) as whole:
             assert described.fingerprint == whole.fingerprint
         assert hub.fetched() == []
         point_at(hub.url, folder / "cache", monkeypatch, offline=True)
