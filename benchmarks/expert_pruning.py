@@ -24,10 +24,11 @@ from prunecli.evaluation.scoring import make_metrics, score
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.plan import Layer, Request, keep_count, parse_balance, plan
-from prunecli.methods.experts.statistics import GateStatistics, read_gates
 from prunecli.model.checkpoint import open_model
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.results.gates import GateStatistics
+from prunecli.results.published import read_gates
 from prunecli.text.parallel import ParallelText, read_parallel
 from prunecli.text.tokens import load_tokenizer
 

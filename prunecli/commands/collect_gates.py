@@ -30,7 +30,7 @@ from prunecli.commands.options import (
 )
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.results.gates import GateStatistics
     from prunecli.text.parallel import ParallelText
 
 ROWS_SHOWN = 12
@@ -94,9 +94,9 @@ def collect_gates(
             from prunecli.commands.gate_run import GateRun, dtype_of, means_of, own_device
             from prunecli.methods.experts.resume import kept_dtype, partial_path
             from prunecli.methods.experts.score import CollectOptions
-            from prunecli.methods.experts.statistics import FORMAT, gates_payload
             from prunecli.modules.loading import choose_device
             from prunecli.modules.precision import dtype_name
+            from prunecli.results.gates import FORMAT, gates_payload
 
             options = CollectOptions(mode.value, beam, batch_tokens)
             where = own_device(choose_device(device))
@@ -163,7 +163,7 @@ def _show(statistics: GateStatistics) -> None:
 def _busy_experts(layers: Sequence[str], top1: Any) -> Mapping[str, str]:
     import numpy as np
 
-    from prunecli.methods.experts.statistics import side_of
+    from prunecli.results.gates import side_of
 
     counts: dict[str, list[int]] = {"encoder": [], "decoder": []}
     for layer, row in zip(layers, top1, strict=True):

@@ -78,8 +78,9 @@ def compare_languages(
     have like importance vectors, and how many experts each layer keeps under a global threshold.
     """
     from prunecli.commands.language_comparison import compare, comparison_of
-    from prunecli.methods.experts.statistics import merge, read_gates
+    from prunecli.results.gates import merge
     from prunecli.results.header import header
+    from prunecli.results.published import read_gates
     from prunecli.tensors.documents import write_json
 
     files = gates or [Path("gates.json")]

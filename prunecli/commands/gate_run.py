@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from prunecli.methods.experts.layer_snapshots import Snapshots
     from prunecli.methods.experts.score import CollectOptions, State
-    from prunecli.methods.experts.statistics import GateStatistics
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.processes import Place
     from prunecli.progress import Progress
+    from prunecli.results.gates import GateStatistics
     from prunecli.running.layerwise.session import Means
     from prunecli.text.parallel import ParallelText
 

@@ -8,8 +8,8 @@ from prunecli.commands.memory_options import report_work
 
 if TYPE_CHECKING:
     from prunecli.methods.heads.measure import Material
-    from prunecli.methods.heads.statistics import HeadScores, Per
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.heads import HeadScores, Per
     from prunecli.running.layerwise.session import Means
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.results.heads import HeadScores
 
 
 def _values(scores: HeadScores) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from prunecli.methods.experts.plan import (
     parse_balance,
     plan,
 )
-from prunecli.methods.experts.statistics import ANY, GateStatistics, side_of, split_pair
+from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 
 MOST_PAIRS = 1000
 """Of more pairs than this, the similarities are left out: a matrix of a million numbers helps nobody."""

@@ -236,7 +236,7 @@ def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
 
 def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
     from prunecli.methods.experts.fit import fit_payload
-    from prunecli.methods.experts.published import SELECTION_FORMAT
+    from prunecli.methods.experts.selection import SELECTION_FORMAT
 
     return {
         **written.header(SELECTION_FORMAT, options.seed),

@@ -36,7 +36,7 @@ from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.heads.measure import AblationOptions, Material, Subject
-    from prunecli.methods.heads.statistics import HeadScores, Per
+    from prunecli.results.heads import HeadScores, Per
 
 
 class MethodName(str, enum.Enum):
@@ -171,10 +171,10 @@ def score_heads(
         from prunecli.evaluation.decoding import DecodingOptions
         from prunecli.evaluation.evaluate import labels_for
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
-        from prunecli.methods.heads.statistics import FORMAT, scores_payload
         from prunecli.modules.fitting import decoding, fitting_dtype, nothing
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, dtype_name
+        from prunecli.results.heads import FORMAT, scores_payload
         from prunecli.running.layerwise.session import Means
         from prunecli.text.tokens import load_tokenizer
 
@@ -270,7 +270,7 @@ def _ablate(
 ) -> tuple[HeadScores, dict[str, Any]]:
     """The scores of ablation or all-but-one, and what the file holds beside them."""
     from prunecli.methods.heads.measure import report_best, score_by_ablation
-    from prunecli.methods.heads.statistics import VALUES
+    from prunecli.results.heads import VALUES
 
     found = score_by_ablation(subject, selected or reported, method.value, options, progress)
     scores, *others = found.values()

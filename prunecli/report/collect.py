@@ -18,8 +18,8 @@ from prunecli.report.documents import GATES, HEADS, Document, read_document, ref
 from prunecli.tensors.directory import read_config
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.statistics import GateStatistics
-    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.results.gates import GateStatistics
+    from prunecli.results.heads import HeadScores
 
 DEPTH = 4
 """Folders below the directory that are looked into."""

@@ -66,11 +66,11 @@ def read_document(name: str, path: Path) -> Document | None:
 def _content(path: Path, format_: str, payload: Any) -> Any:
     """What the format's reader makes of the file."""
     if format_ == GATES:
-        from prunecli.methods.experts.statistics import read_gates
+        from prunecli.results.published import read_gates
 
         return read_gates(path)
     if format_ == HEADS:
-        from prunecli.methods.heads.statistics import read_scores
+        from prunecli.results.heads import read_scores
 
         scores = read_scores(path)
         refuse_many(path, 1 + max(head for heads in scores.heads.values() for head in heads))

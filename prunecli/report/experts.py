@@ -9,7 +9,7 @@ from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, counted, element, join
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.statistics import GateStatistics
+    from prunecli.results.gates import GateStatistics
 
 
 def experts_section(material: Material) -> Html | None:

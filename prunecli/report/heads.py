@@ -12,7 +12,7 @@ from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, counted, element, join
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.statistics import HeadScores
+    from prunecli.results.heads import HeadScores
 
 KIND_NAMES = {
     "encoder": "encoder self-attention",

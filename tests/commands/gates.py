@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.methods.experts.statistics import FORMAT, GateStatistics, GateSums, gates_payload
+from prunecli.results.gates import FORMAT, GateStatistics, GateSums, gates_payload
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
 

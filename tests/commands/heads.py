@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from prunecli.commands.prune_heads import prune_heads
-from prunecli.methods.heads.statistics import FORMAT, HeadScores, scores_payload
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.results.heads import FORMAT, HeadScores, scores_payload
 from tests.commands.calls import call
 
 run = partial(call, prune_heads)

@@ -15,7 +15,9 @@ from prunecli.commands.prune_experts import GranularityName, MetricName, Strateg
 from prunecli.methods.experts.granularity import GRANULARITIES
 from prunecli.methods.experts.metrics import METRICS, RANDOM
 from prunecli.methods.experts.plan import STRATEGIES
-from prunecli.methods.experts.statistics import (
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.opening import opens_as_stock
+from prunecli.results.gates import (
     COUNTS,
     FORMAT,
     SUMS,
@@ -23,8 +25,6 @@ from prunecli.methods.experts.statistics import (
     GateSums,
     gates_payload,
 )
-from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
 from tests.reference import released_statistics

@@ -247,7 +247,7 @@ def test_damaged_scores_are_refused(folder: Path) -> None:
     text = (folder / "heads.json").read_text()
     value = repr(next(iter(scores()["sum"].values()))[0])
     (folder / "heads.json").write_text(text.replace(value, "NaN", 1))
-    from prunecli.methods.heads.statistics import read_scores
+    from prunecli.results.heads import read_scores
 
     with pytest.raises(StatisticsError):
         read_scores(folder / "heads.json")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from prunecli.commands import app
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.statistics import read_gates
-from prunecli.methods.heads.statistics import read_scores
 from prunecli.model.checkpoint import open_model
 from prunecli.recipes.text import read_recipe
+from prunecli.results.heads import read_scores
+from prunecli.results.published import read_gates
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import read_json, write_json
 from prunecli.text.labelled import read_labelled

@@ -10,8 +10,8 @@ import pytest
 from prunecli import results
 from prunecli.commands.language_comparison import Comparison, compare
 from prunecli.errors import DataError
-from prunecli.methods.experts.statistics import gates_payload
 from prunecli.model.checkpoint import open_model
+from prunecli.results.gates import gates_payload
 from prunecli.tensors.documents import write_json
 from tests.commands.gates import EXPERTS, LAYERS, statistics
 from tests.commands.heads import scored

@@ -10,13 +10,13 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
-from prunecli.methods.experts.published import read_experts
 from prunecli.methods.experts.rewrite import rewrite
-from prunecli.methods.experts.statistics import read_gates
+from prunecli.methods.experts.selection import read_experts
 from prunecli.methods.heads.selection import read_selection
-from prunecli.methods.heads.statistics import read_scores
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.results.heads import read_scores
+from prunecli.results.published import read_gates
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import read_parallel

@@ -23,10 +23,11 @@ from prunecli.methods.experts.fit import Fit, smallest_ratio
 from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.methods.experts.metrics import DEFAULT_METRIC, RANDOM, Values, metric_values, random_values
 from prunecli.methods.experts.plan import Selection, plan
-from prunecli.methods.experts.published import read_experts
-from prunecli.methods.experts.statistics import GateStatistics, Mode, check_matches, merge, read_gates
+from prunecli.methods.experts.selection import read_experts
 from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import SparseLayer
+from prunecli.results.gates import GateStatistics, Mode, check_matches, merge
+from prunecli.results.published import read_gates
 
 if TYPE_CHECKING:
     from prunecli.architectures.records import Side

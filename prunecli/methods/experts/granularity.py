@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.statistics import (
+from prunecli.results.gates import (
     ANY,
     SUMS,
     GateStatistics,

@@ -25,12 +25,12 @@ from prunecli.methods.experts.score import (
     recording,
     statistics_of,
 )
-from prunecli.methods.experts.statistics import GateStatistics
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.machine import available_memory, disk_room, spill_directory
 from prunecli.processes import ALONE, Place, neighbours
 from prunecli.progress import Progress, silent
+from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.budget import Demand
 from prunecli.running.layerwise.running import LayerMajor
 from prunecli.running.layerwise.session import Means, Session, Work

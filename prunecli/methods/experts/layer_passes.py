@@ -14,8 +14,8 @@ from prunecli.architectures.records import Side
 from prunecli.methods.experts.batches import Batch, Pair
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import Recorder, State, force
-from prunecli.methods.experts.statistics import ANY, SUMS, GateSums
 from prunecli.processes import ALONE, Place
+from prunecli.results.gates import ANY, SUMS, GateSums
 from prunecli.running.layerwise.parts import Skeleton, Stage
 from prunecli.running.layerwise.running import Begun, LayerMajor, Pass
 from prunecli.running.layerwise.states import Held, States

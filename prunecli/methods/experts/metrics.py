@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.statistics import GateStatistics, GateSums, ratio
+from prunecli.results.gates import GateStatistics, GateSums, ratio
 
 Values = NDArray[np.float64]
 RANDOM = "random"

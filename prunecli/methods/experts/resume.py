@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from prunecli.methods.experts.score import State
-from prunecli.methods.experts.statistics import COUNTS, SUMS, GateSums
 from prunecli.processes import ALONE, Place, undisturbed
+from prunecli.results.gates import COUNTS, SUMS, GateSums
 from prunecli.tensors.documents import write_json
 
 SAVE_EVERY_S = 20.0

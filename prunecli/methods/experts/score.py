@@ -21,13 +21,13 @@ from prunecli.errors import StatisticsError
 from prunecli.evaluation.decoding import beam_cache
 from prunecli.methods.experts.batches import Batch, Pair, batches_of, chunks
 from prunecli.methods.experts.beams import live_beams
-from prunecli.methods.experts.statistics import ANY, SUMS, GateStatistics, GateSums
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.processes import ALONE, Place
 from prunecli.progress import Progress, silent
+from prunecli.results.gates import ANY, SUMS, GateStatistics, GateSums
 from prunecli.text.batching import pad
 from prunecli.text.lengths import length_limit
 from prunecli.text.parallel import ParallelText, pair_name

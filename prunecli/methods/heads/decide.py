@@ -18,10 +18,10 @@ from prunecli.methods.heads.plan import (
     random_importance,
 )
 from prunecli.methods.heads.selection import read_selection
-from prunecli.methods.heads.statistics import HeadScores, Method, check_matches, merge, read_scores
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
+from prunecli.results.heads import HeadScores, Method, check_matches, merge, read_scores
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

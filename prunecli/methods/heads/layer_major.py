@@ -14,9 +14,9 @@ from torch import Tensor
 from prunecli.evaluation.layer_major import how, need_of
 from prunecli.evaluation.losses import Batch, TaskName, example_losses
 from prunecli.methods.heads.score import HeadSums, check_finite, head_products, taken
-from prunecli.methods.heads.statistics import Per
 from prunecli.model.attention import AttentionLayer
 from prunecli.progress import Progress, silent
+from prunecli.results.heads import Per
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.session import Group, Session
 from prunecli.running.layerwise.swaps import frozen

@@ -24,10 +24,10 @@ from prunecli.methods.heads.ablate import (
 )
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
 from prunecli.methods.heads.score import HeadSums, gradient_importance
-from prunecli.methods.heads.statistics import VALUES, HeadScores, Method, Per
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
+from prunecli.results.heads import VALUES, HeadScores, Method, Per
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.plain import PlainText

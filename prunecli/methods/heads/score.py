@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.losses import Batch, TaskName, example_losses, require_finite
-from prunecli.methods.heads.statistics import Per
 from prunecli.model.attention import AttentionLayer
 from prunecli.modules.heads import output_projections
 from prunecli.progress import Progress, silent
+from prunecli.results.heads import Per
 from prunecli.running.layerwise.swaps import frozen
 
 HeadSums = dict[str, NDArray[np.float64]]

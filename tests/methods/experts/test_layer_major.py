@@ -19,12 +19,12 @@ from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
-from prunecli.methods.experts.statistics import SUMS, GateStatistics
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import cpu_experts, threads
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.progress import Progress
+from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.layerwise import session
 from prunecli.running.layerwise.session import Means, Work
 from prunecli.running.layerwise.states import States

@@ -12,7 +12,7 @@ from numpy.testing import assert_allclose
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.metrics import METRICS, metric_named, metric_values, random_values
-from prunecli.methods.experts.statistics import GateStatistics, GateSums
+from prunecli.results.gates import GateStatistics, GateSums
 from tests.reference import expert_metrics
 
 

@@ -13,10 +13,10 @@ from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.experts.resume import Saver, read_state, write_state
 from prunecli.methods.experts.rewrite import rewrite
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
-from prunecli.methods.experts.statistics import SUMS, GateStatistics, gates_payload
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.results.gates import SUMS, GateStatistics, gates_payload
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.reference import gate_statistics as reference

@@ -14,10 +14,10 @@ from prunecli.methods.experts.layer_groups import Room
 from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
-from prunecli.methods.experts.statistics import GateStatistics, gates_payload
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, Place
+from prunecli.results.gates import GateStatistics, gates_payload
 from prunecli.running.layerwise.session import Means, Work
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layer_major import no_room, stopping

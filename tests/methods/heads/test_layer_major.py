@@ -14,9 +14,9 @@ from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
-from prunecli.methods.heads.statistics import Per
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
+from prunecli.results.heads import Per
 from prunecli.running.layerwise import session as machinery
 from prunecli.running.layerwise.session import Means, Session, Work
 from prunecli.text.labelled import read_labelled

@@ -15,11 +15,11 @@ from prunecli.errors import DataError
 from prunecli.evaluation import objective
 from prunecli.evaluation.objective import Batch, TaskName
 from prunecli.methods.heads.score import HeadSums, gradient_importance
-from prunecli.methods.heads.statistics import Per
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.results.heads import Per
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError
-from prunecli.tensors.documents import read_json
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -116,27 +115,16 @@ def split_pair(pair: str) -> tuple[str, str]:
     return source, target
 
 
-def read_gates(
-    path: Path, layers: Sequence[str] | None = None, num_experts: int | None = None
-) -> GateStatistics:
-    """Read a gates.json, or statistics that the paper's authors published.
+def statistics_from_json(payload: Mapping[str, Any], path: Path) -> GateStatistics:
+    """The statistics of a gates.json.
 
     Args:
-        path: the file.
-        layers: names of the model's sparse layers, which a published file does not give; default: those of
-            NLLB-200 54.5B.
-        num_experts: experts of an original layer, likewise; default 128.
+        payload: the file's content.
+        path: for messages.
 
     Raises:
-        StatisticsError: missing, cut short, not statistics, misshapen, with values that no run could give.
+        StatisticsError: of another format, misshapen, with values that no run could give.
     """
-    from prunecli.methods.experts.published import published_statistics
-
-    payload = read_json(path)
-    if not isinstance(payload, dict):
-        raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --experts.")
-    if "format" not in payload:
-        return published_statistics(payload, path, layers, num_experts)
     if payload["format"] != FORMAT:
         raise StatisticsError(
             f"{path}: format is {payload['format']!r}, not {FORMAT!r}.",
@@ -323,23 +311,3 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
 
 def _ends(names: Sequence[str]) -> str:
     return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
-
-
-__all__ = [
-    "ANY",
-    "COUNTS",
-    "FORMAT",
-    "SUMS",
-    "GateStatistics",
-    "GateSums",
-    "Mode",
-    "check_matches",
-    "checked_array",
-    "combine",
-    "gates_payload",
-    "merge",
-    "ratio",
-    "read_gates",
-    "side_of",
-    "split_pair",
-]

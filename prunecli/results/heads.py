@@ -296,16 +296,3 @@ def check_matches(scores: HeadScores, checkpoint: Checkpoint, layers: Sequence[A
                 f"The scores lack head {lacking[0]} of {layer.name}, which {checkpoint.path} holds.",
                 "Score the heads of this checkpoint: prunecli score-heads.",
             )
-
-
-__all__ = [
-    "FORMAT",
-    "LOWER_IS_BETTER",
-    "METHODS",
-    "HeadScores",
-    "Method",
-    "check_matches",
-    "merge",
-    "read_scores",
-    "scores_payload",
-]

@@ -13,7 +13,9 @@ import pytest
 
 from prunecli.errors import StatisticsError
 from prunecli.methods.heads.rewrite import rewrite
-from prunecli.methods.heads.statistics import (
+from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.results.heads import (
     FORMAT,
     HeadScores,
     Method,
@@ -22,8 +24,6 @@ from prunecli.methods.heads.statistics import (
     read_scores,
     scores_payload,
 )
-from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
 

@@ -13,7 +13,8 @@ import pytest
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.granularity import aggregate, default_granularity
-from prunecli.methods.experts.statistics import (
+from prunecli.model.checkpoint import open_model
+from prunecli.results.gates import (
     COUNTS,
     FORMAT,
     SUMS,
@@ -22,10 +23,9 @@ from prunecli.methods.experts.statistics import (
     check_matches,
     gates_payload,
     merge,
-    read_gates,
     side_of,
 )
-from prunecli.model.checkpoint import open_model
+from prunecli.results.published import read_gates
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
 
