@@ -24,17 +24,17 @@ PATIENCE = timedelta(days=7)
 
 def rank() -> int:
     """The number of this process among those that were started together; 0 where it is alone."""
-    return int(os.environ.get("RANK", "0")) if count() > 1 else 0
+    return int(os.environ.get("RANK", "0")) if world_size() > 1 else 0
 
 
-def count() -> int:
+def world_size() -> int:
     """How many processes were started together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def neighbours(device: str) -> int:
     """How many of them, this one among them, share a "cpu" or a "cuda" device of this machine."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(count()))) if count() > 1 else 1
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size()))) if world_size() > 1 else 1
     if device != "cuda":
         return here
     import torch
@@ -68,42 +68,44 @@ GOES_ON = "Mend what that one says; the same command goes on from what is finish
 
 
 @dataclass(frozen=True)
-class Place:
-    """One of the processes that work together.
+class ProcessGroup:
+    """The processes that work together, as one of them sees them.
+
+    Its methods but `share` are called by all of them, and wait for all.
 
     Attributes:
-        rank: its number.
-        processes: how many there are.
+        rank: number of this process.
+        world_size: how many there are.
     """
 
     rank: int = 0
-    processes: int = 1
+    world_size: int = 1
 
     @property
-    def is_first(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process writes and speaks for all."""
         return self.rank == 0
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """The items of this process: every n-th."""
-        return items[self.rank :: self.processes]
+        return items[self.rank :: self.world_size]
 
-    def joined(self, done: Sequence[T]) -> list[T]:
+    def gather_shares(self, done: Sequence[T]) -> list[T]:
         """What all processes made of their shares, in the order that the items had before they were shared."""
-        parts = self.gathered(list(done))
+        parts = self.all_gather(list(done))
         total = sum(map(len, parts))
-        return [parts[number % self.processes][number // self.processes] for number in range(total)]
+        return [parts[number % self.world_size][number // self.world_size] for number in range(total)]
 
-    def sums(self, values: Sequence[float]) -> list[float]:
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Each value summed over the processes."""
-        gathered = self.gathered(list(values))
+        gathered = self.all_gather(list(values))
         return [sum(column) for column in zip(*gathered, strict=True)]
 
-    def first(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """The `value` of the first process, on each of them."""
-        return self.gathered(value)[0]
+        return self.all_gather(value)[0]
 
-    def same(self, values: Mapping[str, Any]) -> None:
+    def require_same(self, values: Mapping[str, Any]) -> None:
         """Have all processes work on the same.
 
         Args:
@@ -112,11 +114,11 @@ class Place:
         Raises:
             PruneError: it differs; all processes raise it.
         """
-        found = self.gathered(dict(values))
+        found = self.all_gather(dict(values))
         differing = [name for name in values if any(one.get(name) != found[0][name] for one in found)]
         if differing:
             raise PruneError(
-                f"process {self.rank} of {self.processes} stops: "
+                f"process {self.rank} of {self.world_size} stops: "
                 f"they do not have the same {', '.join(differing)}",
                 "Start all with the same command, on machines with the same files.",
             )
@@ -131,37 +133,37 @@ class Place:
         try:
             yield
         except PruneError:
-            self.gathered(False)
+            self.all_gather(False)
             raise
-        if False in self.gathered(True):
-            raise PruneError(f"process {self.rank} of {self.processes} stops: another one has failed")
+        if False in self.all_gather(True):
+            raise PruneError(f"process {self.rank} of {self.world_size} stops: another one has failed")
 
-    def gathered(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """The `value` of every process, on each of them; waits for all.
 
         Raises:
             PruneError: another process has ended.
         """
-        if self.processes == 1:
+        if self.world_size == 1:
             return [value]
         import torch
 
-        found: list[Any] = [None] * self.processes
+        found: list[Any] = [None] * self.world_size
         try:
             torch.distributed.all_gather_object(found, value)
         except RuntimeError as error:  # gloo's, when a connection closes
             raise PruneError(
-                f"process {self.rank} of {self.processes} stops: another one has ended", GOES_ON
+                f"process {self.rank} of {self.world_size} stops: another one has ended", GOES_ON
             ) from error.with_traceback(None)  # whose frames hold the group: see `leave`
         return found
 
 
-ALONE = Place()
-"""The place of a process that was started alone."""
+ALONE = ProcessGroup()
+"""The group of a process that was started alone."""
 
 
 @contextmanager
-def together() -> Iterator[Place]:
+def together() -> Iterator[ProcessGroup]:
     """Join the processes that were started together; alone, nothing is joined.
 
     `cuda` without a number is from then on another GPU for each process of a machine, where there are as many.
@@ -170,7 +172,7 @@ def together() -> Iterator[Place]:
         PruneError: they cannot reach each other.
         StoppedError: this one was told to end, meanwhile.
     """
-    if count() == 1:
+    if world_size() == 1:
         yield ALONE
         return
     try:
@@ -178,18 +180,18 @@ def together() -> Iterator[Place]:
 
         group = torch.distributed
         if group.is_initialized():
-            yield Place(group.get_rank(), group.get_world_size())
+            yield ProcessGroup(group.get_rank(), group.get_world_size())
             return
         _join()
         try:
-            yield Place(group.get_rank(), group.get_world_size())
+            yield ProcessGroup(group.get_rank(), group.get_world_size())
         finally:
             leave()
     except SystemExit as end:
         if end.code != StoppedError.exit_status:
             raise
         raise StoppedError(
-            f"process {rank()} of {count()} stops: it was told to, as torchrun does when another one has ended",
+            f"process {rank()} of {world_size()} stops: it was told to, as torchrun does when another one has ended",
             GOES_ON,
         ) from end
 
@@ -200,7 +202,7 @@ def leave() -> None:
     What still held the group, as a model trained in step does, would have its threads outlive Python, and these now and
     then abort a process whose work is done.
     """
-    if count() == 1:
+    if world_size() == 1:
         return
     import torch
 
@@ -216,7 +218,7 @@ def _join() -> None:
         _letting_signals_through(lambda: torch.distributed.init_process_group("gloo", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:
         raise PruneError(
-            f"the {count()} processes cannot join: {' '.join(str(error).split())}",
+            f"the {world_size()} processes cannot join: {' '.join(str(error).split())}",
             "Start them with torchrun --nproc-per-node N -m prunecli ….",
         ) from error
     if torch.cuda.is_available():

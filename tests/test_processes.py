@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import OutputError
-from prunecli.processes import ALONE, Place, count, neighbours, rank, together, undisturbed
+from prunecli.processes import ALONE, ProcessGroup, neighbours, rank, together, undisturbed, world_size
 from tests.forked import ended, start
-from tests.places import at_once
+from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
 
@@ -28,40 +28,40 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_alone() -> None:
-    with together() as place:
-        assert place is ALONE
-    assert (rank(), count()) == (0, 1)
-    assert place.gathered(3) == [3]
-    assert place.sums([1.5, 2]) == [1.5, 2]
-    assert place.share([1, 2, 3]) == [1, 2, 3]
+    with together() as group:
+        assert group is ALONE
+    assert (rank(), world_size()) == (0, 1)
+    assert group.all_gather(3) == [3]
+    assert group.all_reduce([1.5, 2]) == [1.5, 2]
+    assert group.share([1, 2, 3]) == [1, 2, 3]
 
 
 def test_shares_cover_everything_once() -> None:
     items = list(range(11))
-    shares = [Place(number, 3).share(items) for number in range(3)]
+    shares = [ProcessGroup(number, 3).share(items) for number in range(3)]
     assert sorted(item for share in shares for item in share) == items
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_what_is_made_of_shares_comes_back_in_order(count: int) -> None:
     items = list(range(7))
-    found = at_once(count, lambda place: place.joined([10 * item for item in place.share(items)]))
+    found = at_once(count, lambda group: group.gather_shares([10 * item for item in group.share(items)]))
     assert found == [[10 * item for item in items]] * count
 
 
 def test_processes_with_other_text_are_refused() -> None:
-    def work(place: Place) -> None:
-        place.same({"pairs": ["a-b"], "text": "other" if place.rank == 2 else "same"})
+    def work(group: ProcessGroup) -> None:
+        group.require_same({"pairs": ["a-b"], "text": "other" if group.rank == 2 else "same"})
 
     for number, error in enumerate(at_once(3, work)):
         assert f"process {number} of 3 stops: they do not have the same text" in str(error)
-    assert at_once(3, lambda place: place.same({"text": "same"})) == [None] * 3
+    assert at_once(3, lambda group: group.require_same({"text": "same"})) == [None] * 3
 
 
 def test_where_one_fails_all_end() -> None:
-    def work(place: Place) -> None:
-        with place.in_step():
-            if place.rank == 1:
+    def work(group: ProcessGroup) -> None:
+        with group.in_step():
+            if group.rank == 1:
                 raise OutputError("gates.json: exists already")
 
     first, second, third = at_once(3, work)

@@ -82,9 +82,9 @@ def collect_gates(
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
-    with processes.together() as place, ExitStack() as stack:
-        with place.in_step():
-            if place.is_first:  # which alone writes it
+    with processes.together() as process_group, ExitStack() as stack:
+        with process_group.in_step():
+            if process_group.is_main:  # which alone writes it
                 refuse_unwritable(output, force=force)
             opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint)))
             opened.require_mixtures()  # a model without experts is refused before anything heavy is loaded
@@ -101,14 +101,14 @@ def collect_gates(
             options = CollectOptions(mode.value, beam, batch_tokens)
             where = own_device(choose_device(device))
             key = _key(opened.fingerprint, text, chosen, options, dtype)
-        kind = dtype_of(opened, options, where, dtype, kept_dtype(partial_path(output), key), place)
+        kind = dtype_of(opened, options, where, dtype, kept_dtype(partial_path(output), key), process_group)
         key["compute"] = str(kind)
-        place.same({**key, "device": where.type, "memory": budget is None})
-        means = means_of(opened, options, where, kind, budget, spill_dir, place)
-        run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet), place)
+        process_group.require_same({**key, "device": where.type, "memory": budget is None})
+        means = means_of(opened, options, where, kind, budget, spill_dir, process_group)
+        run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet), process_group)
         statistics = run.in_memory(where, kind) if means is None else run.by_layer(means)
-        with place.in_step():
-            if place.is_first:
+        with process_group.in_step():
+            if process_group.is_main:
                 payload = {
                     **header(FORMAT, [opened], None),
                     **gates_payload(statistics),
@@ -116,7 +116,7 @@ def collect_gates(
                 }
                 write_json(output, payload, force=force)
         run.forget()
-    if not place.is_first:
+    if not process_group.is_main:
         return
     if json:
         console.print_json({name: value for name, value in payload.items() if name != "entries"})

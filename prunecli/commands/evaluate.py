@@ -201,7 +201,7 @@ def evaluate(
         if not payload:  # one of several processes: the first goes on
             return
     else:
-        if processes.count() > 1:
+        if processes.world_size() > 1:
             raise UsageError(f"--task {chosen_task}: one process does it", "Start it without torchrun.")
         settings = TaskOptions(batch_tokens, device, dtype, context, stride, seed, budget, spill_dir)
         named = tasks.text_of(chosen_task, files)
@@ -247,7 +247,7 @@ def _translated(
     if len(earlier):
         console.note(f"Going on from {earlier.path}, which an interrupted run left behind.")
     try:
-        with processes.together() as place:
+        with processes.together() as process_group:
             return run(
                 checkpoints,
                 text,
@@ -256,7 +256,7 @@ def _translated(
                 output,
                 force=force,
                 progress=progress,
-                place=place,
+                process_group=process_group,
                 say=console.note,
             )
     except (KeyboardInterrupt, SystemExit, PruneError):

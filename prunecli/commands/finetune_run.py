@@ -167,7 +167,7 @@ def run(
         progress=console.progress(how.quiet or how.json),
         report=(lambda _line: None) if how.quiet else console.note,
     )
-    if trained.is_first:
+    if trained.is_main:
         payload, verdict = _publish(subject, material, options, trained, state, writing)
         if how.json:
             console.print_json(payload)

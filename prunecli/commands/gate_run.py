@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prunecli.methods.experts.layer_snapshots import Snapshots
     from prunecli.methods.experts.score import CollectOptions, State
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.processes import Place
+    from prunecli.processes import ProcessGroup
     from prunecli.progress import Progress
     from prunecli.results.gates import GateStatistics
     from prunecli.running.layerwise.session import Means
@@ -41,7 +41,7 @@ class GateRun:
         key: everything that the sums depend on.
         output: the result's file; what is done is kept beside it.
         progress: hears of it.
-        place: of several processes; the first writes what is done.
+        process_group: of several processes; the first writes what is done.
     """
 
     checkpoint: Checkpoint
@@ -51,7 +51,7 @@ class GateRun:
     key: Mapping[str, Any]
     output: Path
     progress: Progress
-    place: Place
+    process_group: ProcessGroup
 
     def in_memory(self, device: torch.device, dtype: torch.dtype) -> GateStatistics:
         """Hold the whole model."""
@@ -71,7 +71,7 @@ class GateRun:
                 state=state,
                 save=save,
                 progress=self.progress,
-                place=self.place,
+                process_group=self.process_group,
             )
 
     def by_layer(self, means: Means) -> GateStatistics:
@@ -83,7 +83,9 @@ class GateRun:
         from prunecli.text.tokens import load_tokenizer
 
         work = Work()
-        snapshots = Snapshots(layers_path(self.output, self.place), self.key, place=self.place)
+        snapshots = Snapshots(
+            layers_path(self.output, self.process_group), self.key, process_group=self.process_group
+        )
         with self._kept() as (state, save):
             self._say_begun(snapshots, state)
             statistics = collect_gates_by_layer(
@@ -98,9 +100,9 @@ class GateRun:
                 snapshots=snapshots,
                 progress=self.progress,
                 work=work,
-                place=self.place,
+                process_group=self.process_group,
             )
-        report_work(replace(work, bytes_read=int(sum(self.place.sums([work.bytes_read])))))
+        report_work(replace(work, bytes_read=int(sum(self.process_group.all_reduce([work.bytes_read])))))
         return statistics
 
     def _say_begun(self, snapshots: Snapshots, state: State) -> None:
@@ -133,10 +135,10 @@ class GateRun:
 
         path = partial_path(self.output)
         saver = Saver(path, self.key)
-        state = self.place.first(read_state(path, self.key))
+        state = self.process_group.broadcast(read_state(path, self.key))
         if state.batches:
             console.note(f"Going on from {path}: {state.batches} batches are done.")
-        if not self.place.is_first:
+        if not self.process_group.is_main:
             yield state, lambda _state: None
             return
         try:
@@ -144,7 +146,7 @@ class GateRun:
         except (KeyboardInterrupt, SystemExit, PruneError):
             with undisturbed():  # torchrun may end this process while it does what another's end makes it do
                 saver.write()
-                kept = [one for one in (path, layers_path(self.output, self.place)) if one.exists()]
+                kept = [one for one in (path, layers_path(self.output, self.process_group)) if one.exists()]
                 if kept:
                     console.note(f"Kept in {' and '.join(map(str, kept))}: the same command goes on from it.")
             raise
@@ -165,7 +167,7 @@ def dtype_of(
     device: torch.device,
     asked: str,
     earlier: str | None,
-    place: Place,
+    process_group: ProcessGroup,
 ) -> torch.dtype:
     """The type that gates are computed in: any size fits layer by layer, but a search needs the whole model.
 
@@ -182,7 +184,7 @@ def dtype_of(
     from prunecli.modules.precision import choose_dtype, stored_as
 
     if asked == "auto":
-        asked = place.first(earlier) or asked
+        asked = process_group.broadcast(earlier) or asked
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
     if options.mode == "beam":
         load = DecodingOptions(options.beam, options.batch_tokens).load
@@ -192,7 +194,7 @@ def dtype_of(
             asked,
             beside=decoding(load),
             by_layer="--mode forced --memory",
-            place=place,
+            process_group=process_group,
             say=console.note,
         )
     dtype, stored = choose_dtype(asked, checkpoint, device), stored_as(checkpoint)
@@ -208,7 +210,7 @@ def means_of(
     dtype: torch.dtype,
     memory: int | None,
     spill_directory: Path | None,
-    place: Place,
+    process_group: ProcessGroup,
 ) -> Means | None:
     """What a run by layers may use; None where the whole model is to be held, by all processes."""
     from prunecli.methods.experts.layer_major import whole_model_bytes
@@ -218,9 +220,9 @@ def means_of(
 
     if memory is None:
         whole = whole_model_bytes(checkpoint, dtype)
-        if options.mode == "beam" or whole <= FREE_SHARE * free_for_each(device, place):
+        if options.mode == "beam" or whole <= FREE_SHARE * free_for_each(device, process_group):
             return None
-        free = min(place.gathered(free_memory(device) // neighbours(device.type)))
+        free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
         said = f"takes {console.bytes_text(whole)}, {console.bytes_text(free)} are free"
         memory = int(AUTOMATIC_SHARE * free)
         console.note(

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from prunecli.model.memory import Load
-from prunecli.processes import ALONE, Place
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.lengths import length_limit
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
@@ -75,7 +75,7 @@ def translate(
     pair: tuple[str, str],
     options: DecodingOptions,
     advance: Callable[[float], None] = lambda _sentences: None,
-    place: Place = ALONE,
+    process_group: ProcessGroup = ALONE,
 ) -> list[Translation]:
     """Translate `sentences` from `pair[0]` to `pair[1]`; of several processes each translates some of the batches.
 
@@ -85,7 +85,7 @@ def translate(
     Args:
         model: in evaluation mode, on its device.
         advance: called with the number of sentences of each finished batch, times the processes.
-        place: all of them call this, and have the same result.
+        process_group: all of them call this, and have the same result.
 
     Returns:
         One translation per sentence, in the order of `sentences`.
@@ -97,7 +97,7 @@ def translate(
     settings = generation_settings(tokenizer, pair[1], options.beam)
     done: dict[int, Translation] = {}
     batches = length_bucketed([len(source) for source in sources], options.batch_tokens)
-    for batch in place.share(batches):
+    for batch in process_group.share(batches):
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model.config))
         outputs = generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
@@ -105,8 +105,8 @@ def translate(
         for index, text, ids in zip(batch, texts, outputs, strict=True):
             # The first id starts the decoder; in NLLB it is the end token itself.
             done[index] = Translation(text.strip(), not ends.isdisjoint(ids[1:]))
-        advance(len(batch) * place.processes)
-    found = {index: made for part in place.gathered(done) for index, made in part.items()}
+        advance(len(batch) * process_group.world_size)
+    found = {index: made for part in process_group.all_gather(done) for index, made in part.items()}
     return [found[index] for index in range(len(sentences))]
 
 

@@ -16,7 +16,7 @@ from prunecli.evaluation.group_means import grouped_means
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score, scores_json
 from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
-from prunecli.processes import ALONE, Place
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.origin import origin
 from prunecli.text.parallel import ParallelText, pair_name
@@ -61,7 +61,7 @@ def evaluate(
     *,
     force: bool = False,
     progress: Progress = silent,
-    place: Place = ALONE,
+    process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
 ) -> dict[str, Any]:
     """Translate `pairs` of `text` with each checkpoint, score, compare with the first, write `output`.
@@ -86,8 +86,8 @@ def evaluate(
     from prunecli.results.header import header, sizes
     from prunecli.tensors.documents import write_json
 
-    with place.in_step():
-        if place.is_first:
+    with process_group.in_step():
+        if process_group.is_main:
             _refuse_unwritable(output, checkpoints, text.split, pairs, options, force)
     if options.samples:
         check_bootstrap(options.samples, options.seed)
@@ -95,12 +95,14 @@ def evaluate(
     opened = {label: open_model(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(partial_path(output))
     run = _run_key(opened.values(), options)
-    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), place, say))
+    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
     made = {
-        label: _translate_checkpoint(label, checkpoint, text, pairs, options, partial, run, progress, place)
+        label: _translate_checkpoint(
+            label, checkpoint, text, pairs, options, partial, run, progress, process_group
+        )
         for label, checkpoint in opened.items()
     }
-    if not place.is_first:
+    if not process_group.is_main:
         return {}
     payload = {
         **header(FORMAT, list(opened.values()), options.seed),
@@ -124,7 +126,7 @@ def _dtype(
     opened: Mapping[str, Checkpoint],
     options: EvaluationOptions,
     earlier: str | None,
-    place: Place,
+    process_group: ProcessGroup,
     say: Say,
 ) -> str:
     """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
@@ -132,13 +134,15 @@ def _dtype(
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import dtype_name
 
-    earlier = place.first(earlier)
+    earlier = process_group.broadcast(earlier)
     if earlier is not None and options.dtype == "auto":
         say(f"Computed in {earlier}, as before the interruption.")
         return earlier
     device = choose_device(options.device)
     beside = decoding(options.decoding.load)
-    return dtype_name(fitting_dtype(opened, device, options.dtype, beside=beside, place=place, say=say))
+    return dtype_name(
+        fitting_dtype(opened, device, options.dtype, beside=beside, process_group=process_group, say=say)
+    )
 
 
 def _run_key(checkpoints: Iterable[Checkpoint], options: EvaluationOptions) -> str:
@@ -160,10 +164,10 @@ def _translate_checkpoint(
     partial: PartialTranslations,
     run: str,
     progress: Progress,
-    place: Place,
+    process_group: ProcessGroup,
 ) -> dict[str, Sequence[Translation]]:
     keys = {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
-    found = place.first({pair: partial.get(key, len(text)) for pair, key in keys.items()})
+    found = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
     left = [pair for pair in pairs if found[pair] is None]
     made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
     if left:
@@ -177,8 +181,8 @@ def _translate_checkpoint(
         with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
             for pair in left:
                 sentences = text.sentences[pair[0]]
-                done = translate(model, tokenizer, sentences, pair, options.decoding, advance, place)
-                if place.is_first:
+                done = translate(model, tokenizer, sentences, pair, options.decoding, advance, process_group)
+                if process_group.is_main:
                     partial.add(keys[pair], done, run, options.dtype)
                 made[pair_name(*pair)] = done
         del model

@@ -17,7 +17,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.memory import Load, decoding_bytes, weight_bytes
 from prunecli.modules.machine import new_memory
 from prunecli.modules.precision import candidates, dtype_name, stored_as
-from prunecli.processes import ALONE, Place, neighbours
+from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Say, bytes_text, unsaid
 from prunecli.tensors.dtypes import parse_dtype
 
@@ -105,7 +105,7 @@ def fitting_dtype(
     beside: Beside = nothing,
     gradients: bool = False,
     by_layer: str = "",
-    place: Place = ALONE,
+    process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
 ) -> torch.dtype:
     """The type that all of these models are computed in, one after another on `device`.
@@ -116,14 +116,14 @@ def fitting_dtype(
         beside: what is held beside the weights.
         gradients: as in `candidates`.
         by_layer: as in `Shortage`.
-        place: of several processes, each of which holds a model; all get the same type.
+        process_group: of several processes, each of which holds a model; all get the same type.
         say: hears of what is not computed in the type that it is stored in.
 
     Raises:
         UsageError: no such type.
         MemoryShortError: one of them does not fit.
     """
-    free = free_for_each(device, place)
+    free = free_for_each(device, process_group)
     tried = candidates(asked, checkpoints.values(), device, gradients=gradients)
     for dtype in tried:
         needs = {
@@ -137,11 +137,11 @@ def fitting_dtype(
     raise max(needs.values(), key=lambda need: need.total).refusal(by_layer=by_layer)
 
 
-def free_for_each(device: torch.device, place: Place = ALONE) -> int:
+def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> int:
     """Bytes of `device` that each of several processes can have for its model."""
-    if place.processes == 1:
+    if process_group.world_size == 1:
         return new_memory(device)
-    return min(place.gathered(new_memory(device) // neighbours(device.type)))
+    return min(process_group.all_gather(new_memory(device) // neighbours(device.type)))
 
 
 def _parts(checkpoint: Checkpoint, dtype: torch.dtype, beside: Beside) -> Parts:

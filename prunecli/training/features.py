@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prunecli.errors import DataError
 from prunecli.evaluation.losses import IGNORED, TaskName, encoded, padding_id, window_length
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from prunecli.text.batching import length_bucketed
 from prunecli.training.examples import Sequences
 from prunecli.training.loss import Objective, hidden_distance
@@ -78,13 +78,13 @@ class FeatureValidation(Validation):
 
     objective: FeatureDistance | None = None
 
-    def _loss(self, model: Any, place: Place) -> float:
+    def _loss(self, model: Any, process_group: ProcessGroup) -> float:
         assert self.objective is not None
         total, count = 0.0, 0
-        for rows in place.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
+        for rows in process_group.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
             batch = {name: value.to(model.device) for name, value in self.examples.batch(rows).items()}
             count += int((batch["labels"] != IGNORED).sum())
             with torch.no_grad():
                 total += float(self.objective(model, batch))
-        distance, tokens = place.sums([total, count])
+        distance, tokens = process_group.all_reduce([total, count])
         return distance / max(tokens, 1)

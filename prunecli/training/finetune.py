@@ -14,7 +14,7 @@ from typing import Any
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import is_float
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
@@ -50,12 +50,12 @@ class Trained:
     Attributes:
         staged: directory with the trained weights; on the first process only.
         log: figures: steps, tokens per second, losses, validations.
-        is_first: whether this process writes the result.
+        is_main: whether this process writes the result.
     """
 
     staged: Path
     log: Mapping[str, Any]
-    is_first: bool
+    is_main: bool
 
 
 def finetune(
@@ -87,28 +87,35 @@ def finetune(
         KeyboardInterrupt: a signal ended the training; its state is kept.
     """
     arguments = training_arguments(options, state, validates=material.valid is not None)
-    place = Place(arguments.process_index, arguments.world_size)
-    if not place.is_first:
+    process_group = ProcessGroup(arguments.process_index, arguments.world_size)
+    if not process_group.is_main:
         report, progress = _silent, silent
-    if place.is_first:
-        identity = {**origin, **material.describe(), **_identity(options), "processes": place.processes}
+    if process_group.is_main:
+        identity = {
+            **origin,
+            **material.describe(),
+            **_identity(options),
+            "processes": process_group.world_size,
+        }
         inputs = {**origin_files, **material.inputs()}
         if options.teacher is not None:
             inputs["teacher"] = {str(options.teacher): identity["teacher"]}
         prepare_state(state, identity, inputs, resume=resume)
     try:
-        if place.is_first:
+        if process_group.is_main:
             source().close()
-        place.gathered(None)  # the first has made what the others open
-        run = _Run(material, options, arguments, place, state, progress, report)
+        process_group.all_gather(None)  # the first has made what the others open
+        run = _Run(material, options, arguments, process_group, state, progress, report)
         return _trained(run, source)
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
-        if place.processes > 1 and last is not None:
+        if process_group.world_size > 1 and last is not None:
             report(f"Stopped: {last} is kept; the same command goes on from it.")
         raise
     finally:
-        if place.is_first and last_checkpoint(state) is None:  # nothing that a later run could go on from
+        if (
+            process_group.is_main and last_checkpoint(state) is None
+        ):  # nothing that a later run could go on from
             shutil.rmtree(state, ignore_errors=True)
 
 
@@ -123,7 +130,7 @@ class _Run:
     material: Material
     options: TrainingOptions
     arguments: Any
-    place: Place
+    process_group: ProcessGroup
     state: Path
     progress: Progress
     report: Report
@@ -141,7 +148,7 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
         if done is not None and done["target"] != _target(options):
             done = None
         if done is None:
-            require_room(checkpoint, options, run.arguments.device, run.place)
+            require_room(checkpoint, options, run.arguments.device, run.process_group)
         model = load_model(checkpoint.path, device="cpu", dtype="float32")
         choose_attention(model, run.arguments.device, options.dtype)
         _require_tokens(tokenizer, model, checkpoint)
@@ -150,12 +157,12 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
         else:
             run.report("The training had ended before; writing its result.")
             load_weights(model, Path(done["weights"]))
-        run.place.gathered(None)  # the first removes what the others have read by now
+        run.process_group.all_gather(None)  # the first removes what the others have read by now
         staged = state / "result"
-        if run.place.is_first:
+        if run.process_group.is_main:
             stage(model, checkpoint, staged)
     log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
-    return Trained(staged, log, run.place.is_first)
+    return Trained(staged, log, run.process_group.is_main)
 
 
 def _require_floats(checkpoint: Checkpoint) -> None:
@@ -169,7 +176,7 @@ def _require_floats(checkpoint: Checkpoint) -> None:
 
 def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
-    options, material, arguments, place = run.options, run.material, run.arguments, run.place
+    options, material, arguments, process_group = run.options, run.material, run.arguments, run.process_group
     examples = encode_examples(
         tokenizer,
         model,
@@ -179,7 +186,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         context=options.context,
         progress=run.progress,
     )
-    require_batch(examples, options.batch_tokens, options.accumulate * place.processes)
+    require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
     validation = make_validation(tokenizer, model, material, options)
     teacher = None
     if options.teacher is not None:
@@ -193,11 +200,11 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         objective = FeatureDistance(options.loss, teacher)
         if validation is not None:
             validation = FeatureValidation(validation.examples, validation.batch_tokens, objective=objective)
-    steps = arguments.max_steps = _steps(examples, options, place)
+    steps = arguments.max_steps = _steps(examples, options, process_group)
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
     with run.progress("training", total, "steps") as advance:
-        watch = Watch(place, limit=limit, advance=advance, report=run.report)
+        watch = Watch(process_group, limit=limit, advance=advance, report=run.report)
         trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
         last = last_checkpoint(run.state)
         if last is not None:
@@ -208,7 +215,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         if last is not None and trainer_state(last)["global_step"] >= steps:
             trainer.adopt(last)
         else:
-            with watch.signals(), _alone_noticed(place):
+            with watch.signals(), _alone_noticed(process_group):
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if watch.interrupted:
         step = f"{trainer.state.global_step:,}"
@@ -218,32 +225,34 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     weights = Path(best) if validation is not None and best else last_checkpoint(run.state)
     assert weights is not None
     done = {**_log(trainer, options), "weights": str(weights), "target": _target(options)}
-    if place.is_first:
+    if process_group.is_main:
         mark_finished(run.state, done)
     return done
 
 
 @contextmanager
-def _alone_noticed(place: Place) -> Iterator[None]:
+def _alone_noticed(process_group: ProcessGroup) -> Iterator[None]:
     """Says plainly that another process has ended, which torch notices when gradients are summed."""
     try:
         yield
     except RuntimeError as error:
-        if place.processes > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
+        if process_group.world_size > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
             raise PruneError(
-                f"process {place.rank} of {place.processes} stops: another one has ended",
+                f"process {process_group.rank} of {process_group.world_size} stops: another one has ended",
                 "Mend what that one says; the same command goes on from the last validation.",
             ) from error
         raise
 
 
-def _steps(examples: Examples, options: TrainingOptions, place: Place) -> int:
+def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessGroup) -> int:
     """Updates of the whole run."""
     if options.steps is not None:
         return options.steps
     if options.epochs is None and options.minutes is not None:
         return NO_END
-    sampler = BucketSampler(examples.lengths, options.batch_tokens, options.seed, place.rank, place.processes)
+    sampler = BucketSampler(
+        examples.lengths, options.batch_tokens, options.seed, process_group.rank, process_group.world_size
+    )
     return max(1, math.ceil((options.epochs or 1) * math.ceil(len(sampler) / options.accumulate)))
 
 

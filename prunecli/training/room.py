@@ -7,7 +7,7 @@ import torch
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.memory import weight_bytes
 from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.training.options import TrainingOptions
 
@@ -32,19 +32,19 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
 
 
 def require_room(
-    checkpoint: Checkpoint, options: TrainingOptions, device: torch.device, place: Place
+    checkpoint: Checkpoint, options: TrainingOptions, device: torch.device, process_group: ProcessGroup
 ) -> None:
     """Refuse what does not fit.
 
     Raises:
         MemoryShortError: with what each part would take.
     """
-    parts = training_bytes(checkpoint, options, place.processes)
-    needs = [Need(checkpoint, device, torch.float32, parts, free_for_each(device, place))]
+    parts = training_bytes(checkpoint, options, process_group.world_size)
+    needs = [Need(checkpoint, device, torch.float32, parts, free_for_each(device, process_group))]
     if device.type != "cpu":  # where the weights are read
         host = torch.device("cpu")
         held = {WEIGHTS: parts[WEIGHTS]}
-        needs.append(Need(checkpoint, host, torch.float32, held, free_for_each(host, place)))
+        needs.append(Need(checkpoint, host, torch.float32, held, free_for_each(host, process_group)))
     for need in needs:
         if not need.fits():
             raise need.refusal(trains=True)

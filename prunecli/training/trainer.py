@@ -13,7 +13,7 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, Traine
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.losses import IGNORED
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
@@ -129,7 +129,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
     ) -> None:
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
-        self.place = Place(args.process_index, args.world_size)
+        self.process_group = ProcessGroup(args.process_index, args.world_size)
         self.resumed: tuple[float, int] | None = None
         callbacks: list[Any] = [watch]
         if validation is not None:
@@ -158,8 +158,8 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             self.examples.lengths,
             self.options.batch_tokens,
             self.options.seed,
-            self.place.rank,
-            self.place.processes,
+            self.process_group.rank,
+            self.process_group.world_size,
             getattr(self.examples, "set_epoch", lambda _epoch: None),
         )
         return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
@@ -172,7 +172,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         """Scored tokens of an update: of all its batches, on all processes."""
         scored = sum(int((batch["labels"] != IGNORED).sum()) for batch in batch_samples)
         read = sum(int(_mask(batch).sum()) for batch in batch_samples)
-        if self.place.processes > 1:
+        if self.process_group.world_size > 1:
             total = torch.tensor([scored, read], device=device)
             torch.distributed.all_reduce(total)
             scored, read = total.tolist()
@@ -190,14 +190,16 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
 
         Times the processes, since gradients are averaged over them.
         """
-        return self.objective(model, inputs) * (self.place.processes / max(num_items_in_batch or 1, 1))
+        return self.objective(model, inputs) * (
+            self.process_group.world_size / max(num_items_in_batch or 1, 1)
+        )
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Validate; the best is kept."""
         assert self.validation is not None
-        found = self.validation.measure(self.model, self.place)
+        found = self.validation.measure(self.model, self.process_group)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         require_number(found["loss"], self.state.global_step, "validation loss")
         self.log(metrics)
@@ -228,7 +230,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
                 REMEDY,
             )
-        total = sum(self.place.gathered(float(self._tr_loss))) / self.place.processes
+        total = sum(self.process_group.all_gather(float(self._tr_loss))) / self.process_group.world_size
         self.watch.unlogged = total, self._globalstep_last_logged
         super()._save_checkpoint(model, trial)
 

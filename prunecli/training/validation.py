@@ -10,7 +10,7 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText
 from prunecli.training.examples import Examples
@@ -41,37 +41,37 @@ class Validation:
     batch_tokens: int
     translating: Translating | None = None
 
-    def measure(self, model: Any, place: Place) -> Mapping[str, float]:
+    def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
         """`loss`: mean cross-entropy per scored token in nats, without label smoothing; `chrf++`: mean over the pairs.
 
         The model is put into evaluation mode.
         """
         model.eval()
-        found = {"loss": self._loss(model, place)}
+        found = {"loss": self._loss(model, process_group)}
         if self.translating is not None:
-            found["chrf++"] = _chrf(model, self.translating, place)
+            found["chrf++"] = _chrf(model, self.translating, process_group)
         return found
 
-    def _loss(self, model: Any, place: Place) -> float:
+    def _loss(self, model: Any, process_group: ProcessGroup) -> float:
         cross_entropy = Objective(LossOptions(label_smoothing=0.0))
         total = torch.zeros((), dtype=torch.float64)
         count = 0
-        for rows in place.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
+        for rows in process_group.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
             batch = self.examples.batch(rows)
             count += int((batch["labels"] != -100).sum())
             moved = {name: value.to(model.device) for name, value in batch.items()}
             with torch.no_grad():
                 total += cross_entropy(model, moved).double().cpu()
-        nats, tokens = place.sums([float(total), count])
+        nats, tokens = process_group.all_reduce([float(total), count])
         return nats / max(tokens, 1)
 
 
-def _chrf(model: Any, task: Translating, place: Place) -> float:
+def _chrf(model: Any, task: Translating, process_group: ProcessGroup) -> float:
     metric = make_metrics(None)["chrf++"]
     scores = []
     for pair in task.pairs:
         sources, references = task.text.sentences[pair[0]], task.text.sentences[pair[1]]
-        made = translate(model, task.tokenizer, sources, pair, task.options, place=place)
+        made = translate(model, task.tokenizer, sources, pair, task.options, process_group=process_group)
         texts = [translation.text for translation in made]
         scores.append(float(metric.corpus_score(texts, [list(references)]).score))
     return sum(scores) / len(scores)

@@ -15,7 +15,7 @@ import torch
 from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 
 Report = Callable[[str], None]
 REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."
@@ -52,13 +52,13 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def __init__(
         self,
-        place: Place | None = None,
+        process_group: ProcessGroup | None = None,
         *,
         limit: float | None = None,
         advance: Callable[[float], None] = lambda _steps: None,
         report: Report = lambda _line: None,
     ) -> None:
-        self.place = place or Place()
+        self.process_group = process_group or ProcessGroup()
         self.limit, self.advance, self.report = limit, advance, report
         self.seconds, self.tokens, self.elapsed = 0.0, 0, 0.0
         self.unlogged: tuple[float, int] | None = None
@@ -92,7 +92,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         """The clock starts."""
         self.advance(state.global_step)
         # Every process draws its own dropout; a resumed run puts back what it had.
-        torch.manual_seed(args.seed + self.place.rank)
+        torch.manual_seed(args.seed + self.process_group.rank)
         self._mark = self._began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -109,7 +109,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     def _is_over(self, now: float, device: torch.device) -> bool:
         over = self.elapsed + now - self._began >= (self.limit or math.inf)
-        if self.place.processes > 1:  # their clocks differ, and all must stop at the same step
+        if self.process_group.world_size > 1:  # their clocks differ, and all must stop at the same step
             answer = torch.tensor([int(over)], device=device)
             torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX)
             over = bool(answer.item())
@@ -149,7 +149,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         checkpoint is what it goes on from.
         """
         numbers = (signal.SIGINT, signal.SIGTERM)
-        if self.place.processes > 1 or threading.current_thread() is not threading.main_thread():
+        if self.process_group.world_size > 1 or threading.current_thread() is not threading.main_thread():
             yield
             return
         before = {number: signal.signal(number, self._stop) for number in numbers}

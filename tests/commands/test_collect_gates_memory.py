@@ -18,7 +18,7 @@ from prunecli.methods.experts.layer_major import whole_model_bytes
 from prunecli.methods.experts.score import CollectOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import fitting, machine
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
@@ -128,9 +128,9 @@ def test_a_shard_that_is_cut_short(folder: Path) -> None:
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(machine, "free_memory", lambda _device: free)
     monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
-    place = Place(0, processes.count())
+    process_group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
-        return gate_run.means_of(checkpoint, CollectOptions(), CPU, torch.float32, None, None, place)
+        return gate_run.means_of(checkpoint, CollectOptions(), CPU, torch.float32, None, None, process_group)
 
 
 def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_one_that_does_not_is_run_by_layers(
 def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    monkeypatch.setattr(Place, "gathered", lambda _place, value: [value])
+    monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
     assert chosen(folder, 10_000, monkeypatch).memory == 4_000
     free = whole_model_bytes(open_model(folder / "model"), torch.float32) * 3 // 2
     assert chosen(folder, free, monkeypatch) is not None

@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import fitting, loading, precision
 from prunecli.modules.fitting import Parts, fitting_dtype, free_for_each
 from prunecli.modules.loading import load_model
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from tests.families import tiny_family
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
@@ -123,6 +123,6 @@ def test_each_of_several_processes_has_its_part(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(fitting, "new_memory", lambda _device: 1000)
-    monkeypatch.setattr(Place, "gathered", lambda _place, value: [value, 400])
-    assert free_for_each(CPU, Place(0, 4)) == 400
+    monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value, 400])
+    assert free_for_each(CPU, ProcessGroup(0, 4)) == 400
     assert free_for_each(CPU) == 1000

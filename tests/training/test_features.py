@@ -12,7 +12,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.errors import DataError, UsageError
 from prunecli.modules.loading import load_model
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.features import FeatureDistance, FeatureValidation, feature_loss, features
 from prunecli.training.options import LossOptions
@@ -58,7 +58,7 @@ def test_the_distance_is_that_of_every_real_token(tmp_path: Path, family: str, n
     validation = FeatureValidation(
         examples, batch_tokens=12, objective=FeatureDistance(LossOptions(hidden=1.0), models[1])
     )
-    assert validation.measure(models[0], Place())["loss"] == pytest.approx(total / count, rel=1e-4)
+    assert validation.measure(models[0], ProcessGroup())["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
 def test_what_is_left_of_the_loss_without_logits() -> None:

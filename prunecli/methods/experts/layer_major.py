@@ -28,7 +28,7 @@ from prunecli.methods.experts.score import (
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.machine import available_memory, disk_room, spill_directory
-from prunecli.processes import ALONE, Place, neighbours
+from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.budget import Demand
@@ -51,7 +51,7 @@ def collect_gates_by_layer(
     snapshots: Snapshots | None = None,
     progress: Progress = silent,
     work: Work | None = None,
-    place: Place = ALONE,
+    process_group: ProcessGroup = ALONE,
 ) -> GateStatistics:
     """As `score.collect_gates`, in forced mode, with the weights read as they are needed.
 
@@ -63,7 +63,7 @@ def collect_gates_by_layer(
         save: called with the state after every such group of batches.
         snapshots: where the states are kept after a layer, to go on from.
         work: is kept up to date.
-        place: all of them call this, with the same state, and have the same result.
+        process_group: all of them call this, with the same state, and have the same result.
 
     Raises:
         UnsupportedModelError: the model has no experts.
@@ -82,7 +82,9 @@ def collect_gates_by_layer(
     check_languages(tokenizer, pairs)
     state, work = state or State(), work or Work()
     session = Session(checkpoint, means, work)
-    run = _Run(session, checkpoint.require_mixtures(), int(tokenizer.pad_token_id), means, progress, place)
+    run = _Run(
+        session, checkpoint.require_mixtures(), int(tokenizer.pad_token_id), means, progress, process_group
+    )
     batches = batches_of(session.skeleton.model, tokenizer, text, pairs, options.batch_tokens)
     # A group that was begun is gone on with as it was cut then, whatever the memory is now.
     begun = snapshots.group_size(state.batches) if snapshots else None
@@ -102,16 +104,16 @@ class _Run:
         pad_id: int,
         means: Means,
         progress: Progress,
-        place: Place,
+        process_group: ProcessGroup,
     ) -> None:
-        self.room = room_for(session, means, place)
+        self.room = room_for(session, means, process_group)
         self._session, self._layers, self._pad_id = session, layers, pad_id
-        self._progress, self._place = progress, place
+        self._progress, self._process_group = progress, process_group
 
     def through(self, group: Group, state: State, snapshots: Snapshots | None) -> State:
         """All layers with one group; returns the state after it."""
         skeleton = self._session.skeleton
-        mine = self._place.share(group.batches)
+        mine = self._process_group.share(group.batches)
         total = steps(skeleton.stages, mine)
         with (
             torch.inference_mode(),
@@ -126,26 +128,26 @@ class _Run:
                 recorder,
                 self._pad_id,
                 advance,
-                self._place,
+                self._process_group,
             )
             sums = passes.run(mine, state, len(group.batches), snapshots)
         return State(state.batches + len(group.batches), sums)
 
 
-def room_for(session: Session, means: Means, place: Place = ALONE) -> Room:
+def room_for(session: Session, means: Means, process_group: ProcessGroup = ALONE) -> Room:
     """What the run may use, the least of what the processes find.
 
     Raises:
         OutputError: no such spill directory.
     """
-    with place.in_step():
+    with process_group.in_step():
         found = (
             session.process,
             disk_room(means.spill_directory) // neighbours("cpu"),
             available_memory() // 2 // neighbours("cpu"),
             means.memory,
         )
-    process, disk, host, memory = zip(*place.gathered(found), strict=True)
+    process, disk, host, memory = zip(*process_group.all_gather(found), strict=True)
     skeleton = session.skeleton
     return Room(
         memory=min(memory),
@@ -154,7 +156,7 @@ def room_for(session: Session, means: Means, place: Place = ALONE) -> Room:
         directory=spill_directory(means.spill_directory),
         demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
         shape=session.shape,
-        processes=place.processes,
+        processes=process_group.world_size,
     )
 
 

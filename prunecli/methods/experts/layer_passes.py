@@ -14,7 +14,7 @@ from prunecli.architectures.records import Side
 from prunecli.methods.experts.batches import Batch, Pair
 from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import Recorder, State, force
-from prunecli.processes import ALONE, Place
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import ANY, SUMS, GateSums
 from prunecli.running.layerwise.parts import Skeleton, Stage
 from prunecli.running.layerwise.running import Begun, LayerMajor, Pass
@@ -33,7 +33,7 @@ class Passes:
         recorder: observes its sparse layers.
         pad_id: of the tokenizer.
         advance: is told of each batch that is through a layer.
-        place: of several processes, each with batches of its own: they add up after every sparse layer.
+        process_group: of several processes, each with batches of its own: they add up after every sparse layer.
     """
 
     layers: LayerMajor
@@ -42,7 +42,7 @@ class Passes:
     recorder: Recorder
     pad_id: int
     advance: Callable[[float], None]
-    place: Place = ALONE
+    process_group: ProcessGroup = ALONE
 
     def run(
         self, batches: Sequence[Batch], state: State, group: int, snapshots: Snapshots | None
@@ -153,7 +153,7 @@ class Passes:
         if layer is None:
             return
         position = self.recorder.position(layer)
-        for batch in self.place.joined(found):
+        for batch in self.process_group.gather_shares(found):
             for key, one in batch.items():
                 before = sums[key] if key in sums else self.recorder.nothing()
                 sums[key] = before.plus_layer(position, one)

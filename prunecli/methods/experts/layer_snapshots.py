@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from prunecli.processes import ALONE, Place
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
 from prunecli.running.layerwise.states import States
 
@@ -24,13 +24,13 @@ class Snapshots:
         path: of this process's file.
         key: of the run: a file with another one is not gone on from.
         every_s: seconds between two.
-        place: the processes go on from the same layer, or none does.
+        process_group: the processes go on from the same layer, or none does.
     """
 
     path: Path
     key: Mapping[str, Any]
     every_s: float = SNAPSHOT_EVERY_S
-    place: Place = ALONE
+    process_group: ProcessGroup = ALONE
     written: float = field(default_factory=time.monotonic)
 
     def group_size(self, batches: int) -> int | None:
@@ -41,7 +41,7 @@ class Snapshots:
     def header(self, batches: int) -> dict[str, Any] | None:
         """What all processes know of the group that was begun after so many `batches`."""
         mine = {path: self._header(path, batches) for path in (self._next, self.path)}
-        known = self.place.gathered(list(mine.values()))
+        known = self.process_group.all_gather(list(mine.values()))
         for header in known[0]:
             if header is not None and all(header in one for one in known):
                 self._found = next(path for path, own in mine.items() if own == header)
@@ -55,12 +55,12 @@ class Snapshots:
 
     def due(self) -> bool:
         """Whether the last one is old enough, by the clock of the first process."""
-        return self.place.first(time.monotonic() - self.written >= self.every_s)
+        return self.process_group.broadcast(time.monotonic() - self.written >= self.every_s)
 
     def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: States) -> None:
         """Replace the files of all processes, once all have written theirs."""
         whole = write_snapshot(self._next, {"key": dict(self.key), **header}, dict(tree), states)
-        if all(self.place.gathered(whole)):
+        if all(self.process_group.all_gather(whole)):
             self._next.replace(self.path)
         elif whole:
             self._next.unlink()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.methods.experts.score import State
-from prunecli.processes import ALONE, Place, undisturbed
+from prunecli.processes import ALONE, ProcessGroup, undisturbed
 from prunecli.results.gates import COUNTS, SUMS, GateSums
 from prunecli.tensors.documents import write_json
 
@@ -23,9 +23,9 @@ def partial_path(output: Path) -> Path:
     return output.with_name(f".{output.name}.partial")
 
 
-def layers_path(output: Path, place: Place = ALONE) -> Path:
+def layers_path(output: Path, process_group: ProcessGroup = ALONE) -> Path:
     """Where a process of a run by layers keeps its batches' states for the result `output`."""
-    whose = "" if place.processes == 1 else f".{place.rank}of{place.processes}"
+    whose = "" if process_group.world_size == 1 else f".{process_group.rank}of{process_group.world_size}"
     return output.with_name(f".{output.name}.layers{whose}")
 
 

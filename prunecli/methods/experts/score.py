@@ -25,7 +25,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
-from prunecli.processes import ALONE, Place
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, SUMS, GateStatistics, GateSums
 from prunecli.text.batching import pad
@@ -77,7 +77,7 @@ def collect_gates(
     state: State = State(),
     save: Callable[[State], None] = lambda _state: None,
     progress: Progress = silent,
-    place: Place = ALONE,
+    process_group: ProcessGroup = ALONE,
 ) -> GateStatistics:
     """Run `model` over the text of `pairs` and sum what its routers do.
 
@@ -88,7 +88,7 @@ def collect_gates(
         model: what `load_model` made of `checkpoint`.
         state: of an interrupted run with the same arguments, to go on from.
         save: called with the state after every batch; of several processes, after a few of each.
-        place: all of them call this, with the same state, and have the same result.
+        process_group: all of them call this, with the same state, and have the same result.
 
     Raises:
         UnsupportedModelError: the model has no experts.
@@ -107,15 +107,19 @@ def collect_gates(
         batches = batches_of(model, tokenizer, text, pairs, options.batch_tokens)
         for batch in islice(batches, state.batches):
             advance(batch.sentences)
-        for chunk in chunks(batches, 1 if place.processes == 1 else BATCHES_APART * place.processes):
+        for chunk in chunks(
+            batches, 1 if process_group.world_size == 1 else BATCHES_APART * process_group.world_size
+        ):
             found = []
-            for batch in place.share(chunk):
+            for batch in process_group.share(chunk):
                 found.append(_run(model, tokenizer, batch, recorder, options))
                 advance(batch.sentences)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
-            state = _added(state, place.joined(found))
+            state = _added(state, process_group.gather_shares(found))
             save(state)
-            advance(sum(one.sentences for one in chunk) - sum(one.sentences for one in place.share(chunk)))
+            advance(
+                sum(one.sentences for one in chunk) - sum(one.sentences for one in process_group.share(chunk))
+            )
     return statistics_of(checkpoint, options, state, pairs)
 
 

@@ -16,13 +16,13 @@ from prunecli.methods.experts.layer_snapshots import Snapshots
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
-from prunecli.processes import ALONE, Place
+from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import GateStatistics, gates_payload
 from prunecli.running.layerwise.session import Means, Work
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layer_major import no_room, stopping
 from tests.methods.experts.test_score import PAIRS, TEXT
-from tests.places import at_once
+from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
 
 FORCED = CollectOptions("forced", batch_tokens=40)
@@ -36,20 +36,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "tiny", experts=16)
 
 
-def in_memory(path: Path, options: CollectOptions = FORCED, place: Place = ALONE, **more: Any) -> Any:
+def in_memory(path: Path, options: CollectOptions = FORCED, group: ProcessGroup = ALONE, **more: Any) -> Any:
     with open_model(path) as checkpoint:
         model = load_model(path, device="cpu")
         pairs = PAIRS if options.mode == "forced" else PAIRS[:1]  # a search of each batch takes seconds
         return collect_gates(
-            checkpoint, model, load_tokenizer(path), TEXT, pairs, options, place=place, **more
+            checkpoint, model, load_tokenizer(path), TEXT, pairs, options, process_group=group, **more
         )
 
 
-def by_layer(path: Path, place: Place = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
+def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
     means = Means(CPU, torch.float32, memory)
     with open_model(path) as checkpoint:
         return collect_gates_by_layer(
-            checkpoint, load_tokenizer(path), TEXT, PAIRS, FORCED, means, place=place, **more
+            checkpoint, load_tokenizer(path), TEXT, PAIRS, FORCED, means, process_group=group, **more
         )
 
 
@@ -66,7 +66,7 @@ def test_in_memory(
     path: Path, options: CollectOptions, count: int, apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(score, "BATCHES_APART", apart)
-    assert_same(at_once(count, lambda place: in_memory(path, options, place)), in_memory(path, options))
+    assert_same(at_once(count, lambda group: in_memory(path, options, group)), in_memory(path, options))
 
 
 def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     in_memory(path)
     alone = sorted(ran)
     ran.clear()
-    at_once(2, lambda place: in_memory(path, place=place))
+    at_once(2, lambda group: in_memory(path, group=group))
     assert sorted(ran) == alone
 
 
@@ -93,19 +93,21 @@ def test_another_number_of_processes_goes_on(
     monkeypatch.setattr(score, "BATCHES_APART", 1)
     states: list[State] = []
 
-    def begin(place: Place) -> Any:
-        return in_memory(path, place=place, save=states.append if place.is_first else lambda _state: None)
+    def begin(group: ProcessGroup) -> Any:
+        return in_memory(
+            path, process_group=group, save=states.append if group.is_main else lambda _state: None
+        )
 
     at_once(before, begin)
     assert len(states) > 1
     done = states[0]
     assert done.batches == before
-    assert_same(at_once(after, lambda place: in_memory(path, place=place, state=done)), in_memory(path))
+    assert_same(at_once(after, lambda group: in_memory(path, group=group, state=done)), in_memory(path))
 
 
 @pytest.mark.parametrize("count", [2, 3, 9])
 def test_by_layer(path: Path, count: int) -> None:
-    assert_same(at_once(count, lambda place: by_layer(path, place)), by_layer(path))
+    assert_same(at_once(count, lambda group: by_layer(path, group)), by_layer(path))
 
 
 @pytest.mark.parametrize("count", [2, 3])
@@ -117,9 +119,9 @@ def test_in_groups(path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> N
     works = [Work() for _ in range(count)]
     saved: list[State] = []
 
-    def collect(place: Place) -> Any:
-        save = saved.append if place.is_first else lambda _state: None
-        return by_layer(path, place, work=works[place.rank], save=save)
+    def collect(group: ProcessGroup) -> Any:
+        save = saved.append if group.is_main else lambda _state: None
+        return by_layer(path, group, work=works[group.rank], save=save)
 
     assert_same(at_once(count, collect), whole)
     assert {work.readings for work in works} == {len(saved)}
@@ -139,7 +141,7 @@ def test_groups_are_cut_where_the_process_with_the_least_is_full(
         return real(run, *more)
 
     monkeypatch.setattr(layer_major._Run, "through", through)
-    at_once(3, lambda place: by_layer(path, place, PLENTY - place.rank))
+    at_once(3, lambda group: by_layer(path, group, PLENTY - group.rank))
     assert len(rooms) == 3
     assert rooms[0] == rooms[1] == rooms[2]
     assert rooms[0].memory == PLENTY - 2
@@ -148,25 +150,25 @@ def test_groups_are_cut_where_the_process_with_the_least_is_full(
 def interrupted(path: Path, folder: Path, after: int, count: int = 2) -> None:
     """Run until the first has done so much."""
 
-    def begin(place: Place) -> Any:
-        more = {"progress": stopping(after)} if place.is_first else {}
-        return by_layer(path, place, snapshots=snapshots(folder, place, 0.0), **more)
+    def begin(group: ProcessGroup) -> Any:
+        more = {"progress": stopping(after)} if group.is_main else {}
+        return by_layer(path, group, snapshots=snapshots(folder, group, 0.0), **more)
 
     found = at_once(count, begin)
     assert isinstance(found[1], PruneError)
 
 
-def snapshots(folder: Path, place: Place, every_s: float = 1e9) -> Snapshots:
-    return Snapshots(folder / f"states.{place.rank}of{place.processes}", {"run": 1}, every_s, place)
+def snapshots(folder: Path, group: ProcessGroup, every_s: float = 1e9) -> Snapshots:
+    return Snapshots(folder / f"states.{group.rank}of{group.world_size}", {"run": 1}, every_s, group)
 
 
 def begun_again(path: Path, folder: Path, count: int = 2) -> tuple[list[Any], list[Work], list[int | None]]:
     works, sizes = [Work() for _ in range(count)], []
 
-    def go_on(place: Place) -> Any:
-        kept = snapshots(folder, place)
+    def go_on(group: ProcessGroup) -> Any:
+        kept = snapshots(folder, group)
         sizes.append(kept.group_size(0))
-        return by_layer(path, place, snapshots=kept, work=works[place.rank])
+        return by_layer(path, group, snapshots=kept, work=works[group.rank])
 
     return at_once(count, go_on), works, sizes
 
@@ -225,15 +227,15 @@ def test_another_number_of_processes_begins_the_layers_again(path: Path, tmp_pat
 
 
 def test_too_little_memory_for_one_is_said_by_all(path: Path) -> None:
-    found = at_once(2, lambda place: by_layer(path, place, PLENTY if place.is_first else 1 << 20))
+    found = at_once(2, lambda group: by_layer(path, group, PLENTY if group.is_main else 1 << 20))
     assert all(isinstance(one, UsageError) and "--memory 1MiB is too little" in str(one) for one in found)
 
 
 def test_a_failure_of_one_ends_the_others(path: Path) -> None:
-    def failing(place: Place) -> Any:
-        if not place.is_first:
+    def failing(group: ProcessGroup) -> Any:
+        if not group.is_main:
             raise PruneError("a shard has vanished")
-        return by_layer(path, place)
+        return by_layer(path, group)
 
     first, second = at_once(2, failing)
     assert "a shard has vanished" in str(second)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from prunecli.errors import PruneError
-from prunecli.processes import Place
+from prunecli.processes import ProcessGroup
 
 T = TypeVar("T")
 
@@ -34,12 +34,12 @@ class _Meeting:
 
 
 @dataclass(frozen=True)
-class ThreadPlace(Place):
-    """A place whose processes are threads; values pass between them as copies."""
+class ThreadGroup(ProcessGroup):
+    """A group whose processes are threads; values pass between them as copies."""
 
     meeting: _Meeting = field(default_factory=lambda: _Meeting(1))
 
-    def gathered(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         self.meeting.values[self.rank] = pickle.dumps(value)
         self.wait()
         found = [pickle.loads(one) for one in self.meeting.values]
@@ -51,15 +51,15 @@ class ThreadPlace(Place):
             raise PruneError(f"process {self.rank} stops: another one has ended")
 
 
-def at_once(count: int, work: Callable[[Place], Any]) -> list[Any]:
-    """What `work` returns, or raises, at each of so many places."""
+def at_once(count: int, work: Callable[[ProcessGroup], Any]) -> list[Any]:
+    """What `work` returns, or raises, at each of so many processes."""
     meeting = _Meeting(count)
     found: list[Any] = [None] * count
 
     def run(rank: int) -> None:
         with meeting.turn:
             try:
-                found[rank] = work(ThreadPlace(rank, count, meeting))
+                found[rank] = work(ThreadGroup(rank, count, meeting))
             except BaseException as error:
                 found[rank] = error
             finally:
