@@ -94,9 +94,7 @@ def test_another_number_of_processes_goes_on(
     states: list[State] = []
 
     def begin(group: ProcessGroup) -> Any:
-        return in_memory(
-            path, process_group=group, save=states.append if group.is_main else lambda _state: None
-        )
+        return in_memory(path, group=group, save=states.append if group.is_main else lambda _state: None)
 
     at_once(before, begin)
     assert len(states) > 1
