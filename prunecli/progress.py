@@ -1,4 +1,4 @@
-"""How long work reports its progress, without knowing who listens, and amounts of bytes as text."""
+"""How long work reports its progress, without knowing who listens."""
 
 from __future__ import annotations
 
@@ -22,15 +22,6 @@ def silent(
 ) -> Iterator[Callable[[float], None]]:
     """A progress that shows nothing: the library's default."""
     yield lambda _amount: None
-
-
-def bytes_text(count: float) -> str:
-    """1610612736 -> '1.50 GiB'."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 Say = Callable[[str], None]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from prunecli import processes
 from prunecli.commands.table_layout import blocks
 from prunecli.progress import Progress, silent
-from prunecli.progress import bytes_text as bytes_text  # of every table
+from prunecli.tensors.quantities import bytes_text as bytes_text  # of every table
 
 if TYPE_CHECKING:
     from rich.console import Console

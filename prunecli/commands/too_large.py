@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prunecli.errors import MemoryShortError, Shortage
-from prunecli.progress import bytes_text
+from prunecli.tensors.quantities import bytes_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

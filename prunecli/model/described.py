@@ -6,13 +6,14 @@ from pathlib import Path
 
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.progress import Progress, bytes_text, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.hub.failures import download, host, plain_errors
-from prunecli.tensors.hub.fetch import Say, Snapshot, look_up
+from prunecli.tensors.hub.fetch import Snapshot, look_up
 from prunecli.tensors.hub.files import weight_files
 from prunecli.tensors.hub.names import HubName, hub_name
+from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
 
 
@@ -48,9 +49,7 @@ class DescribedCheckpoint(Checkpoint):
         return True
 
 
-def describe_checkpoint(
-    name: Path | str, *, say: Say = lambda _line: None, progress: Progress = silent
-) -> Checkpoint:
+def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progress = silent) -> Checkpoint:
     """Open a directory, or describe a model of the hub that is not in the cache, without its weights.
 
     Raises:

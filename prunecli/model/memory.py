@@ -37,10 +37,7 @@ class Load:
 
 def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
     """Bytes of all tensors, the floating-point ones in the type `target` (None: as stored)."""
-    return sum(
-        info.numel * itemsize(target if target is not None and is_float(info.dtype) else info.dtype)
-        for info in checkpoint.tensors.values()
-    )
+    return sum(info.cast(target).nbytes for info in checkpoint.tensors.values())
 
 
 def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tuple[int, int]:

@@ -18,8 +18,9 @@ from prunecli.model.memory import Load, decoding_bytes, weight_bytes
 from prunecli.modules.machine import new_memory
 from prunecli.modules.precision import candidates, dtype_name, stored_as
 from prunecli.processes import ALONE, ProcessGroup, neighbours
-from prunecli.progress import Say, bytes_text, unsaid
+from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text
 
 FREE_SHARE = Fraction(9, 10)
 """The rest stays for the device's own needs and for fragmentation, as `inspect --fit` has it."""

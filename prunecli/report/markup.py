@@ -120,15 +120,6 @@ def millions(parameters: int) -> str:
     return f"{parameters / 1e6:,.2f}M"
 
 
-def bytes_text(count: float) -> str:
-    """1610612736 -> '1.50 GiB'."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:,.2f} GiB"
-
-
 def counted(count: int, name: str) -> str:
     """1, 'pair' -> '1 pair'; 2 -> '2 pairs'."""
     return f"{count:,} {name}{'' if count == 1 else 's'}"

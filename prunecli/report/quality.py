@@ -11,8 +11,9 @@ from prunecli.evaluation.significance import LEAST
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import Found, Material
-from prunecli.report.markup import NOTHING, Html, bytes_text, counted, element, join, millions, table
+from prunecli.report.markup import NOTHING, Html, counted, element, join, millions, table
 from prunecli.results.schemas import Evaluated, Evaluation, Latency, Timed, numbers
+from prunecli.tensors.quantities import bytes_text
 
 SCORES = {
     "chrf++": "chrF++",

@@ -12,7 +12,6 @@ from prunecli.report.labels import told_apart
 from prunecli.report.markup import (
     NOTHING,
     Html,
-    bytes_text,
     element,
     figure,
     join,
@@ -20,6 +19,7 @@ from prunecli.report.markup import (
     scrolling,
     table,
 )
+from prunecli.tensors.quantities import bytes_text
 
 
 def sizes_section(material: Material) -> Html | None:

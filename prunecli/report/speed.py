@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from prunecli.report.charts import Bar, Point, Series, bars, chart
 from prunecli.report.collect import Material
-from prunecli.report.markup import NOTHING, Html, bytes_text, counted, element, join, millions, table
+from prunecli.report.markup import NOTHING, Html, counted, element, join, millions, table
 from prunecli.results.schemas import Latency, Spread, Timed
+from prunecli.tensors.quantities import bytes_text
 
 
 def speed_section(material: Material) -> Html | None:

@@ -6,16 +6,15 @@ A row is one index of the first axis. Sums are carried out in float64 and rounde
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from prunecli.errors import CheckpointError
 from prunecli.tensors.casting import cast
+from prunecli.tensors.copying import ended_early
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
-from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.reader import TensorReader, read_into, write_from
 from prunecli.tensors.stored import TensorInfo
 from prunecli.tensors.stream import (
     Concat,
@@ -36,10 +35,6 @@ from prunecli.tensors.stream import (
 
 BLOCK_ELEMENTS = 1 << 18
 """Elements of one block, at most (but one row at least): 2 MiB in float64."""
-
-_LOST_BITS = 29
-_LOST = np.int64((1 << _LOST_BITS) - 1)
-"""Bits of a float64's fraction that a float32 has no room for."""
 
 TILE = 1 << 16
 """Random numbers that are drawn at once; what is drawn depends on it, and on nothing else but the seed."""
@@ -86,11 +81,8 @@ class Block:
             self.output.expression, self.places, self.start, self.stop, self.output.dtype, self.where
         )
         data = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data
-        nbytes, offset = len(data), self.target_offset
-        while len(data):
-            count = os.pwrite(self.target, data, offset)
-            data, offset = data[count:], offset + count
-        return nbytes
+        write_from(self.target, self.target_offset, data)
+        return len(data)
 
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
@@ -154,7 +146,7 @@ def compute(
         return cast(_noise(expression, start, stop), dtype, where)
     if isinstance(expression, Sum):
         total = _sum(expression, places, start, stop, where)
-        return cast(_odd_float32(total) if dtype == "BF16" else total, dtype, where)
+        return cast(total, dtype, where)
     made = _read(expression, places[expression.source], start, stop)
     return made if places[expression.source].info.dtype == dtype else cast(made, dtype, where)
 
@@ -171,19 +163,6 @@ def _sum(expression: Sum, places: Places, start: int, stop: int, where: str) -> 
         total = made if total is None else np.add(total, made, out=total)
     assert total is not None
     return total
-
-
-def _odd_float32(values: np.ndarray) -> np.ndarray:
-    """float64 as float32, what is inexact ending in a one: rounding that to bfloat16 rounds once. Overwrites `values`.
-
-    What `cast` does too, but many times faster; below 2^-126 what is inexact may round twice.
-    """
-    bits = values.view(np.int64)
-    lost = bits & _LOST
-    bits -= lost
-    bits |= np.minimum(lost, 1) << _LOST_BITS
-    with np.errstate(over="ignore"):
-        return values.astype(np.float32)
 
 
 def _joined(expression: Concat, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
@@ -265,13 +244,9 @@ def _rows_read(place: Place, ranges: list[tuple[int, int]]) -> np.ndarray:
     view, done = made.reshape(-1).view(np.uint8).data, 0
     for first, last in joined(ranges):
         end = done + (last - first) * width
-        offset = place.offset + first * width
-        while done < end:
-            count = os.preadv(place.file, [view[done:end]], offset)
-            if count == 0:
-                raise CheckpointError(
-                    f"{place.info.name}: its file ended early while it was read",
-                    "Download or copy the file again.",
-                )
-            done, offset = done + count, offset + count
+        try:
+            read_into(place.file, place.offset + first * width, view[done:end])
+        except EOFError:
+            raise ended_early(place.info.name) from None
+        done = end
     return made

@@ -13,6 +13,7 @@ import numpy as np
 from prunecli.errors import CheckpointError
 from prunecli.tensors.casting import cast
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
+from prunecli.tensors.reader import read_into, write_from
 
 JOB_BYTES = 16 << 20
 """Most source bytes of one `Move`."""
@@ -93,13 +94,23 @@ def carry_out(move: Move) -> int:
     for start in range(0, move.nbytes, step):
         piece = block[: move.nbytes - start]
         # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
-        _read(move, start, piece.data)
+        try:
+            read_into(move.source, move.source_offset + start, piece.data)
+        except EOFError:
+            raise ended_early(move.where) from None
         made = _picked(piece, move)
         if move.cast is not None:
             made = cast(made.view(numpy_dtype(move.cast[0])), move.cast[1], move.where).view(np.uint8)
-        _write(move.target, at, made.data)
+        write_from(move.target, at, made.data)
         at += made.nbytes
     return move.written
+
+
+def ended_early(where: str) -> CheckpointError:
+    """What is said where a source file turns out shorter than its header said."""
+    return CheckpointError(
+        f"{where}: its file ended early while it was read", "Download or copy the file again."
+    )
 
 
 def reserve(target: int, nbytes: int) -> None:
@@ -126,20 +137,3 @@ def _picked(block: np.ndarray, move: Move) -> np.ndarray:
         return block
     rows = block.reshape(-1, move.row_bytes)
     return np.concatenate([rows[:, start:stop] for start, stop in move.picks], axis=1).reshape(-1)
-
-
-def _read(move: Move, start: int, into: memoryview) -> None:
-    done = 0
-    while done < len(into):
-        count = os.preadv(move.source, [into[done:]], move.source_offset + start + done)
-        if count == 0:
-            raise CheckpointError(
-                f"{move.where}: its file ended early while it was read", "Download or copy the file again."
-            )
-        done += count
-
-
-def _write(target: int, offset: int, data: memoryview) -> None:
-    while len(data):
-        count = os.pwrite(target, data, offset)
-        data, offset = data[count:], offset + count

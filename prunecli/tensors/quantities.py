@@ -1,4 +1,4 @@
-"""Shares and sizes in bytes, as people write them."""
+"""Shares and sizes in bytes, as people write and read them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def parse_size(text: str) -> int:
     if size < 1:
         raise UsageError(f'"{text}" is not a size', 'Write it as "30GiB", "512MiB" or a number of bytes.')
     return size
+
+
+def bytes_text(count: float) -> str:
+    """1610612736 -> '1.50 GiB'."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"

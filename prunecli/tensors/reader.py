@@ -101,12 +101,10 @@ class TensorReader:
         if not 0 <= start_byte <= end_byte <= nbytes:
             raise ValueError(f"{name} has {nbytes} bytes; {start_byte} to {end_byte} were asked for")
         view = memoryview(buffer).cast("B")[: end_byte - start_byte]
-        done = 0
-        while done < len(view):
-            count = os.preadv(descriptor, [view[done:]], offset + start_byte + done)
-            if count == 0:
-                raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})")
-            done += count
+        try:
+            read_into(descriptor, offset + start_byte, view)
+        except EOFError:
+            raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})") from None
         return view
 
     def location(self, name: str) -> tuple[int, int, int]:
@@ -162,6 +160,31 @@ class TensorReader:
             for name, stored in file.tensors.items():
                 found.setdefault(name, (index, stored))
         return found
+
+
+def read_into(file: int, offset: int, view: memoryview) -> None:
+    """Fill `view` with the bytes of a file from `offset` on.
+
+    Raises:
+        EOFError: the file ends before.
+    """
+    done = 0
+    while done < len(view):
+        count = os.preadv(file, [view[done:]], offset + done)
+        if count == 0:
+            raise EOFError
+        done += count
+
+
+def write_from(file: int, offset: int, view: memoryview) -> None:
+    """Write all bytes of `view` to a file from `offset` on.
+
+    Raises:
+        OSError: the disk is full, among others.
+    """
+    done = 0
+    while done < len(view):
+        done += os.pwrite(file, view[done:], offset + done)
 
 
 def _open(path: Path) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from prunecli.tensors.dtypes import itemsize
+from prunecli.tensors.dtypes import is_float, itemsize
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,10 @@ class TensorInfo:
     def nbytes(self) -> int:
         """Bytes of its values."""
         return self.numel * itemsize(self.dtype)
+
+    def cast(self, target: str | None) -> TensorInfo:
+        """The same tensor with floating-point values in the type `target`; None, and what is not one: as it is."""
+        return self if target is None or not is_float(self.dtype) else replace(self, dtype=target)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import history_step, named
 from prunecli.modules.attention import module_name
 from prunecli.modules.saving import stock_names
-from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainingOptions
@@ -60,9 +60,7 @@ def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tu
     target = None if dtype is None else parse_dtype(dtype)
     made = []
     for name, info in trained.tensors.items():
-        stored = source.info(name).dtype
-        kind = target if target is not None and is_float(stored) else stored
-        made.append(Output(name, kind, info.shape, Copy(name)))
+        made.append(Output(name, source.info(name).cast(target).dtype, info.shape, Copy(name)))
     return tuple(made)
 
 

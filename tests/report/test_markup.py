@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.report.markup import Html, bytes_text, counted, element, escape, join, number, table
+from prunecli.report.markup import Html, counted, element, escape, join, number, table
+from prunecli.tensors.quantities import bytes_text
 
 
 class _Read(HTMLParser):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
@@ -76,6 +76,18 @@ def test_float64_passes_float32_unrounded() -> None:
     # 1 + 2^-8 lies halfway between two bfloat16 values; the tail of 2^-40 decides, float32 alone would lose it.
     made = cast(np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40]), "BF16", "w")
     assert made.astype(np.float64).tolist() == [1 + 2.0**-7, 1.0, 1 + 2.0**-7]
+
+
+@given(st.lists(st.floats(-1e38, 1e38) | st.floats(-1e-36, 1e-36), min_size=1))
+@example([1 + 2**-8, 1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40, -1 - 3 * 2**-8, 0.0, -0.0])
+@example([2.0**-134 + 2.0**-170, 3 * 2.0**-134 - 2.0**-170, -(2.0**-134), 2.0**-150, 2.0**-126 - 2.0**-160])
+def test_float64_becomes_bfloat16_in_one_rounding(numbers: list[float]) -> None:
+    """Halves of a step, and what lies so near that float32 cannot tell, among them; down to subnormals."""
+    values = np.array(numbers)
+    assert cast(values, "BF16", "w").astype(np.float64).tolist() == [rounded(v, "BF16") for v in numbers]
+    assert values.tolist() == numbers
+    scalar = cast(values[0].reshape(()), "BF16", "w")
+    assert (scalar.shape, float(scalar)) == ((), rounded(numbers[0], "BF16"))
 
 
 def test_nothing_to_cast() -> None:

@@ -23,7 +23,8 @@ from prunecli.model.define import UnitShape
 from prunecli.modules.define import DefineEmbedding
 from prunecli.modules.fitting import FREE_SHARE
 from prunecli.modules.machine import new_memory
-from prunecli.progress import Progress, bytes_text, silent
+from prunecli.progress import Progress, silent
+from prunecli.tensors.quantities import bytes_text
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding_change import EmbeddingChange
 from prunecli.model.structure import Structure
 from prunecli.modules.define import DefineEmbedding
-from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Made, Output, Zeros
 
 Shape = tuple[int, ...]
@@ -51,8 +51,7 @@ def rewrite(
             outputs += made
             made = []
             continue
-        kind = target if target is not None and is_float(info.dtype) else info.dtype
-        outputs.append(Output(name, kind, info.shape, Copy(name)))
+        outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
     outputs += [
         Output(alias, target or checkpoint.info(name).dtype, checkpoint.info(name).shape, Copy(name))
         for alias, name in _untied_beside(checkpoint, decision).items()

@@ -1,7 +1,7 @@
 """The smallest ratio whose model fits in a given memory, with the arithmetic behind it.
 
 Memory = weights in the target type + what decoding holds at a stated batch, beam and length (both by the formulas of
-`checkpoint.memory`) + a margin of 10 % of the memory, for the device's own context and for fragmentation.
+`model.memory`) + a margin of 10 % of the memory, for the device's own context and for fragmentation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from prunecli.methods.experts.budget import Layer, Request, kept_counts
 from prunecli.model.memory import Load, decoding_bytes
 from prunecli.model.memory import weight_bytes as weight_bytes
 from prunecli.model.mixtures import SparseLayer
-from prunecli.tensors.dtypes import is_float, itemsize, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -88,8 +89,8 @@ def smallest_ratio(
     found = nearest_ratio(checkpoint, budget_bytes, Load(batch, beam, length), request, dtype=dtype)
     if not found.fits:
         raise UsageError(
-            f"No ratio fits in {_gib(budget_bytes)}: with {request.minimum} experts per layer the weights "
-            f"take {_gib(found.dense + found.experts)}, decoding {_gib(found.cache + found.activations)}, "
+            f"No ratio fits in {bytes_text(budget_bytes)}: with {request.minimum} experts per layer the weights "
+            f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
             "10 % stays free.",
             "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
         )
@@ -153,19 +154,16 @@ def expert_bytes(checkpoint: Checkpoint, layer: SparseLayer, target: str | None)
     names = [layer.expert_tensor(0, suffix) for suffix in layer.expert_tensors]
     infos = [(checkpoint.tensors[name], 1) for name in names]
     infos += [(checkpoint.tensors[name], layer.num_experts) for name in layer.router_tensors]
-    return sum(
-        info.numel // rows * itemsize(target if target is not None and is_float(info.dtype) else info.dtype)
-        for info, rows in infos
-    )
+    return sum(info.cast(target).nbytes // rows for info, rows in infos)
 
 
 def explain(fit: Fit) -> Sequence[str]:
     """The arithmetic in plain lines."""
     load = fit.load
     return (
-        f"fit {_gib(fit.budget)}: dense {_gib(fit.dense)} + {fit.keep} experts {_gib(fit.experts)}"
-        f" + attention cache {_gib(fit.cache)} + activations {_gib(fit.activations)} = {_gib(fit.total)},"
-        f" with {_gib(fit.margin)} (10 %) left free",
+        f"fit {bytes_text(fit.budget)}: dense {bytes_text(fit.dense)} + {fit.keep} experts {bytes_text(fit.experts)}"
+        f" + attention cache {bytes_text(fit.cache)} + activations {bytes_text(fit.activations)}"
+        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10 %) left free",
         f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
         f" ({fit.keep} of {fit.held} experts stay)",
     )
@@ -187,10 +185,3 @@ def fit_payload(fit: Fit) -> dict[str, Any]:
         "keep": fit.keep,
         "held": fit.held,
     }
-
-
-def _gib(count: int) -> str:
-    for unit, power in (("GiB", 30), ("MiB", 20)):
-        if count >= 1 << power:
-            return f"{count / (1 << power):.2f} {unit}"
-    return f"{count / 1024:.1f} KiB"

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prunecli.errors import UsageError
-from prunecli.model.checkpoint import Checkpoint, TensorInfo
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.model.structure import Structure
-from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows
 
 
@@ -47,17 +47,12 @@ def rewrite(
         rows = routers.get(name)
         shape = info.shape if rows is None else (len(rows), *info.shape[1:])
         expression = Copy(name) if rows is None else Rows(name, rows)
-        outputs.append(Output(renamed.get(name, name), target_dtype(info, target), shape, expression))
+        outputs.append(Output(renamed.get(name, name), info.cast(target).dtype, shape, expression))
     structure = checkpoint.structure
     if changed:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
     return structure, tuple(outputs)
-
-
-def target_dtype(info: TensorInfo, target: str | None) -> str:
-    """The type that a tensor is written in: `target` for floating point, else its own."""
-    return target if target is not None and is_float(info.dtype) else info.dtype
 
 
 def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int], top_k: int) -> None:

@@ -69,7 +69,7 @@ def rewrite(
                     f"{checkpoint.path}: {place} is of type {stored}, which cannot be merged or resized",
                     "Give a checkpoint in float32, bfloat16 or float16.",
                 )
-            kind = target if target is not None and is_float(stored) else stored
+            kind = checkpoint.info(place).cast(target).dtype
             made[place].append(Output(name, kind, shape_of(checkpoint, expression, name), expression))
     gone = {name for layer in layers.values() for name in (*layer.tensor_names, *_lost_norms(plan, layer))}
     outputs: list[Output] = []
@@ -77,8 +77,7 @@ def rewrite(
         if name in gone:
             outputs += made.get(name, ())
             continue
-        stored = target if target is not None and is_float(info.dtype) else info.dtype
-        outputs.append(Output(name, stored, info.shape, Copy(name)))
+        outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
     return checkpoint.structure.changing_ffn(changes(checkpoint, plan, layers)), tuple(outputs)
 
 

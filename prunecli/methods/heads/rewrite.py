@@ -11,7 +11,7 @@ from prunecli.errors import UsageError
 from prunecli.model.attention import AttentionLayer, HeadPlaces
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.structure import Structure
-from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Slices, joined
 
 
@@ -45,7 +45,7 @@ def rewrite(
     }
     outputs = []
     for name, info in checkpoint.tensors.items():
-        stored = target if target is not None and is_float(info.dtype) else info.dtype
+        stored = info.cast(target).dtype
         if name not in cut:
             outputs.append(Output(name, stored, info.shape, Copy(name)))
             continue

@@ -9,7 +9,7 @@ from typing import Any
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import resolve
-from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows, Slices, joined
 
 SIZE = "vocab_size"
@@ -80,14 +80,13 @@ def rewrite(checkpoint: Checkpoint, kept: Sequence[int], dtype: str | None = Non
     axes = vocabulary_axes(checkpoint)
     outputs = []
     for name, info in checkpoint.tensors.items():
-        stored = target if target is not None and is_float(info.dtype) else info.dtype
         shape = list(info.shape)
         expression: Copy | Rows | Slices = Copy(name)
         if name in axes and len(rows) < size:
             axis = axes[name]
             shape[axis] = len(rows)
             expression = Slices(name, axis, ranges) if axis else Rows(name, rows)
-        outputs.append(Output(name, stored, tuple(shape), expression))
+        outputs.append(Output(name, info.cast(target).dtype, tuple(shape), expression))
     return tuple(outputs)
 
 

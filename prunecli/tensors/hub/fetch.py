@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import CheckpointError, HubError, OutputError
-from prunecli.progress import Progress, bytes_text, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.hub.failures import host, is_offline, plain_errors, reason
 from prunecli.tensors.hub.files import missing_weights, needed_files
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
+from prunecli.tensors.quantities import bytes_text
 
 CONFIG = "config.json"
-
-Say = Callable[[str], None]
-"""Takes one plain line for the user."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +62,7 @@ class Snapshot:
 
 
 def local_directory(
-    name: Path | str, *, say: Say = lambda _line: None, progress: Progress = silent, bars: bool = True
+    name: Path | str, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
 ) -> Path:
     """The directory of a checkpoint: `name` itself, or, for `org/name[@revision]`, its snapshot in the hub's cache.
 
@@ -106,7 +104,7 @@ def commit_of(name: HubName) -> str:
         return held.parent.name if held is not None and isinstance(answer, Exception) else str(answer.sha)
 
 
-def look_up(name: HubName, say: Say = lambda _line: None) -> Snapshot:
+def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
     """List what there is, and fetch config.json alone.
 
     Raises:

@@ -66,7 +66,7 @@ def test_half_the_bytes_fit_more_experts(model: Path) -> None:
 
 
 def test_a_memory_that_nothing_fits_is_refused_with_the_arithmetic(model: Path) -> None:
-    with pytest.raises(UsageError, match=r"No ratio fits in 9\.8 KiB: with 2 experts per layer") as refused:
+    with pytest.raises(UsageError, match=r"No ratio fits in 9\.77 KiB: with 2 experts per layer") as refused:
         fit(model, 10_000)
     assert "--fit-batch" in str(refused.value.remedy)
 
