@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import PruneError
-from prunecli.tensors.whole_file import new_file
+from prunecli.tensors.transaction import new_file
 
 HEATMAP_LABELS = 30
 """With more pairs than this, the similarities are drawn without names."""

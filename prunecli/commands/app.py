@@ -20,7 +20,7 @@ from prunecli import __version__, processes
 from prunecli.commands import console, endings
 from prunecli.commands.signatures import value_names
 from prunecli.errors import MemoryShortError, PruneError
-from prunecli.tensors.origin import with_origins
+from prunecli.tensors.hub.names import with_origins
 
 COMMANDS = {
     "Look": ("inspect",),

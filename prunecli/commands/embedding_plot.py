@@ -38,7 +38,7 @@ def draw(
     from prunecli.analysis.correlation import correlation_map
     from prunecli.analysis.correlation_plots import plot_correlations
     from prunecli.methods.embeddings.source import checkpoint_table
-    from prunecli.tensors.origin import origin
+    from prunecli.tensors.hub.names import origin
 
     assert factors.unit is not None
     unit = factors.unit

@@ -179,7 +179,7 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
 
 def _shown(path: Path) -> str:
     """Where it is; of a snapshot in the hub's cache, which model it is."""
-    from prunecli.tensors.origin import origin
+    from prunecli.tensors.hub.names import origin
 
     found = origin(path)
     return f"{found['path']} at {found['revision'][:7]}" if "revision" in found else str(path)

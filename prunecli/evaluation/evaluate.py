@@ -18,7 +18,7 @@ from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score
 from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.tensors.origin import origin
+from prunecli.tensors.hub.names import origin
 from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:

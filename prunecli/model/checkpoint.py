@@ -16,9 +16,8 @@ from prunecli.model.names import same_values, stored_names
 from prunecli.model.structure import KEY, Structure
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
-from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
 
 __all__ = ["Checkpoint", "TensorInfo", "open_model"]
 
@@ -146,7 +145,7 @@ class Checkpoint(TensorReader):
 
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """Tensors under their stock names, without buffers and tied aliases: name -> (file number, place)."""
-        found = self._found
+        found = self._by_stored_name
         if self.architecture is None:
             return found
 
@@ -159,7 +158,7 @@ class Checkpoint(TensorReader):
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two tensors of the files hold the same values."""
-        (first, a), (second, b) = self._found[one], self._found[other]
+        (first, a), (second, b) = self._by_stored_name[one], self._by_stored_name[other]
         return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
 
 

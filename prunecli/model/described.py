@@ -10,11 +10,10 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.hub.failures import download, host, plain_errors
-from prunecli.tensors.hub.fetch import Snapshot, look_up
-from prunecli.tensors.hub.files import weight_files
+from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
 from prunecli.tensors.hub.names import HubName, hub_name
 from prunecli.tensors.quantities import bytes_text
-from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 
 
 class DescribedCheckpoint(Checkpoint):

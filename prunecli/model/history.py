@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import __version__
-from prunecli.tensors.origin import origin
+from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint

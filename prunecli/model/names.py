@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from prunecli.architectures import Architecture
-from prunecli.tensors.stored import Stored
+from prunecli.tensors.reader import Stored
 
 SAMPLES = 256
 """Blocks that are compared of two long tensors."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.model.declared import Sizes
-from prunecli.tensors.stored import TensorInfo
+from prunecli.tensors.reader import TensorInfo
 
 NEAR = 0.5
 """Part of a family's kinds of tensors that a checkpoint must have for its names to be called like that family's."""

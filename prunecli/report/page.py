@@ -18,7 +18,7 @@ from prunecli.report.sizes import sizes_section
 from prunecli.report.speed import speed_section
 from prunecli.report.style import style_sheet
 from prunecli.report.training import training_section
-from prunecli.tensors.whole_file import new_file
+from prunecli.tensors.transaction import new_file
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing is fetched and no script runs, whatever a name in a file says."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import UsageError
 from prunecli.results.tables.rows import Row, Tables
 from prunecli.tensors.documents import refuse_unwritable
-from prunecli.tensors.whole_file import new_file
+from prunecli.tensors.transaction import new_file
 
 if TYPE_CHECKING:
     import pandas as pd

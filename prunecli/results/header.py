@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli import __version__
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.tensors.origin import origin
+from prunecli.tensors.hub.names import origin
 
 
 def header(

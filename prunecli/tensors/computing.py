@@ -11,11 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prunecli.tensors.casting import cast
 from prunecli.tensors.copying import ended_early
-from prunecli.tensors.dtypes import itemsize, numpy_dtype
-from prunecli.tensors.reader import TensorReader, read_into, write_from
-from prunecli.tensors.stored import TensorInfo
+from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
+from prunecli.tensors.reader import TensorInfo, TensorReader, read_into, write_from
 from prunecli.tensors.stream import (
     Concat,
     Copy,

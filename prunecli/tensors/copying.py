@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from prunecli.errors import CheckpointError
-from prunecli.tensors.casting import cast
-from prunecli.tensors.dtypes import itemsize, numpy_dtype
+from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
 from prunecli.tensors.reader import read_into, write_from
 
 JOB_BYTES = 16 << 20

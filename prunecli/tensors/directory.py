@@ -8,13 +8,13 @@ from typing import Any
 
 from prunecli.architectures import OLDER_TYPES
 from prunecli.errors import CheckpointError
-from prunecli.tensors.belonging import MODULES_FILE
+from prunecli.tensors.documents import LONE, has_lone_surrogates, is_finite
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.hub.names import no_such_directory
-from prunecli.tensors.json_text import LONE, has_lone_surrogates, is_finite
+from prunecli.tensors.pickled import read_pickled
+from prunecli.tensors.reader import WeightFile
 from prunecli.tensors.safetensors_files import read_header, unique_keys
-from prunecli.tensors.side_files import module_folders
-from prunecli.tensors.stored import WeightFile
+from prunecli.tensors.side_files import MODULES_FILE, folders_of
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 """In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""
@@ -71,7 +71,7 @@ def find_weights(directory: Path) -> tuple[WeightFile, ...]:
 
 def _elsewhere(directory: Path) -> CheckpointError | None:
     """What to say of a sentence-transformers model whose transformer has a folder of its own."""
-    for folder in module_folders(directory):
+    for folder in folders_of(directory):
         if _is_transformer(directory / folder / "config.json"):
             return CheckpointError(
                 f"{directory}: not a checkpoint (the transformer lies in {folder}, as {MODULES_FILE} says)",
@@ -87,8 +87,6 @@ def _is_transformer(config: Path) -> bool:
 def _describe(path: Path) -> WeightFile:
     if path.suffix == ".safetensors":
         return read_header(path)
-    from prunecli.tensors.pickled import read_pickled
-
     return read_pickled(path)
 
 

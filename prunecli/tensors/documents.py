@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from prunecli.errors import OutputError, PruneError, StatisticsError
 from prunecli.tensors.git_lfs import refuse_pointer
-from prunecli.tensors.json_text import LONE, escaped, has_lone_surrogates
-from prunecli.tensors.whole_file import new_file
+from prunecli.tensors.transaction import new_file
+
+LONE = "half a surrogate pair"
+_LONE = re.compile("[\ud800-\udfff]")
 
 
 def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = False) -> None:
@@ -91,6 +94,25 @@ def read_json(
     if format is not None:
         _check_format(path, value, format, error)
     return value
+
+
+def has_lone_surrogates(value: Any) -> bool:
+    """Whether any text in a JSON value, names included, could not be written as UTF-8."""
+    return _LONE.search(json.dumps(value, ensure_ascii=False)) is not None
+
+
+def is_finite(value: Any) -> bool:
+    """Whether all numbers of a JSON value are: Python reads `NaN`, `Infinity` and `1e999`, JSON has none of them."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def escaped(text: str) -> str:
+    """JSON text in which such halves, as names of files may give them, are written as escapes."""
+    return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _check_format(path: Path, value: Any, wanted: str, error: type[PruneError]) -> None:

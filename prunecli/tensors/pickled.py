@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.tensors.dtypes import is_known, parse_dtype
 from prunecli.tensors.git_lfs import refuse_pointer
-from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 
 if TYPE_CHECKING:
     import torch

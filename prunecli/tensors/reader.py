@@ -16,10 +16,66 @@ import numpy as np
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import BinaryIO
+
+from prunecli.tensors.dtypes import is_float, itemsize
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """A tensor's name, safetensors type ("F16") and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        return self.numel * itemsize(self.dtype)
+
+    def cast(self, target: str | None) -> TensorInfo:
+        """The same tensor with floating-point values in the type `target`; None, and what is not one: as it is."""
+        return self if target is None or not is_float(self.dtype) else replace(self, dtype=target)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor and the place of its bytes: `info.nbytes` from `offset`, row-major, little-endian.
+
+    `spooled` says that they lie in the file's spool instead of the file itself.
+    """
+
+    info: TensorInfo
+    offset: int
+    spooled: bool = False
+
+
+@dataclass(frozen=True)
+class WeightFile:
+    """One weight file.
+
+    Attributes:
+        path: the file.
+        tensors: those that it holds, in file order.
+        spool: an unnamed temporary file with the values that do not lie in the file as plain row-major bytes.
+    """
+
+    path: Path
+    tensors: Mapping[str, Stored]
+    spool: BinaryIO | None = field(default=None, compare=False)
 
 
 class TensorReader:
@@ -38,15 +94,12 @@ class TensorReader:
         self._files = files
         self._stored = self._named()
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {
-                name: TensorInfo(name, place.info.dtype, place.info.shape)
-                for name, (_, place) in self._stored.items()
-            }
+            {name: replace(stored.info, name=name) for name, (_, stored) in self._stored.items()}
         )
 
     def _named(self) -> dict[str, tuple[int, Stored]]:
-        """The tensors by name: (file number, place)."""
-        return self._found
+        """The tensors by name: (file number, where its bytes lie)."""
+        return self._by_stored_name
 
     @property
     def is_local(self) -> bool:
@@ -153,13 +206,13 @@ class TensorReader:
         return self._descriptors[key]
 
     @cached_property
-    def _found(self) -> dict[str, tuple[int, Stored]]:
-        """Every tensor under its name in the files -> (file number, place)."""
-        found: dict[str, tuple[int, Stored]] = {}
+    def _by_stored_name(self) -> dict[str, tuple[int, Stored]]:
+        """Every tensor under its name in the files; of a name in two files the first."""
+        tensors: dict[str, tuple[int, Stored]] = {}
         for index, file in enumerate(self._files):
             for name, stored in file.tensors.items():
-                found.setdefault(name, (index, stored))
-        return found
+                tensors.setdefault(name, (index, stored))
+        return tensors
 
 
 def read_into(file: int, offset: int, view: memoryview) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.git_lfs import refuse_pointer
-from prunecli.tensors.stored import Stored, TensorInfo, WeightFile
+from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
 
 MAX_HEADER_BYTES = 100_000_000
 """As in the safetensors library: a longer header is damage."""

@@ -1,16 +1,50 @@
-"""What travels along when tensors are rewritten (tokenizer, templates, code, modules), and what is left out."""
+"""Which files belong to a model beside its weights, by their names: of a directory, and of a listing of the hub alike.
+
+They travel along when tensors are rewritten (tokenizer, templates, code, modules); the others are left out.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import groupby
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from prunecli.tensors import belonging
+MODULES_FILE = "modules.json"
+"""Of sentence-transformers: its modules in order, each with the folder (`path`) that it is stored in."""
 
+LARGEST_FOLDER_BYTES = 64 << 20
+"""A folder that nothing names and that holds more is data, not a part of the model."""
+
+_TORCH_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+_OTHER_WEIGHTS = (
+    ".engine", ".ggml", ".gguf", ".h5", ".mlmodel", ".mnn", ".msgpack", ".onnx", ".onnx.data", ".onnx_data", ".ot",
+    ".pdparams", ".tflite",
+)  # fmt: skip
+WEIGHTS = (*_TORCH_WEIGHTS, *_OTHER_WEIGHTS)
+_DATA = (
+    ".arrow", ".gz", ".npz", ".parquet", ".tar", ".tgz", ".zip", ".ipynb", ".mp3", ".mp4", ".pdf", ".wav",
+)  # fmt: skip
+_INDICES = tuple(f"{ending}.index.json" for ending in WEIGHTS)
+_OF_AN_ADAPTER = "adapter_config.json"  # whose weights fit the original; transformers would look for them
+_OTHER_FORMAT_FOLDERS = {
+    "coreml",
+    "gguf",
+    "metal",
+    "mlx",
+    "onnx",
+    "openvino",
+    "original",
+    "tensorrt",
+    "tflite",
+}
+_OF_TRAINING = re.compile(
+    r"(checkpoint-|global_step)\d+|runs|logs?|wandb|mlruns|lightning_logs|__pycache__|.*\.training"
+)
 _REWRITTEN = ("config.json", "README.md")
 _SHARD = re.compile(r"-\d+-of-(\d+)")
 
@@ -38,7 +72,7 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
     Args:
         weights: the files whose tensors are rewritten.
     """
-    modules = module_folders(directory)
+    modules = folders_of(directory)
     linked = {folder.split("/")[0] for folder in modules}
     sizes: dict[str, int] = {}
     odd: list[str] = []
@@ -48,7 +82,7 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
             odd += [f"{name}/" if path.is_dir() else name]
         elif path not in weights and name not in _REWRITTEN:
             sizes[name] = path.stat().st_size
-    carried, left_out = belonging.belonging(sizes, modules)
+    carried, left_out = belonging(sizes, modules)
     # A link, or what is no file, within a folder that goes as a whole is not worth a word.
     odd = [name for name in odd if "/" not in name[:-1] or name.split("/")[0] in linked]
     return SideFiles(
@@ -57,13 +91,56 @@ def side_files(directory: Path, weights: Collection[Path]) -> SideFiles:
     )
 
 
-def module_folders(directory: Path) -> tuple[str, ...]:
-    """The folders that modules.json of a directory names, but for the directory itself and what lies outside."""
+def belonging(sizes: Mapping[str, int], modules: Collection[str] = ()) -> tuple[list[str], list[str]]:
+    """What belongs to a model beside its weights, and what does not: each sorted.
+
+    Files belong to it but for weights, their indices, adapters and data. A folder belongs to it where modules.json
+    names it, with one format of the weights of its module; any other one where it holds no weights, nothing of a
+    training and no mass of data (`additional_chat_templates`, the figures of README.md). Hidden files and folders, and
+    indices, are in neither list.
+
+    Args:
+        sizes: path below the model's directory, with `/` -> bytes; the weights that are used need not be there.
+        modules: the folders of `module_folders`.
+
+    Returns:
+        Paths of files, and paths of what is left out: a folder, all of which is, with a slash at its end.
+    """
+    kept: list[str] = []
+    others: list[str] = []
+    named = {PurePosixPath(folder).parts[0] for folder in modules}
+    visible = sorted(name for name in sizes if not any(part.startswith(".") for part in name.split("/")))
+    for top, group in groupby(visible, key=lambda name: name.split("/")[0]):
+        names = list(group)
+        if names == [top]:
+            if not top.endswith(_INDICES):
+                is_other = top.endswith((*WEIGHTS, *_DATA)) or top == _OF_AN_ADAPTER
+                (others if is_other else kept).append(top)
+        elif top in named:
+            left_out = {name: _other_format(name, names) for name in names}
+            kept += [name for name, path in left_out.items() if path is None]
+            others += dict.fromkeys(path for path in left_out.values() if path is not None)
+        elif _is_part(top, names, sum(sizes[name] for name in names)):
+            kept += names
+        else:
+            others.append(f"{top}/")
+    return kept, others
+
+
+def folders_of(directory: Path) -> tuple[str, ...]:
+    """The folders that modules.json of a directory names, as `module_folders`; none where it cannot be read."""
     try:
-        modules = json.loads((directory / belonging.MODULES_FILE).read_text(encoding="utf-8"))
+        return module_folders(json.loads((directory / MODULES_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError):
         return ()
-    return belonging.module_folders(modules)
+
+
+def module_folders(modules: Any) -> tuple[str, ...]:
+    """The folders that the content of modules.json names, but for `""` and what lies outside of the directory."""
+    listed = modules if isinstance(modules, list) else []
+    paths = (module.get("path") for module in listed if isinstance(module, dict))
+    folders = (PurePosixPath(path.replace("\\", "/")) for path in paths if isinstance(path, str))
+    return tuple(str(f) for f in folders if f.parts and not f.is_absolute() and ".." not in f.parts)
 
 
 def in_one_line(left_out: Sequence[str], most: int = 8) -> str:
@@ -71,6 +148,25 @@ def in_one_line(left_out: Sequence[str], most: int = 8) -> str:
     names = list(dict.fromkeys(_SHARD.sub(r"-*-of-\1", name) for name in left_out))
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return ", ".join([*names[:most], *more])
+
+
+def _other_format(name: str, beside: Collection[str]) -> str | None:
+    """The file, or the folder that it lies in, if it is another format of the weights of a module."""
+    parts = name.split("/")
+    for depth, part in enumerate(parts[1:-1], 2):
+        if part.lower() in _OTHER_FORMAT_FOLDERS:
+            return "/".join(parts[:depth]) + "/"
+    is_second = parts[-1] == "pytorch_model.bin" and "/".join([*parts[:-1], "model.safetensors"]) in beside
+    return name if is_second or name.endswith((*_OTHER_WEIGHTS, *_DATA)) else None
+
+
+def _is_part(folder: str, names: Collection[str], nbytes: int) -> bool:
+    return (
+        folder.lower() not in _OTHER_FORMAT_FOLDERS
+        and not _OF_TRAINING.fullmatch(folder)
+        and nbytes <= LARGEST_FOLDER_BYTES
+        and not any(name.endswith((*WEIGHTS, *_DATA)) for name in names)
+    )
 
 
 def _walk(directory: Path, followed: Collection[str]) -> Iterator[Path]:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
 
 from prunecli.tensors.dtypes import is_float
-from prunecli.tensors.stored import TensorInfo
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from prunecli.tensors.reader import TensorReader
+from prunecli.tensors.reader import TensorInfo, TensorReader
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A result directory appears whole or not at all: it is written beside its place and renamed at the end."""
+"""A result, directory or file, appears whole or not at all: written beside its place and renamed at the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -57,6 +57,34 @@ def new_directory(
                 shutil.rmtree(partial, ignore_errors=True)
 
 
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path` to write to; it becomes `path` when the block ends well.
+
+    Whatever ends the block early removes it and leaves `path` as it was. What a SIGKILL left behind goes when the same
+    file is written the next time.
+
+    Raises:
+        OutputError: its directory does not exist, or the file cannot be written.
+    """
+    partial = partial_name(path)
+    try:
+        sweep(path)
+        yield partial
+        partial.replace(path)
+    except FileNotFoundError as error:
+        if path.parent.is_dir():
+            raise output_error(path, error) from error
+        raise OutputError(
+            f"{path.parent}: no such directory", "Create it, or choose another output."
+        ) from None
+    except OSError as error:
+        raise output_error(path, error) from error
+    finally:
+        with suppress(OSError):  # such as a name that is too long: then it was not made either
+            partial.unlink(missing_ok=True)
+
+
 def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> None:
     """Refuse a place where a result cannot go, before any work is done.
 
@@ -64,8 +92,8 @@ def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> N
         OutputError: it overlaps `source`, exists (with `force`: and is not a checkpoint), or has no parent.
     """
     if source is not None:
-        one, other = target.resolve(), source.resolve()
-        if one == other or one in other.parents or other in one.parents:
+        real, origin = target.resolve(), source.resolve()
+        if real.is_relative_to(origin) or origin.is_relative_to(real):
             raise OutputError(f"{target}: overlaps the checkpoint {source}", "Choose another --output.")
     if os.path.lexists(target) and not force:
         raise OutputError(f"{target}: exists already", "Choose another --output, or replace it with --force.")
@@ -150,9 +178,9 @@ def sweep(target: Path) -> None:
     """Remove what killed processes left behind; a killed swap gives the old result back."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.(partial|old)")
     for path in target.parent.iterdir():
-        found = pattern.fullmatch(path.name)
-        if found and not _is_other_process(int(found.group(1))):
-            if found.group(2) == "old" and not os.path.lexists(target):
+        match = pattern.fullmatch(path.name)
+        if match and not _is_other_process(int(match[1])):
+            if match[2] == "old" and not os.path.lexists(target):
                 path.rename(target)
             elif path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
@@ -176,15 +204,14 @@ def _is_other_process(pid: int) -> bool:
 @contextmanager
 def _termination_as_exit() -> Iterator[None]:
     """SIGTERM and SIGHUP end the process as an exception, so that cleaning up happens; main thread only."""
-    found: dict[int, object] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _TERMINATIONS:
-            if signal.getsignal(number) == signal.SIG_DFL:
-                found[number] = signal.signal(number, _exit)
+    is_main = threading.current_thread() is threading.main_thread()
+    signals = [n for n in _TERMINATIONS if is_main and signal.getsignal(n) == signal.SIG_DFL]
+    for number in signals:
+        signal.signal(number, _exit)
     try:
         yield
     finally:
-        for number in found:
+        for number in signals:
             signal.signal(number, signal.SIG_DFL)
 
 

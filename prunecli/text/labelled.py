@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError
-from prunecli.tensors.json_text import LONE, has_lone_surrogates
+from prunecli.tensors.documents import LONE, has_lone_surrogates
 from prunecli.text.parallel import read_lines
 
 _REMEDY = (

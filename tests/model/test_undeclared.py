@@ -12,7 +12,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.undeclared import nearest_family, surmise
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
-from prunecli.tensors.stored import TensorInfo
+from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
 from tests.families import MODEL_TYPES, stored_shapes, tiny_config_of
 from tests.tiny import tiny_nllb_moe, write_json

@@ -1,13 +1,18 @@
-"""Types and sizes as people write them."""
+"""Types and sizes as people write them; casts against exact fractions, what is not finite refused."""
 
 from __future__ import annotations
 
+import math
 import re
 
+import numpy as np
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.tensors.dtypes import (
+    cast,
     config_dtype,
     is_float,
     itemsize,
@@ -16,6 +21,7 @@ from prunecli.tensors.dtypes import (
     parse_dtype,
 )
 from prunecli.tensors.quantities import parse_share, parse_size
+from tests.reference.casting import FORMATS, rounded
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "U8": 1, "BOOL": 1}
 
@@ -125,3 +131,83 @@ def test_what_is_no_share(text: str, said: str) -> None:
 def test_types_that_nothing_is_computed_in(text: str) -> None:
     with pytest.raises(UsageError, match=f"--dtype-out {text}: no such type"):
         parse_computed(text, "--dtype-out")
+
+
+TYPES = sorted(FORMATS)
+
+
+def floats(dtype: str) -> st.SearchStrategy[float]:
+    """Values of the type, those near ties and near the edges of the smaller types among them."""
+    width = 64 if dtype == "F64" else 32
+    anywhere = st.floats(width=width, allow_nan=False, allow_infinity=False)
+    near_one = st.builds(
+        lambda bits, tail: 1 + bits * 2.0**-12 + tail * 2.0**-40, st.integers(0, 4095), st.integers(-1, 1)
+    )
+    subnormal = st.builds(lambda k: k * 2.0**-26, st.integers(-4096, 4096))
+    huge = st.floats(65000, 66000, width=width)
+    chosen = anywhere | near_one | subnormal | huge
+    return chosen.map(lambda value: rounded(value, dtype)).filter(math.isfinite)
+
+
+@settings(max_examples=60)
+@given(st.data())
+@pytest.mark.parametrize("wanted", TYPES)
+@pytest.mark.parametrize("given_type", TYPES)
+def test_rounds_once_to_the_nearest_even(given_type: str, wanted: str, data: st.DataObject) -> None:
+    values = data.draw(st.lists(floats(given_type), min_size=1, max_size=20))
+    expected = [rounded(value, wanted) for value in values]
+    array = np.array(values, dtype=np.float64).astype(numpy_dtype(given_type))
+    assert array.astype(np.float64).tolist() == values
+    if all(map(math.isfinite, expected)):
+        made = cast(array, wanted, "w")
+        assert made.dtype == numpy_dtype(wanted)
+        assert made.astype(np.float64).tolist() == expected
+        assert np.signbit(made.astype(np.float64)).tolist() == [math.copysign(1, v) < 0 for v in expected]
+    else:
+        with pytest.raises(CheckpointError, match="too large"):
+            cast(array, wanted, "w")
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted", "text"),
+    [
+        (65520.0, "F16", "dir: fc1 holds 65520, too large for float16\nChoose bfloat16"),
+        (-1e30, "F16", "dir: fc1 holds -1e\\+30, too large for float16"),
+        (3.4e38, "BF16", "too large for bfloat16"),
+        (math.nan, "F16", "dir: fc1 holds nan"),
+        (math.inf, "BF16", "dir: fc1 holds inf"),
+        (1e300, "F32", "too large for float32"),
+        (1e300, "BF16", "too large for bfloat16"),
+        (500.0, "F8_E4M3", "too large for float8_e4m3fn"),
+    ],
+)
+def test_what_a_type_cannot_hold(value: float, wanted: str, text: str) -> None:
+    values = np.array([0.0, value, 1.0], dtype=np.float32 if abs(value) < 1e39 else np.float64)
+    with pytest.raises(CheckpointError, match=text):
+        cast(values, wanted, "dir: fc1")
+
+
+def test_the_largest_values_pass() -> None:
+    assert cast(np.array([65519.996, -65504.0], np.float32), "F16", "w").tolist() == [65504.0, -65504.0]
+
+
+def test_float64_passes_float32_unrounded() -> None:
+    # 1 + 2^-8 lies halfway between two bfloat16 values; the tail of 2^-40 decides, float32 alone would lose it.
+    made = cast(np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40]), "BF16", "w")
+    assert made.astype(np.float64).tolist() == [1 + 2.0**-7, 1.0, 1 + 2.0**-7]
+
+
+@given(st.lists(st.floats(-1e38, 1e38) | st.floats(-1e-36, 1e-36), min_size=1))
+@example([1 + 2**-8, 1 + 2**-8 + 2**-40, 1 + 2**-8 - 2**-40, -1 - 3 * 2**-8, 0.0, -0.0])
+@example([2.0**-134 + 2.0**-170, 3 * 2.0**-134 - 2.0**-170, -(2.0**-134), 2.0**-150, 2.0**-126 - 2.0**-160])
+def test_float64_becomes_bfloat16_in_one_rounding(numbers: list[float]) -> None:
+    """Halves of a step, and what lies so near that float32 cannot tell, among them; down to subnormals."""
+    values = np.array(numbers)
+    assert cast(values, "BF16", "w").astype(np.float64).tolist() == [rounded(v, "BF16") for v in numbers]
+    assert values.tolist() == numbers
+    scalar = cast(values[0].reshape(()), "BF16", "w")
+    assert (scalar.shape, float(scalar)) == ((), rounded(numbers[0], "BF16"))
+
+
+def test_nothing_to_cast() -> None:
+    assert cast(np.empty(0, np.float32), "F16", "w").size == 0

@@ -10,9 +10,9 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors import belonging
+from prunecli.tensors import side_files as sorting
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.side_files import in_one_line, module_folders
+from prunecli.tensors.side_files import folders_of, in_one_line
 from tests.families import tiny_family
 from tests.sentence_model import sentence_model
 
@@ -127,7 +127,7 @@ def test_other_folders_travel_where_they_hold_neither_weights_nor_a_training(
         "speech-lora/",
     )
     assert added(directory, before) == (along, names)
-    monkeypatch.setattr(belonging, "LARGEST_FOLDER_BYTES", 60)
+    monkeypatch.setattr(sorting, "LARGEST_FOLDER_BYTES", 60)
     put(directory, "data/a.txt", "data/b.txt", "data/c.txt")
     assert added(directory, before) == (along, tuple(sorted({*names, "data/"})))
 
@@ -195,7 +195,7 @@ def test_shards_in_a_folder_are_not_said_to_be_left_out(plain: tuple[Path, set[s
 )
 def test_folders_that_modules_json_names(tmp_path: Path, text: str, folders: tuple[str, ...]) -> None:
     (tmp_path / "modules.json").write_text(text)
-    assert module_folders(tmp_path) == folders
+    assert folders_of(tmp_path) == folders
 
 
 def test_a_module_outside_of_the_directory_is_not_carried(plain: tuple[Path, set[str]]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.tensors.stored import TensorInfo
+from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Output, Piece, Rows, Slices, check_outputs, pieces
 from tests.tiny import tiny_nllb_moe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -13,10 +13,11 @@ from typing import Any
 
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.directory import WEIGHT_NAMES
 from prunecli.tensors.hub.failures import host, is_offline, plain_errors, reason
-from prunecli.tensors.hub.files import missing_weights, needed_files
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.side_files import MODULES_FILE, WEIGHTS, belonging, module_folders
 
 CONFIG = "config.json"
 
@@ -131,6 +132,60 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
             return look_up(HubName(name.repo, held.parent.name), say)
     blobs = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
     return Snapshot(name, held.parent, sizes, blobs)
+
+
+def needed_files(held: Mapping[str, int], read: Callable[[str], Any]) -> tuple[str, ...]:
+    """The files to fetch, those beside the weights first: what would travel along from a directory of the same files.
+
+    Args:
+        held: path -> bytes, of every file of the model.
+        read: gives the JSON of one of them.
+
+    Raises:
+        CheckpointError: there are no weights that prunecli reads, or the index names others than there are.
+    """
+    modules = module_folders(read(MODULES_FILE)) if MODULES_FILE in held else ()
+    weights = weight_files(held, read)
+    beside, _ = belonging({name: size for name, size in held.items() if name not in weights}, modules)
+    return (*beside, *weights)
+
+
+def weight_files(held: Collection[str], read: Callable[[str], Any]) -> tuple[str, ...]:
+    """The weights, their index first; .safetensors where there are any.
+
+    Raises:
+        CheckpointError: as `needed_files`.
+    """
+    for name in WEIGHT_NAMES:
+        index = f"{name}.index.json"
+        if name in held:
+            return (name,)
+        if index in held:
+            shards = _shards(read(index))
+            if missing := [shard for shard in shards if shard not in held]:
+                raise CheckpointError(f"its {index} names {missing[0]}, which it does not hold")
+            return (index, *shards)
+    others = sorted(name for name in held if name.endswith(WEIGHTS))
+    instead = f"; it has {others[0]}" if others else ""
+    raise CheckpointError(f"it holds no weights that prunecli reads ({' or '.join(WEIGHT_NAMES)}{instead})")
+
+
+def missing_weights(directory: Path, read: Callable[[str], Any]) -> list[str]:
+    """The weight files that a snapshot in the cache lacks, as far as it can be known there."""
+    for name in WEIGHT_NAMES:
+        if (directory / name).is_file():
+            return []
+        if (directory / f"{name}.index.json").is_file():
+            shards = _shards(read(f"{name}.index.json"))
+            return [shard for shard in shards if not (directory / shard).is_file()]
+    return [WEIGHT_NAMES[0]]
+
+
+def _shards(index: Any) -> tuple[str, ...]:
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    # What is wrong with an index is said when the directory is opened.
+    named = weight_map.values() if isinstance(weight_map, dict) else ()
+    return tuple(sorted({shard for shard in named if isinstance(shard, str)}))
 
 
 def _ask(name: HubName) -> Any:

@@ -8,8 +8,8 @@ import pytest
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.belonging import LARGEST_FOLDER_BYTES
-from prunecli.tensors.hub.files import missing_weights, needed_files, weight_files
+from prunecli.tensors.hub.fetch import missing_weights, needed_files, weight_files
+from prunecli.tensors.side_files import LARGEST_FOLDER_BYTES
 from tests.families import tiny_family
 
 SIDE = (".gitattributes", "README.md", "config.json", "spiece.model", "tokenizer.json", "preview.png")
