@@ -6,13 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prunecli.report.charts import LETTER, drawing
-from prunecli.report.labels import told_apart
-from prunecli.report.markup import Html, element, figure, join, number, scrolling
+from prunecli.report.drawing import LETTER, box, cell, figure, path, sample, shortened, text
+from prunecli.report.markup import Html, element, number
 from prunecli.report.style import STEPS
 
 MOST_CELLS = 2500
 """Of more cells than this, the values are not told one by one on pointing: the page stays small."""
+NAME_LETTERS = 28
+"""Letters of a name beside a row or below a column."""
 Grid = Sequence[Sequence["float | None"]]
 """Rows of values; None: there is nothing."""
 
@@ -34,7 +35,11 @@ class Scale:
         """The class of the value's colour."""
         width = self.high - self.low
         share = value / width - self.low / width if width > 0 else 1.0
-        return f"{'d' if self.around else 'q'}{min(STEPS - 1, max(0, math.floor(share * STEPS)))}"
+        return self.colour(min(STEPS - 1, max(0, math.floor(share * STEPS))))
+
+    def colour(self, step: int) -> str:
+        """The class of a step's colour."""
+        return f"{'d' if self.around else 'q'}{step}"
 
 
 def scale_of(grids: Sequence[Grid]) -> Scale:
@@ -45,19 +50,6 @@ def scale_of(grids: Sequence[Grid]) -> Scale:
         most = max(-low, high)
         return Scale(-most, most, around=True)
     return Scale(min(low, 0.0), max(high, 0.0))
-
-
-@dataclass(frozen=True)
-class _Lattice:
-    """Where the cells of a heat map lie: width and height of one, and the room for the names of rows."""
-
-    left: float
-    width: float
-    height: float
-
-    def corner(self, row: int, column: int) -> tuple[float, float]:
-        """The upper left corner of a cell."""
-        return self.left + self.width * column, self.height * row
 
 
 def heat_map(
@@ -78,33 +70,55 @@ def heat_map(
         scale: of the colours.
         told: before the names of a row and a column where a cell's value is told: ("layer ", "head ").
     """
-    across, down = _side(len(columns)), _side(len(rows))
+    width, height = _cell_size(len(columns)), _cell_size(len(rows))
     if len(columns) != len(rows):
-        down = max(down, min(14.0, 900 / max(1, len(rows))))
-    at = _Lattice(10 + LETTER * min(28, max((len(name) for name in rows), default=0)), across, down)
-    longest = max((len(name) for name in columns), default=0)
-    slanted = LETTER * longest > across * _every(across)
-    bottom = 12 + LETTER * min(28, longest) if slanted else 18.0
-    parts = [
-        *_row_names(rows, at),
-        *_column_names(columns, at, len(rows), slanted),
-        *_cells(grid, [told[0] + name for name in rows], [told[1] + name for name in columns], scale, at),
-    ]
-    width, height = at.left + across * len(columns) + 12, down * len(rows) + bottom
-    return figure(caption, scrolling(caption, drawing(width, height, caption, parts)))
+        height = max(height, min(14.0, 900 / max(1, len(rows))))
+    left = 10 + LETTER * min(NAME_LETTERS, max(map(len, rows), default=0))
+    bottom = height * len(rows)
+    longest = max(map(len, columns), default=0)
+    turned = LETTER * longest > width * _named_every(width)
+    short_rows, short_columns = shortened(rows, NAME_LETTERS), shortened(columns, NAME_LETTERS)
+    parts = []
+    for index in range(0, len(rows), _named_every(height)):
+        parts.append(text(left - 6, height * (index + 0.5) + 4, short_rows[rows[index]], "soft", anchor="end"))
+    for index in range(0, len(columns), _named_every(width)):
+        x, y = left + width * (index + 0.5), bottom + (8 if turned else 14)
+        turn = f"rotate(-90 {number(x)} {number(y)}) translate(0 4)" if turned else None
+        anchor = "end" if turned else "middle"
+        parts.append(text(x, y, short_columns[columns[index]], "soft", anchor=anchor, turn=turn))
+    gap = 1.0 if min(width, height) >= 8 else 0.0
+    is_told = sum(map(len, grid)) <= MOST_CELLS
+    outlines: dict[str, list[str]] = {}
+    for line, values in enumerate(grid):
+        for column, value in enumerate(values):
+            kind = "gone" if value is None else scale.step(value)
+            area = left + width * column, height * line, width - gap, height - gap
+            if is_told:
+                said = "nothing" if value is None else f"{value:.4g}"
+                parts.append(box(*area, kind, f"{told[0]}{rows[line]}, {told[1]}{columns[column]}: {said}"))
+            else:
+                outlines.setdefault(kind, []).append(cell(*area))
+    parts += [path(*cells, kind=kind) for kind, cells in sorted(outlines.items())]
+    below = 12 + LETTER * min(NAME_LETTERS, longest) if turned else 18.0
+    return figure(caption, left + width * len(columns) + 12, bottom + below, parts)
+
+
+def _cell_size(cells: int) -> float:
+    """The side of a cell, such that so many have room."""
+    if cells <= 16:
+        return 22.0
+    return 14.0 if cells <= 40 else 10.0 if cells <= 80 else max(3.0, 800 / cells)
+
+
+def _named_every(size: float) -> int:
+    """Every which name has room beside its cell."""
+    return max(1, math.ceil(13 / size))
 
 
 def scale_key(scale: Scale, low: str, high: str) -> Html:
     """The colours from low to high, with what the ends mean."""
-    kind = "d" if scale.around else "q"
-    cells = [
-        element("rect", x=float(14 * step), y=0.0, width=14.0, height=12.0, class_=f"{kind}{step}")
-        for step in range(STEPS)
-    ]
-    ramp = element(
-        "svg", *cells, viewBox=f"0 0 {14 * STEPS} 12", width=14 * STEPS, height=12, aria_hidden="true"
-    )
-    return element("p", join((f"{low} ", ramp, f" {high}")), class_="key")
+    steps = (box(14.0 * step, 0, 14, 12, scale.colour(step)) for step in range(STEPS))
+    return element("p", f"{low} ", sample(14 * STEPS, 12, *steps), f" {high}", class_="key")
 
 
 @dataclass(frozen=True)
@@ -128,93 +142,30 @@ def strips(caption: str, layers: Sequence[Strip], *, counts: bool = True) -> Htm
     size = min(14.0, 640 / most)
     left = 10 + LETTER * max(len(layer.name) for layer in layers)
     pitch = 18.0 if counts else max(size + 1, 9.0)
+    height = pitch - (4 if counts else 1.5)
+    gap = 1.0 if size >= 5 else 0.0
     parts: list[Html] = []
     for index, layer in enumerate(layers):
-        y, height = pitch * index + 2, pitch - (4 if counts else 1.5)
-        gap = 1.0 if size >= 5 else 0.0
-        held = set(layer.kept)
-        gone = tuple(number_ for number_ in range(layer.original) if number_ not in held)
-        parts += [
-            element("path", d=_runs(ids, left, y, size, height, gap), class_=kind)
-            for ids, kind in ((gone, "gone"), (tuple(sorted(held)), "kept"))
-            if ids
-        ]
-        parts.append(
-            element("text", layer.name, x=left - 6, y=y + height - 2, text_anchor="end", class_="soft")
-        )
+        y = pitch * index + 2
+        removed = set(range(layer.original)).difference(layer.kept)
+        for kind, ids in (("gone", sorted(removed)), ("kept", sorted(set(layer.kept)))):
+            runs = _runs(ids, joined=not gap)
+            cells = [cell(left + size * first, y, size * count - gap, height) for first, count in runs]
+            parts += [path(*cells, kind=kind)] if cells else []
+        parts.append(text(left - 6, y + height - 2, layer.name, "soft", anchor="end"))
         if counts:
-            text = f"{len(layer.kept)} of {layer.original}"
-            parts.append(element("text", text, x=left + size * most + 8, y=y + height - 3, class_="soft"))
+            kept = f"{len(layer.kept)} of {layer.original}"
+            parts.append(text(left + size * most + 8, y + height - 3, kept, "soft"))
     width = left + size * most + (8 + LETTER * 14 if counts else 4)
-    return figure(caption, scrolling(caption, drawing(width, pitch * len(layers) + 4, caption, parts)))
+    return figure(caption, width, pitch * len(layers) + 4, parts)
 
 
-def _runs(ids: Sequence[int], left: float, y: float, size: float, height: float, gap: float) -> str:
-    """One path of all cells; cells without a gap between them run together."""
-    made, start = [], 0
-    for end in range(1, len(ids) + 1):
-        if end < len(ids) and ids[end] == ids[end - 1] + 1 and not gap:
-            continue
-        x, width = left + size * ids[start], size * (ids[end - 1] - ids[start] + 1) - gap
-        made.append(f"M{number(x)} {number(y)}h{number(width)}v{number(height)}h-{number(width)}z")
-        start = end
-    return "".join(made)
-
-
-def _side(cells: int) -> float:
-    """Of a cell, such that so many have room."""
-    if cells <= 16:
-        return 22.0
-    return 14.0 if cells <= 40 else 10.0 if cells <= 80 else max(3.0, 800 / cells)
-
-
-def _every(size: float) -> int:
-    """Every which name has room beside its cell."""
-    return max(1, math.ceil(13 / size))
-
-
-def _row_names(names: Sequence[str], at: _Lattice) -> list[Html]:
-    short = told_apart(names, 28)
-    return [
-        element(
-            "text",
-            short[name],
-            x=at.left - 6,
-            y=at.height * (index + 0.5) + 4,
-            text_anchor="end",
-            class_="soft",
-        )
-        for index, name in enumerate(names)
-        if index % _every(at.height) == 0
-    ]
-
-
-def _column_names(names: Sequence[str], at: _Lattice, rows: int, slanted: bool) -> list[Html]:
-    made, short = [], told_apart(names, 28)
-    for index in range(0, len(names), _every(at.width)):
-        x, y = at.left + at.width * (index + 0.5), at.height * rows + (8 if slanted else 14)
-        turn = f"rotate(-90 {number(x)} {number(y)}) translate(0 4)" if slanted else None
-        anchor = "end" if slanted else "middle"
-        text = short[names[index]]
-        made.append(element("text", text, x=x, y=y, text_anchor=anchor, transform=turn, class_="soft"))
-    return made
-
-
-def _cells(grid: Grid, rows: Sequence[str], columns: Sequence[str], scale: Scale, at: _Lattice) -> list[Html]:
-    gap = 1.0 if min(at.width, at.height) >= 8 else 0.0
-    width, height = at.width - gap, at.height - gap
-    told = sum(len(row) for row in grid) <= MOST_CELLS
-    made: list[Html] = []
-    paths: dict[str, list[str]] = {}
-    for line, row in enumerate(grid):
-        for column, value in enumerate(row):
-            kind = "gone" if value is None else scale.step(value)
-            x, y = at.corner(line, column)
-            if told:
-                text = "nothing" if value is None else f"{value:.4g}"
-                name = element("title", f"{rows[line]}, {columns[column]}: {text}")
-                made.append(element("rect", name, x=x, y=y, width=width, height=height, class_=kind))
-            else:
-                box = f"M{number(x)} {number(y)}h{number(width)}v{number(height)}h-{number(width)}z"
-                paths.setdefault(kind, []).append(box)
-    return made + [element("path", d="".join(boxes), class_=kind) for kind, boxes in sorted(paths.items())]
+def _runs(ids: Sequence[int], joined: bool) -> list[tuple[int, int]]:
+    """(first id, how many) of ids that follow one another, or of each."""
+    runs: list[tuple[int, int]] = []
+    for number_ in ids:
+        if joined and runs and number_ == sum(runs[-1]):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((number_, 1))
+    return runs

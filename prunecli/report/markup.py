@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
 
 EMPTY_ELEMENTS = frozenset({"meta", "link", "br"})
 """HTML elements without an end tag."""
 
 NOTHING = "–"
 """A cell without a value."""
+Row = TypeVar("Row")
+Value = TypeVar("Value")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]*\Z")
 
 
@@ -71,38 +74,46 @@ def number(value: float, digits: int = 2) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
-def table(caption: str, columns: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int = 1) -> Html:
+def table(
+    caption: str, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str | None]], text_columns: int = 1
+) -> Html:
     """A table with a caption, in a box of its own that scrolls where the page is narrow.
 
     Args:
         caption: what it shows.
-        columns: their names.
-        rows: as long as `columns`; the first cell names the row.
-        text_columns: so many columns are aligned left, the others right. Columns of nothing but dashes are left out.
+        rows: what each row is about.
+        columns: their names -> the text of a row's cell; the first names the row. A cell may be None, and a column
+            without any cell is left out.
+        text_columns: so many columns are aligned left, the others right.
     """
-    used = [
-        index for index in range(len(columns)) if index == 0 or any(row[index] != NOTHING for row in rows)
-    ]
-    columns, rows = [columns[index] for index in used], [[row[index] for index in used] for row in rows]
-    left = [None if index < text_columns else "n" for index in used]
-    head = (element("th", name, scope="col", class_=place) for name, place in zip(columns, left, strict=True))
+    cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
+    kinds = {name: None if index < text_columns else "n" for index, name in enumerate(cells)}
+    first = next(iter(cells))
+    shown = [name for name in cells if name == first or any(cell is not None for cell in cells[name])]
+    head = (element("th", name, scope="col", class_=kinds[name]) for name in shown)
     body = (
         element(
             "tr",
+            element("th", cells[first][index] or NOTHING, scope="row"),
             *(
-                element("th", cell, scope="row") if index == 0 else element("td", cell, class_=left[index])
-                for index, cell in enumerate(row)
+                element("td", NOTHING if (cell := cells[name][index]) is None else cell, class_=kinds[name])
+                for name in shown[1:]
             ),
         )
-        for row in rows
+        for index in range(len(rows))
     )
-    made = element(
+    drawn = element(
         "table",
         element("caption", caption),
         element("thead", element("tr", *head)),
         element("tbody", *body),
     )
-    return scrolling(caption, made)
+    return scrolling(caption, drawn)
+
+
+def maybe(form: Callable[[Value], str], value: Value | None) -> str | None:
+    """A cell of a value that may be unknown."""
+    return None if value is None else form(value)
 
 
 def scrolling(label: str, *children: str) -> Html:
@@ -110,9 +121,9 @@ def scrolling(label: str, *children: str) -> Html:
     return element("div", *children, class_="scroll", role="region", aria_label=label, tabindex="0")
 
 
-def figure(caption: str, *children: str) -> Html:
-    """A figure below what it shows."""
-    return element("figure", element("figcaption", caption), *children)
+def row_of(*drawings: str) -> Html:
+    """Drawings beside one another, as far as the page is wide."""
+    return element("div", *drawings, class_="charts")
 
 
 def millions(parameters: int) -> str:

@@ -7,17 +7,13 @@ from pathlib import Path
 
 from prunecli import __version__
 from prunecli.report.collect import Material
-from prunecli.report.experts import experts_section
-from prunecli.report.heads import heads_section
+from prunecli.report.comparisons import languages_section, similarity_section
+from prunecli.report.costs import sizes_section, speed_section, training_section
 from prunecli.report.history import history_section
-from prunecli.report.languages import languages_section
-from prunecli.report.markup import Html, counted, element, join, table
+from prunecli.report.markup import Html, counted, element, table
+from prunecli.report.parts import experts_section, heads_section
 from prunecli.report.quality import quality_section
-from prunecli.report.similarity import similarity_section
-from prunecli.report.sizes import sizes_section
-from prunecli.report.speed import speed_section
 from prunecli.report.style import style_sheet
-from prunecli.report.training import training_section
 from prunecli.tensors.transaction import new_file
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -26,8 +22,10 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 def unreadable_section(material: Material) -> Html | None:
     """What is damaged, and how; None where nothing is."""
-    rows = [[one.name, one.reason] for one in material.unreadable]
-    return table("Left out of this page", ["file", "what is wrong"], rows, text_columns=2) if rows else None
+    if not material.unreadable:
+        return None
+    columns = {"file": lambda one: one.name, "what is wrong": lambda one: one.reason}
+    return table("Left out of this page", material.unreadable, columns, text_columns=2)
 
 
 SECTIONS: Mapping[str, Callable[[Material], Html | None]] = {
@@ -47,9 +45,10 @@ SECTIONS: Mapping[str, Callable[[Material], Html | None]] = {
 
 def report_page(material: Material) -> str:
     """The whole page; the same material makes the same text."""
-    made = [(title, made) for title, section in SECTIONS.items() if (made := section(material)) is not None]
+    pages = ((title, section(material)) for title, section in SECTIONS.items())
+    sections = [(title, content) for title, content in pages if content is not None]
     links = [
-        element("li", element("a", title, href=f"#s{index}")) for index, (title, _) in enumerate(made, 1)
+        element("li", element("a", title, href=f"#s{index}")) for index, (title, _) in enumerate(sections, 1)
     ]
     said = (
         f"{counted(len(material.checkpoints), 'checkpoint')} and {counted(len(material.documents), 'result file')}; "
@@ -66,8 +65,8 @@ def report_page(material: Material) -> str:
         element(
             "main",
             *(
-                element("section", element("h2", title, id=f"s{index}"), part)
-                for index, (title, part) in enumerate(made, 1)
+                element("section", element("h2", title, id=f"s{index}"), content)
+                for index, (title, content) in enumerate(sections, 1)
             ),
         ),
     )
@@ -83,7 +82,7 @@ def _head(title: str) -> Html:
         element("meta", name_="color-scheme", content="light dark"),
         element("link", rel="icon", href="data:,"),
         element("title", f"{title}: pruning report"),
-        element("style", join([Html(style_sheet())])),
+        element("style", Html(style_sheet())),
     )
 
 

@@ -11,7 +11,8 @@ from prunecli.evaluation.significance import LEAST
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import Found, Material
-from prunecli.report.markup import NOTHING, Html, counted, element, join, millions, table
+from prunecli.report.costs import spread_text
+from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
 from prunecli.results.schemas import Evaluated, Evaluation, Latency, Timed, numbers
 from prunecli.tensors.quantities import bytes_text
 
@@ -57,20 +58,18 @@ class Row:
     @property
     def parameters(self) -> int | None:
         """From the headers, else as the quality or the speed was measured."""
-        if self.found is not None:
-            return self.found.inventory.total.parameters
-        if self.result.parameters is not None:
-            return self.result.parameters
-        return None if self.timed is None else self.timed.parameters
+        own = None if self.found is None else self.found.inventory.total.parameters
+        return _known(own, self.result.parameters, self.timed and self.timed.parameters)
 
     @property
     def bytes(self) -> int | None:
         """Of the weights, likewise."""
-        if self.found is not None:
-            return self.found.inventory.total.bytes
-        if self.result.checkpoint_bytes is not None:
-            return self.result.checkpoint_bytes
-        return None if self.timed is None else self.timed.checkpoint_bytes
+        own = None if self.found is None else self.found.inventory.total.bytes
+        return _known(own, self.result.checkpoint_bytes, self.timed and self.timed.checkpoint_bytes)
+
+
+def _known(*values: int | None) -> int | None:
+    return next((value for value in values if value is not None), None)
 
 
 def quality_section(material: Material) -> Html | None:
@@ -78,79 +77,78 @@ def quality_section(material: Material) -> Html | None:
     files = material.of(Evaluation)
     if not files:
         return None
-    speeds = [speed for _, speed in material.of(Latency)]
-    return join([_evaluation(name, found, _rows(found, material, speeds)) for name, found in files])
+    speeds = [latency for _, latency in material.of(Latency)]
+    return join(
+        [_evaluation(name, evaluation, _rows(evaluation, material, speeds)) for name, evaluation in files]
+    )
 
 
 def _rows(evaluation: Evaluation, material: Material, speeds: Sequence[Latency]) -> list[Row]:
     rows = []
+    models = evaluation.models if len(evaluation.models) == len(evaluation.results) else None
     for index, result in enumerate(evaluation.results):
-        models = evaluation.models
-        fingerprint = models[index].fingerprint if len(models) == len(evaluation.results) else ""
+        fingerprint = "" if models is None else models[index].fingerprint
         timed = next((one for speed in speeds for one in _timed(speed, result.checkpoint, fingerprint)), None)
         rows.append(Row(result, fingerprint, material.known(result.checkpoint, fingerprint), timed))
     return rows
 
 
-def _timed(speed: Latency, label: str, fingerprint: str) -> list[Timed]:
+def _timed(latency: Latency, label: str, fingerprint: str) -> list[Timed]:
     """The times of this checkpoint: of one with this fingerprint, that of the same name first."""
-    if not fingerprint or len(speed.models) != len(speed.results):
+    if not fingerprint or len(latency.models) != len(latency.results):
         return []
-    same = [
-        one
-        for one, model in zip(speed.results, speed.models, strict=True)
-        if model.fingerprint == fingerprint
-    ]
-    return sorted(same, key=lambda one: one.checkpoint != label)
+    both = zip(latency.results, latency.models, strict=True)
+    same = [result for result, model in both if model.fingerprint == fingerprint]
+    return sorted(same, key=lambda result: result.checkpoint != label)
 
 
 def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Html:
-    columns = [score for score in SCORES if any(score in row.scores for row in rows)]
-    parts: list[Html] = [element("h3", name), element("p", _about(evaluation))]
+    scores = [score for score in SCORES if any(score in row.scores for row in rows)]
     unit, lost = _lost(rows)
-    if columns:
-        charts = _charts(columns[0], rows, unit, lost)
-        if charts:
-            parts.append(element("div", *charts, class_="charts"))
-    parts.append(_table(evaluation, rows, columns, unit, lost))
-    if columns and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS:
-        parts.append(_by_pair(evaluation, rows, columns[0]))
-    return join(parts)
+    charts = _charts(scores[0], rows, unit, lost) if scores else []
+    by_pair = bool(scores) and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS
+    return join(
+        [
+            element("h3", name),
+            element("p", _about(evaluation)),
+            *([row_of(*charts)] if charts else []),
+            _table(evaluation, rows, scores, unit, lost),
+            *([_by_pair(evaluation, rows, scores[0])] if by_pair else []),
+        ]
+    )
 
 
 def _about(evaluation: Evaluation) -> str:
-    data = numbers(evaluation.data)
-    texts = data.get("sentences", data.get("texts"))
+    data, pairs = numbers(evaluation.data), evaluation.pairs
     split = evaluation.data.get("split")
-    said = [
-        f"Task: {evaluation.task}",
-        *([f"split {split}"] if isinstance(split, str) else []),
-        *(
-            [", ".join(evaluation.pairs[:3]) + ("…" if len(evaluation.pairs) > 3 else "")]
-            if evaluation.pairs
-            else []
-        ),
-        *([counted(len(evaluation.pairs), "pair")] if len(evaluation.pairs) > 1 else []),
-        *([counted(int(texts), "sentence" if "sentences" in data else "text")] if texts is not None else []),
-    ]
+    said = [f"Task: {evaluation.task}"]
+    if isinstance(split, str):
+        said.append(f"split {split}")
+    if pairs:
+        said.append(", ".join(pairs[:3]) + ("…" if len(pairs) > 3 else ""))
+    if len(pairs) > 1:
+        said.append(counted(len(pairs), "pair"))
+    unit = "sentence" if "sentences" in data else "text"
+    if f"{unit}s" in data:
+        said.append(counted(int(data[f"{unit}s"]), unit))
     test = evaluation.significance or {}
     tested = f" Tested against {test.get('baseline')}: {test.get('test')}." if test else ""
     return f"{'; '.join(said)}.{tested}"
 
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
-    """What was removed, by place in the rows: of what could be opened, and of originals of these, wherever they lie."""
-    held = {index: row.found.checkpoint for index, row in enumerate(rows) if row.found is not None}
-    if not held:
+    """What was removed, by index of the row: of what could be opened, and of originals of these, wherever they lie."""
+    opened = {index: row.found.checkpoint for index, row in enumerate(rows) if row.found is not None}
+    if not opened:
         return "parameters", {}
-    unit, found = removed(list(held.values()), rows[0].parameters)
+    unit, losses = removed(list(opened.values()), rows[0].parameters)
     if unit == "parameters" and rows[0].parameters is None:  # they are counted against the first
         return unit, {}
-    lost = dict(zip(held, found, strict=True))
+    lost = dict(zip(opened, losses, strict=True))
     for index, row in enumerate(rows):
-        made = [other for other, one in held.items() if row.fingerprint and _origin(one) == row.fingerprint]
-        if index not in held and made:
-            lines = dict.fromkeys(line for other in made for line in lost[other].lines)
+        reduced = [i for i, one in opened.items() if row.fingerprint and _origin(one) == row.fingerprint]
+        if index not in opened and reduced:
+            lines = dict.fromkeys(line for i in reduced for line in lost[i].lines)
             lost[index] = Removed(0.0, tuple(lines), is_original=True)
     return unit, lost
 
@@ -163,133 +161,115 @@ def _origin(checkpoint: Checkpoint) -> str | None:
 
 
 def _charts(score: str, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed]) -> list[Html]:
-    better = " (lower is better)" if score in LOWER_IS_BETTER else ""
-    what = SCORES[score] + better
-    by_share = {index: 100 * one.fraction for index, one in lost.items()}
-    by_size = {i: row.parameters / 1e6 for i, row in enumerate(rows) if row.parameters is not None}
+    name = SCORES[score]
+    y_name = f"{name} (lower is better)" if score in LOWER_IS_BETTER else name
+    scored = {index: row for index, row in enumerate(rows) if score in row.scores}
+    by_share = {index: 100 * lost[index].fraction for index in scored if index in lost}
+    by_size = {i: row.parameters / 1e6 for i, row in scored.items() if row.parameters is not None}
     by_speed = {
-        i: row.timed.timings[0].tokens_per_second.mean for i, row in enumerate(rows) if row.timed is not None
+        i: row.timed.timings[0].tokens_per_second.mean for i, row in scored.items() if row.timed is not None
     }
-    wanted = [
-        (f"{SCORES[score]} against parameters", by_size, "million parameters", False),
-        (f"{SCORES[score]} against speed", by_speed, "tokens per second", False),
+    axes = [
+        (f"{name} against the {unit} removed", by_share, f"% of {unit} removed"),
+        (f"{name} against parameters", by_size, "million parameters"),
+        (f"{name} against speed", by_speed, "tokens per second"),
     ]
-    if unit != "parameters":
-        wanted.insert(
-            0, (f"{SCORES[score]} against the {unit} removed", by_share, f"% of {unit} removed", True)
-        )
-    made = []
-    for caption, places, x_name, joined in wanted:
-        known = {index: x for index, x in places.items() if score in rows[index].scores}
-        if len(known) > 1:
-            made.append(chart(caption, _series(rows, known, lost, score, joined), x_name, what, zero="x"))
-    return made
+    return [
+        chart(caption, _series(rows, values, lost, score, joined=values is by_share), x_name, y_name, zero="x")
+        for caption, values, x_name in axes[unit == "parameters" :]
+        if len(values) > 1
+    ]
 
 
 def _series(
-    rows: Sequence[Row], places: dict[int, float], lost: dict[int, Removed], score: str, joined: bool
+    rows: Sequence[Row], values: dict[int, float], lost: dict[int, Removed], score: str, joined: bool
 ) -> list[Series]:
-    """A series for each way in which checkpoints were reduced; joined, an original starts the lines of what was made of
-    it."""
-    lines = list(dict.fromkeys(line for one in lost.values() if not one.is_original for line in one.lines))
-    points = {
-        index: Point(x, rows[index].scores[score], rows[index].result.checkpoint)
-        for index, x in places.items()
-    }
-    whole = [index for index in points if index in lost and lost[index].is_original]
-    found, started = [], set()
-    for line in lines:
+    """A series for each way in which checkpoints were reduced, of the rows that have `values` for the x axis.
+
+    Where `joined`, an original starts the lines of what was made of it.
+    """
+    points = {i: Point(x, rows[i].scores[score], rows[i].result.checkpoint) for i, x in values.items()}
+    originals = [index for index in points if index in lost and lost[index].is_original]
+    members: dict[str, list[int]] = {}
+    for line in dict.fromkeys(line for one in lost.values() if not one.is_original for line in one.lines):
         own = [index for index in points if index in lost and line in lost[index].lines]
-        own = [index for index in own if joined or index not in whole]
-        own.sort(key=lambda index: (places[index], index))
-        started |= set(own)
-        found.append(Series(line or "reduced", tuple(points[index] for index in own), joined))
+        own = [index for index in own if joined or index not in originals]
+        members[line or "reduced"] = sorted(own, key=lambda index: (values[index], index))
+    series = [Series(name, tuple(points[i] for i in own), joined) for name, own in members.items()]
+    in_lines = {index for own in members.values() for index in own}
     others = {
-        "not reduced": [index for index in whole if index not in started],
+        "not reduced": [index for index in originals if index not in in_lines],
         "not in this directory": [index for index in points if index not in lost],
     }
-    return found + [
-        Series(name, tuple(points[index] for index in own)) for name, own in others.items() if own
-    ]
+    return series + [Series(name, tuple(points[i] for i in own)) for name, own in others.items() if own]
 
 
 def _table(
-    evaluation: Evaluation, rows: Sequence[Row], columns: Sequence[str], unit: Unit, lost: dict[int, Removed]
+    evaluation: Evaluation, rows: Sequence[Row], scores: Sequence[str], unit: Unit, lost: dict[int, Removed]
 ) -> Html:
-    cells: list[list[str]] = []
-    for index, row in enumerate(rows):
-        scores = row.scores
-        cells.append(
-            [
-                row.result.checkpoint,
-                f"{lost[index].fraction:.1%}" if index in lost else NOTHING,
-                NOTHING if row.parameters is None else millions(row.parameters),
-                NOTHING if row.bytes is None else bytes_text(row.bytes),
-                *(_score(name, scores[name]) if name in scores else NOTHING for name in columns),
-                _test(row.result, evaluation),
-                *_speed(row.timed),
-            ]
-        )
-    names = [
-        "checkpoint", f"{unit} removed", "parameters", "size", *(SCORES[name] for name in columns),
-        "difference", "tokens/s", "speed-up",
-    ]  # fmt: skip
-    caption = (
-        "Quality, size and speed; scores are means over the pairs"
-        if evaluation.pairs
-        else "Quality, size and speed"
+    caption = "Quality, size and speed" + ("; scores are means over the pairs" if evaluation.pairs else "")
+    fractions = {id(rows[index]): loss.fraction for index, loss in lost.items()}
+    cells = {
+        SCORES[score]: lambda row, score=score: _cell(score, row.scores)
+        for score in scores
+    }
+    return table(
+        caption,
+        rows,
+        {
+            "checkpoint": lambda row: row.result.checkpoint,
+            f"{unit} removed": lambda row: maybe("{:.1%}".format, fractions.get(id(row))),
+            "parameters": lambda row: maybe(millions, row.parameters),
+            "size": lambda row: maybe(bytes_text, row.bytes),
+        }
+        | cells
+        | {
+            "difference": lambda row: _test(row.result, evaluation),
+            "tokens/s": lambda row: row.timed and spread_text(row.timed.timings[0].tokens_per_second, 1),
+            "speed-up": lambda row: row.timed and spread_text(row.timed.timings[0].speedup, 2),
+        },
     )
-    return table(caption, names, cells)
-
-
-def _score(name: str, value: float) -> str:
-    if name == "over_generated":
-        return f"{value:.1%}"
-    digits = {"chrf++": 1, "bleu": 1, "spbleu": 1, "length_ratio": 2}.get(name)
-    return f"{value:,.4g}" if digits is None else f"{value:,.{digits}f}"
-
-
-def _test(result: Evaluated, evaluation: Evaluation) -> str:
-    """The p-value of a single test, or how many pairs are significantly worse and better."""
-    data = numbers(evaluation.data)
-    if evaluation.task != "classification" and data.get("sentences", data.get("texts", LEAST)) < LEAST:
-        return NOTHING
-    if result.p_value is not None:
-        return _p(result.p_value)
-    if len(result.pairs) == 1:
-        tested = next(iter(result.pairs.values())).get("bootstrap")
-        values = tested.get("chrf++") if isinstance(tested, dict) else None
-        found = numbers(values) if isinstance(values, dict) else {}
-        return _p(found["p_value"]) if "p_value" in found else NOTHING
-    counts: Any = result.mean.get("significant")
-    counts = counts.get("chrf++") if isinstance(counts, dict) else None
-    found = numbers(counts) if isinstance(counts, dict) else {}
-    if not {"worse", "better"} <= set(found):
-        return NOTHING
-    return f"{found['worse']:.0f} worse, {found['better']:.0f} better of {len(evaluation.pairs)}"
-
-
-def _p(value: float) -> str:
-    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"
-
-
-def _speed(timed: Timed | None) -> list[str]:
-    if timed is None:
-        return [NOTHING, NOTHING]
-    first = timed.timings[0]
-    return [
-        f"{first.tokens_per_second.mean:,.1f} ± {first.tokens_per_second.std:,.1f}",
-        f"{first.speedup.mean:.2f} ± {first.speedup.std:.2f}",
-    ]
 
 
 def _by_pair(evaluation: Evaluation, rows: Sequence[Row], score: str) -> Html:
-    scored = [{pair: numbers(found) for pair, found in row.result.pairs.items()} for row in rows]
-    lines = [
-        [
-            pair,
-            *(_score(score, one[pair][score]) if score in one.get(pair, {}) else NOTHING for one in scored),
-        ]
-        for pair in evaluation.pairs
-    ]
-    return table(f"{SCORES[score]} by pair", ["pair", *(row.result.checkpoint for row in rows)], lines)
+    columns = {
+        row.result.checkpoint: lambda pair, row=row: _cell(score, numbers(row.result.pairs.get(pair, {})))
+        for row in rows
+    }
+    return table(f"{SCORES[score]} by pair", evaluation.pairs, {"pair": lambda pair: pair} | columns)
+
+
+def _cell(score: str, scores: Mapping[str, float]) -> str | None:
+    """The score as it is shown; None where it is not among `scores`."""
+    if score not in scores:
+        return None
+    form = {"over_generated": ".1%", "chrf++": ",.1f", "bleu": ",.1f", "spbleu": ",.1f", "length_ratio": ",.2f"}
+    return format(scores[score], form.get(score, ",.4g"))
+
+
+def _test(result: Evaluated, evaluation: Evaluation) -> str | None:
+    """The p-value of a single test, or how many pairs are significantly worse and better."""
+    data = numbers(evaluation.data)
+    if evaluation.task != "classification" and data.get("sentences", data.get("texts", LEAST)) < LEAST:
+        return None
+    if result.p_value is not None:
+        return _p_text(result.p_value)
+    if len(result.pairs) == 1:
+        (pair,) = result.pairs.values()
+        tested = _numbers_at(pair, "bootstrap")
+        return _p_text(tested["p_value"]) if "p_value" in tested else None
+    counts = _numbers_at(result.mean, "significant")
+    if not {"worse", "better"} <= counts.keys():
+        return None
+    return f"{counts['worse']:.0f} worse, {counts['better']:.0f} better of {len(evaluation.pairs)}"
+
+
+def _numbers_at(values: Mapping[str, Any], key: str) -> dict[str, float]:
+    """The numbers at `key` that are about chrF++."""
+    by_score = values.get(key)
+    chrf = by_score.get("chrf++") if isinstance(by_score, dict) else None
+    return numbers(chrf) if isinstance(chrf, dict) else {}
+
+
+def _p_text(value: float) -> str:
+    return "p < 0.001" if value < 0.001 else f"p = {value:.3f}"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prunecli.report.charts import LETTER, drawing
-from prunecli.report.labels import told_apart
-from prunecli.report.markup import Html, element, figure, number, scrolling
+from prunecli.report.drawing import LETTER, figure, path, shortened, text
+from prunecli.report.markup import Html, element
 
-PITCH = 40.0
+ROW, LEVEL_GAP = 40.0, 26.0
+"""Pixels from one row of a lineage to the next, and between its levels."""
 BOLD_LETTER = 8.0
 LETTERS = 44
 """Letters of a name beside a node; the whole of it is told on pointing."""
@@ -36,55 +36,55 @@ class Node:
 
 def lineage(caption: str, roots: Sequence[Node]) -> Html:
     """The trees from left to right, a filled dot for each checkpoint that lies in the directory."""
-    flat = _walk(roots)
-    rows = {id(node): row for node, _, row in flat}
-    depth = max(level for _, level, _ in flat)
-    names = told_apart([node.name for node, _, _ in flat], LETTERS)
-    widths = [
-        28
-        + BOLD_LETTER
-        * max(max(len(names[node.name]), len(node.short)) for node, level, _ in flat if level == at)
-        for at in range(depth + 1)
-    ]
-    lefts = [12 + sum(widths[:level]) + 26 * level for level in range(depth + 1)]
-    parts: list[Html] = []
-    for node, level, row in flat:
-        x, y = lefts[level], 18 + PITCH * row
+    nodes = _walk(roots)
+    heights = {id(node): 18 + ROW * row for node, _, row in nodes}
+    names = shortened([node.name for node, _, _ in nodes], LETTERS)
+    widths: dict[int, float] = {}  # of the text beside a level's nodes
+    for node, level, _ in nodes:
+        letters = max(len(names[node.name]), len(node.short))
+        widths[level] = max(widths.get(level, 0.0), BOLD_LETTER * letters)
+    lefts = [12.0]
+    for level in range(max(widths)):
+        lefts.append(lefts[-1] + widths[level] + 28 + LEVEL_GAP)
+    edges, dots = [], []
+    for node, level, row in nodes:
+        x, y = lefts[level], 18 + ROW * row
         for child in node.children:
-            right, below = lefts[level + 1], 18 + PITCH * rows[id(child)]
-            bend = f"M{number(x)} {number(y)}H{number(right - 18)}V{number(below)}H{number(right)}"
-            parts.append(element("path", d=bend, class_="edge"))
-    for node, level, row in flat:
-        parts += _node(node, names[node.name], lefts[level], 18 + PITCH * row)
-    height = 18 + PITCH * (max(row for _, _, row in flat) + 0.5)
-    made = drawing(lefts[-1] + widths[-1] + 12, height, caption, parts)
-    return figure(caption, scrolling(caption, made))
+            right = lefts[level + 1]
+            edges.append(
+                path("M", x, y, "H", right - 18, "V", heights[id(child)], "H", right, kind="edge")
+            )
+        dots += _node(node, names[node.name], x, y)
+    width = lefts[-1] + widths[max(widths)] + 40
+    return figure(caption, width, 18 + ROW * (max(row for _, _, row in nodes) + 0.5), edges + dots)
 
 
 def _walk(roots: Sequence[Node]) -> list[tuple[Node, int, int]]:
     """(node, level, row), parents first; a node lies in the row of its first child. Without recursion: histories may
     be long."""
-    found: list[tuple[Node, int, int]] = []
+    nodes: list[tuple[Node, int, int]] = []
     row = -1
     waiting = [(root, 0, True) for root in reversed(roots)]
     while waiting:
         node, level, is_new = waiting.pop()
         row += is_new
-        found.append((node, level, row))
+        nodes.append((node, level, row))
         waiting += [
             (child, level + 1, index > 0) for index, child in reversed(list(enumerate(node.children)))
         ]
-    return found
+    return nodes
 
 
 def _node(node: Node, name: str, x: float, y: float) -> list[Html]:
-    told = element("title", f"{node.name}{f': {node.how}' if node.how else ''}")
+    title = f"{node.name}{f': {node.how}' if node.how else ''}"
     behind = BOLD_LETTER * max(len(name), len(node.short)) + 8
-    how = [element("text", node.short, x=x + 11, y=y + 13, class_="soft")] if node.short else []
+    how = [text(x + 11, y + 13, node.short, "soft")] if node.short else []
     return [
         element("rect", x=x + 8, y=y - 12, width=behind, height=26.0, fill="var(--page)"),
-        element("circle", told, cx=x, cy=y, r=5.0, class_="node here" if node.here else "node"),
-        element("text", name, x=x + 11, y=y - 1 if node.short else y + 4, class_="bold"),
+        element(
+            "circle", element("title", title), cx=x, cy=y, r=5.0, class_="node here" if node.here else "node"
+        ),
+        text(x + 11, y - 1 if node.short else y + 4, name, "bold"),
         *how,
     ]
 
@@ -97,41 +97,37 @@ def dendrogram(caption: str, languages: Sequence[str], linkage: Sequence[Sequenc
         languages: the leaves, by number.
         linkage: as scipy's, each row joining clusters of earlier rows or leaves.
     """
-    order = leaf_order(len(languages), linkage)
-    rows = {leaf: index for index, leaf in enumerate(order)}
-    pitch, left, length = 20.0, 12 + LETTER * min(32, max(map(len, languages))), 380.0
-    far = max(row[2] for row in linkage) or 1.0
-    places: list[tuple[float, float]] = [(left, 12 + pitch * rows[leaf]) for leaf in range(len(languages))]
-    short = told_apart(languages, 32)
+    row, left, length = 20.0, 12 + LETTER * min(32, max(map(len, languages))), 380.0
+    far = max(distance for _, _, distance, _ in linkage) or 1.0
+    heights = {leaf: 12 + row * index for index, leaf in enumerate(leaf_order(len(languages), linkage))}
+    clusters = [(left, heights[leaf]) for leaf in range(len(languages))]
+    short = shortened(languages, 32)
     parts = [
-        element("text", short[name], x=left - 6, y=places[leaf][1] + 4, text_anchor="end")
-        for leaf, name in enumerate(languages)
+        text(left - 6, y + 4, short[name], anchor="end")
+        for name, (_, y) in zip(languages, clusters, strict=True)
     ]
     for first, second, distance, _ in linkage:
-        (x0, y0), (x1, y1) = places[int(first)], places[int(second)]
+        (x0, y0), (x1, y1) = clusters[int(first)], clusters[int(second)]
         x = left + length * distance / far
-        path = f"M{number(x0)} {number(y0)}H{number(x)}V{number(y1)}H{number(x1)}"
-        parts.append(element("path", element("title", f"joined at {distance:.3f}"), d=path, class_="edge"))
-        places.append((x, (y0 + y1) / 2))
-    base = 12 + pitch * len(languages)
+        edge = ("M", x0, y0, "H", x, "V", y1, "H", x1)
+        parts.append(path(*edge, kind="edge", title=f"joined at {distance:.3f}"))
+        clusters.append((x, (y0 + y1) / 2))
+    base = 12 + row * len(languages)
     for share in (0.0, 0.5, 1.0):
         x = left + length * share
-        parts.append(element("path", d=f"M{number(x)} {number(base)}v5", class_="axis"))
-        parts.append(
-            element("text", f"{far * share:.3g}", x=x, y=base + 18, text_anchor="middle", class_="soft")
-        )
-    made = drawing(left + length + 30, base + 26, caption, parts)
-    return figure(caption, scrolling(caption, made))
+        parts.append(path("M", x, base, "v5", kind="axis"))
+        parts.append(text(x, base + 18, f"{far * share:.3g}", "soft", anchor="middle"))
+    return figure(caption, left + length + 30, base + 26, parts)
 
 
 def leaf_order(leaves: int, linkage: Sequence[Sequence[float]]) -> list[int]:
     """The leaves from top to bottom such that no branches cross."""
-    found: list[int] = []
+    order: list[int] = []
     waiting = [leaves + len(linkage) - 1]
     while waiting:
         cluster = waiting.pop()
         if cluster < leaves:
-            found.append(cluster)
+            order.append(cluster)
         else:
             waiting += [int(linkage[cluster - leaves][1]), int(linkage[cluster - leaves][0])]
-    return found
+    return order

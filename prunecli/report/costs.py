@@ -1,0 +1,222 @@
+"""The sections of what checkpoints cost: their sizes, their speed and memory, and the training of each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prunecli.model.ffn import describe_ffns
+from prunecli.model.inventory import PARTS
+from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
+from prunecli.report.collect import Found, Material
+from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
+from prunecli.results.schemas import Finetune, Latency, LoggedStep, Spread, Timed, Timing
+from prunecli.tensors.quantities import bytes_text
+
+MOST_POINTS = 300
+"""A longer log is drawn by every so-manieth line of it."""
+
+
+def sizes_section(material: Material) -> Html | None:
+    """Tables and a drawing of the checkpoints' sizes, those that lie elsewhere first; None without any."""
+    checkpoints = [*material.elsewhere, *material.checkpoints]
+    if not checkpoints:
+        return None
+    parts = [part for part in PARTS if any(part in one.inventory.parts for one in checkpoints)]
+    by_part = {
+        part: lambda one, part=part: maybe(
+            lambda size: f"{size.parameters:,}", one.inventory.parts.get(part)
+        )
+        for part in parts
+    }
+    bytes_by_part = {
+        part: lambda one, part=part: maybe(lambda size: bytes_text(size.bytes), one.inventory.parts.get(part))
+        for part in parts
+    }
+    overview = table(
+        "The checkpoints, counted from their headers",
+        checkpoints,
+        {
+            "checkpoint": lambda one: one.name,
+            "family": lambda one: one.checkpoint.model_type,
+            "FFN": lambda one: describe_ffns(one.inventory.ffns, one.checkpoint.structure.ffn) or None,
+            "parameters": lambda one: millions(one.inventory.total.parameters),
+            "size": lambda one: bytes_text(one.inventory.total.bytes),
+            "type": lambda one: ", ".join(one.inventory.dtypes),
+            "experts": lambda one: _kept(
+                [(layer.num_experts, layer.original_experts) for layer in one.inventory.layers]
+            ),
+            "heads": lambda one: _kept(
+                [(layer.num_heads, layer.original_heads) for layer in one.inventory.attentions]
+            ),
+        },
+        text_columns=3,
+    )
+    return join(
+        [
+            overview,
+            stacked_bars(
+                "Bytes of weights by part", [_stacked_bar(one, parts) for one in checkpoints], parts
+            ),
+            table(
+                "Parameters by part",
+                checkpoints,
+                {"checkpoint": lambda one: one.name}
+                | by_part
+                | {"total": lambda one: f"{one.inventory.total.parameters:,}"},
+            ),
+            table(
+                "Bytes by part",
+                checkpoints,
+                {"checkpoint": lambda one: one.name}
+                | bytes_by_part
+                | {"total": lambda one: bytes_text(one.inventory.total.bytes)},
+            ),
+        ]
+    )
+
+
+def _kept(layers: Sequence[tuple[int, int]]) -> str | None:
+    """'288 of 1,536', or '1,536' where all are left; None without layers."""
+    if not layers:
+        return None
+    kept, original = (sum(counts) for counts in zip(*layers, strict=True))
+    return f"{kept:,}" if kept == original else f"{kept:,} of {original:,}"
+
+
+def _stacked_bar(one: Found, parts: Sequence[str]) -> StackedBar:
+    sizes = {part: one.inventory.parts[part].bytes for part in parts if part in one.inventory.parts}
+    titles = {part: f"{one.name}, {part}: {bytes_text(size)}" for part, size in sizes.items()}
+    own = tuple((titles.get(part, ""), sizes.get(part, 0)) for part in parts)
+    return StackedBar(one.name, own, bytes_text(one.inventory.total.bytes))
+
+
+def speed_section(material: Material) -> Html | None:
+    """For each latency.json a chart and tables; None where there is none."""
+    files = material.of(Latency)
+    return join([_latency(name, latency) for name, latency in files]) if files else None
+
+
+def _latency(name: str, latency: Latency) -> Html:
+    about = (
+        f"{counted(latency.sentences, 'sentence')} of {latency.pair}, {counted(latency.new_tokens, 'new token')} each; "
+        f"mean ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up; {latency.device}"
+    )
+    threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"
+    beams = dict.fromkeys(timing.beam for result in latency.results for timing in result.timings)
+    return join(
+        [
+            element("h3", name),
+            element("p", f"{about}{threads}."),
+            row_of(*(_speeds(latency.results, beam) for beam in beams)),
+            table(
+                f"Decoding speed; speed-up against {latency.results[0].checkpoint}",
+                [(result.checkpoint, timing) for result in latency.results for timing in result.timings],
+                {
+                    "checkpoint": lambda row: row[0],
+                    "batch": lambda row: str(row[1].batch_size),
+                    "beam": lambda row: str(row[1].beam),
+                    "tokens/s": lambda row: spread_text(row[1].tokens_per_second, 1),
+                    "s/sentence": lambda row: spread_text(row[1].seconds_per_sentence, 3),
+                    "speed-up": lambda row: spread_text(row[1].speedup, 2),
+                },
+            ),
+            table(
+                "Size, load time and memory",
+                latency.results,
+                {
+                    "checkpoint": lambda result: result.checkpoint,
+                    "parameters": lambda result: millions(result.parameters),
+                    "on disk": lambda result: bytes_text(result.checkpoint_bytes),
+                    "load": lambda result: maybe(lambda seconds: f"{seconds:.1f} s", result.load_s),
+                    "peak memory": lambda result: maybe(bytes_text, result.resident_peak),
+                    "peak on GPU": lambda result: maybe(bytes_text, result.device_peak),
+                },
+            ),
+        ]
+    )
+
+
+def _speeds(results: Sequence[Timed], beam: int) -> Html:
+    """Tokens per second against batch size, or a bar each where there is one size."""
+    caption, value_name = f"Tokens per second, beam {beam}", "tokens per second"
+    timings = {
+        result.checkpoint: [timing for timing in result.timings if timing.beam == beam] for result in results
+    }
+    if all(len(own) <= 1 for own in timings.values()):
+        rows = [_bar(name, own[0].tokens_per_second) for name, own in timings.items() if own]
+        return bars(f"{caption}; whiskers: one deviation", rows, value_name)
+    series = [Series(name, _by_batch(name, own), joined=True) for name, own in timings.items()]
+    return chart(
+        f"{caption}, against batch size", series, "batch size", value_name, named=False, zero="xy"
+    )
+
+
+def _by_batch(name: str, timings: Sequence[Timing]) -> tuple[Point, ...]:
+    return tuple(
+        Point(timing.batch_size, timing.tokens_per_second.mean, f"{name}, batch {timing.batch_size}")
+        for timing in sorted(timings, key=lambda timing: timing.batch_size)
+    )
+
+
+def _bar(name: str, spread: Spread) -> Bar:
+    low, high = spread.mean - spread.std, spread.mean + spread.std
+    return Bar(name, spread.mean, low, high, spread_text(spread, 1))
+
+
+def spread_text(spread: Spread, digits: int) -> str:
+    """'1,250.5 ± 3.2'."""
+    return f"{spread.mean:,.{digits}f} ± {spread.std:,.{digits}f}"
+
+
+def training_section(material: Material) -> Html | None:
+    """Curves and figures of every OUTPUT.finetune.json; None where there is none."""
+    files = material.of(Finetune)
+    if not files:
+        return None
+    overview = table(
+        "Trainings; losses and chrF++ are those of validation",
+        files,
+        {
+            "file": lambda file: file[0],
+            "result": lambda file: file[1].output,
+            "updates": lambda file: f"{file[1].steps:,}",
+            "tokens": lambda file: f"{file[1].tokens:,}",
+            "tokens/s": lambda file: f"{file[1].tokens_per_second:,.0f}",
+            "best at": lambda file: (
+                f"{best:,}" if isinstance(best := (file[1].best or {}).get("step"), int) else None
+            ),
+            "last loss": lambda file: maybe(lambda step: f"{step.loss:.4f}", _last(file[1])),
+            "last chrF++": lambda file: (
+                None if (step := _last(file[1])) is None else maybe("{:.2f}".format, step.chrf)
+            ),
+        },
+        text_columns=2,
+    )
+    return join([overview, *(_training(name, finetune) for name, finetune in files)])
+
+
+def _last(finetune: Finetune) -> LoggedStep | None:
+    return finetune.validation[-1] if finetune.validation else None
+
+
+def _training(name: str, finetune: Finetune) -> Html:
+    """Losses; chrF++ where it was measured."""
+    losses = [
+        Series("training", _losses(finetune.training, "training"), joined=True),
+        Series("validation", _losses(finetune.validation, "validation"), joined=True),
+    ]
+    drawn = []
+    if any(series.points for series in losses):
+        drawn.append(chart(f"Loss of {finetune.output}", losses, "update", "loss", named=False))
+    scores = tuple(
+        Point(step.step, step.chrf, "validation") for step in finetune.validation if step.chrf is not None
+    )
+    if scores:
+        series = [Series("chrF++", scores, joined=True)]
+        drawn.append(chart(f"chrF++ of {finetune.output}", series, "update", "chrF++"))
+    return join([element("h3", name), row_of(*drawn)])
+
+
+def _losses(steps: Sequence[LoggedStep], name: str) -> tuple[Point, ...]:
+    every = max(1, -(-len(steps) // MOST_POINTS))
+    return tuple(Point(step.step, step.loss, name) for step in steps[::every])

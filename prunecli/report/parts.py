@@ -1,0 +1,155 @@
+"""The sections of parts: which experts and heads each checkpoint kept, how the router used them, how much they matter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.report.collect import Found, Material
+from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
+from prunecli.report.markup import Html, counted, element, join, row_of
+
+if TYPE_CHECKING:
+    from prunecli.results.gates import GateStatistics
+    from prunecli.results.heads import HeadScores
+
+KIND_NAMES = {
+    "encoder": "encoder self-attention",
+    "decoder": "decoder self-attention",
+    "cross": "cross-attention",
+}
+METHODS = {
+    "gradient": "importance by gradient (1905.10650, eq. 2)",
+    "ablation": "what the score loses without the head",
+    "all-but-one": "the score with this head alone in its layer",
+}
+
+
+def experts_section(material: Material) -> Html | None:
+    """A strip per sparse layer of each pruned checkpoint, the traffic of each gates.json; None without either."""
+    pruned = [
+        one for one in material.checkpoints if one.checkpoint.structure.experts and one.inventory.layers
+    ]
+    files = material.gates()
+    if not pruned and not files:
+        return None
+    note = (
+        "Each cell is an expert of the original model: filled where it was kept, pale where it was removed."
+    )
+    parts = [element("p", note)] if pruned else []
+    for one in pruned:
+        layers = [
+            Strip(f"{layer.side} {layer.layer}", layer.experts, layer.original_experts)
+            for layer in one.inventory.layers
+        ]
+        parts += [
+            element("h3", one.name),
+            strips(f"Experts kept by {one.name}: {_counted(layers)}", layers),
+        ]
+    return join([*parts, *(_traffic(*file) for file in files)])
+
+
+def _counted(layers: Iterable[Strip]) -> str:
+    kept, original = zip(*((len(layer.kept), layer.original) for layer in layers), strict=True)
+    return f"{sum(kept):,} of {sum(original):,}"
+
+
+def _traffic(name: str, statistics: GateStatistics) -> Html:
+    """Layers by experts: the share of the tokens that rank an expert first, over all pairs."""
+    sums = statistics.combined(statistics.entries)
+    grid = [
+        [float(count) / float(total) if total else None for count in row]
+        for row, total in zip(sums.top1, sums.tokens, strict=True)
+    ]
+    scale = scale_of([grid])
+    said = f"{counted(len(statistics.entries), 'pair')}, collected with {statistics.mode} decoding"
+    caption = "Share of a layer's tokens that rank an expert first, over all pairs"
+    experts = list(map(str, range(statistics.num_experts)))
+    return join(
+        [
+            element("h3", name),
+            element("p", f"{said}."),
+            heat_map(caption, grid, statistics.layers, experts, scale),
+            scale_key(scale, "0 %", f"{scale.high:.1%}"),
+        ]
+    )
+
+
+def heads_section(material: Material) -> Html | None:
+    """A heat map per heads.json and kind of attention, what each pruned checkpoint kept; None without either."""
+    files = material.heads()
+    pruned = [
+        one for one in material.checkpoints if one.checkpoint.structure.heads and one.inventory.attentions
+    ]
+    if not files and not pruned:
+        return None
+    parts = [_scores(name, scores) for name, scores in files]
+    if pruned:
+        parts.append(element("h3", "Heads that are left"))
+        parts.append(element("p", "Layers by heads of the original model: filled where a head was kept."))
+        parts += [_kept_heads(one) for one in pruned]
+    return join(parts)
+
+
+def _scores(name: str, scores: HeadScores) -> Html:
+    values = _values(scores)
+    grouped: dict[str, list[tuple[int, str]]] = {}
+    for attention in scores.heads:
+        kind, layer = kind_and_layer(scores.model_type, attention)
+        grouped.setdefault(kind, []).append((layer, attention))
+    grids = {
+        kind: [_row(values[attention]) for _, attention in sorted(layers)]
+        for kind, layers in grouped.items()
+        if any(values[attention] for _, attention in layers)
+    }
+    scale = scale_of(list(grids.values()))
+    maps = []
+    for kind, grid in grids.items():
+        rows = [str(layer) if kind in KIND_NAMES else attention for layer, attention in sorted(grouped[kind])]
+        columns = [str(head) for head in range(max(map(len, grid)))]
+        title = KIND_NAMES.get(kind, kind)
+        maps.append(heat_map(title, grid, rows, columns, scale, told=("layer ", "head ")))
+    per = " per token" if scores.per == "token" else ""
+    said = f"{METHODS[scores.method]}{per}; {scores.task}, {counted(scores.examples, 'example')}"
+    if scores.metric is not None and scores.base is not None:
+        said += f"; {scores.metric}, {scores.base:.4g} with all heads"
+    about = f"{said[0].upper()}{said[1:]}. Layers from top to bottom, heads from left to right."
+    key = scale_key(scale, f"{scale.low:.3g}", f"{scale.high:.3g}")
+    return join([element("h3", name), element("p", about), row_of(*maps), key])
+
+
+def _values(scores: HeadScores) -> dict[str, dict[int, float]]:
+    """Attention's name -> head -> what is drawn."""
+    if scores.method != "all-but-one":
+        return scores.importance()
+    return {
+        name: dict(zip(scores.heads[name], array.tolist(), strict=True))
+        for name, array in scores.values.items()
+    }
+
+
+def _row(values: Mapping[int, float]) -> list[float | None]:
+    return [values.get(head) for head in range(max(values) + 1)] if values else []
+
+
+def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:
+    """Kind and layer of an attention by its name; ("heads", 0) where the family does not know it."""
+    family = FAMILIES.get(model_type.removeprefix(REDUCED_PREFIX))
+    for stack in () if family is None else family.stacks:
+        for record in stack.attentions:
+            pattern = re.escape(f"{stack.layers}.{record.name}").replace(r"\{layer\}", r"(\d{1,6})")
+            if match := re.fullmatch(pattern, attention):
+                return ("cross" if record.kind == "cross" else stack.side), int(match[1])
+    return "heads", 0
+
+
+def _kept_heads(one: Found) -> Html:
+    drawn = []
+    for kind in dict.fromkeys(layer.kind for layer in one.inventory.attentions):
+        own = [layer for layer in one.inventory.attentions if layer.kind == kind]
+        layers = [Strip(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
+        if any(layer.original for layer in layers):
+            drawn.append(strips(f"{KIND_NAMES[kind]}: {_counted(layers)} heads", layers, counts=False))
+    return join([element("h4", one.name), row_of(*drawn)])
