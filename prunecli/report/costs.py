@@ -23,9 +23,7 @@ def sizes_section(material: Material) -> Html | None:
         return None
     parts = [part for part in PARTS if any(part in one.inventory.parts for one in checkpoints)]
     by_part = {
-        part: lambda one, part=part: maybe(
-            lambda size: f"{size.parameters:,}", one.inventory.parts.get(part)
-        )
+        part: lambda one, part=part: maybe(lambda size: f"{size.parameters:,}", one.inventory.parts.get(part))
         for part in parts
     }
     bytes_by_part = {
@@ -146,9 +144,7 @@ def _speeds(results: Sequence[Timed], beam: int) -> Html:
         rows = [_bar(name, own[0].tokens_per_second) for name, own in timings.items() if own]
         return bars(f"{caption}; whiskers: one deviation", rows, value_name)
     series = [Series(name, _by_batch(name, own), joined=True) for name, own in timings.items()]
-    return chart(
-        f"{caption}, against batch size", series, "batch size", value_name, named=False, zero="xy"
-    )
+    return chart(f"{caption}, against batch size", series, "batch size", value_name, named=False, zero="xy")
 
 
 def _by_batch(name: str, timings: Sequence[Timing]) -> tuple[Point, ...]:

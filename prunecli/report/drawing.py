@@ -25,9 +25,7 @@ def text(
     title: str = "",
 ) -> Html:
     """`content` on the base line `y`; `title` is told on pointing, `anchor` says where in it `x` lies."""
-    return element(
-        "text", *_title(title), content, x=x, y=y, text_anchor=anchor, transform=turn, class_=kind
-    )
+    return element("text", *_title(title), content, x=x, y=y, text_anchor=anchor, transform=turn, class_=kind)
 
 
 def box(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> Html:
@@ -44,7 +42,9 @@ def outline(*steps: str | float) -> str:
     """The text of a path: 'M', 1.0, 2.5, 'H', 3.0 -> 'M1 2.5H3'."""
     words: list[str] = []
     for before, step in zip(("", *steps), steps, strict=False):
-        words.append(step if isinstance(step, str) else f"{'' if isinstance(before, str) else ' '}{number(step)}")
+        words.append(
+            step if isinstance(step, str) else f"{'' if isinstance(before, str) else ' '}{number(step)}"
+        )
     return "".join(words)
 
 
@@ -89,9 +89,14 @@ def figure(
         fits: whether it shrinks with a narrow page; else it scrolls.
         title: what is told on pointing; default: `caption`.
     """
-    drawn = svg(width, height, element("title", title or caption), *parts, role="img", class_="fit" if fits else None)
+    drawn = svg(
+        width, height, element("title", title or caption), *parts, role="img", class_="fit" if fits else None
+    )
     return element(
-        "figure", element("figcaption", caption), drawn if fits else scrolling(caption, drawn), *([key] if key else [])
+        "figure",
+        element("figcaption", caption),
+        drawn if fits else scrolling(caption, drawn),
+        *([key] if key else []),
     )
 
 
@@ -131,7 +136,9 @@ def shortened(names: Iterable[str], letters: int) -> dict[str, str]:
 
 def _common_start(names: Sequence[str]) -> str:
     first, last = min(names, default=""), max(names, default="")
-    end = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    end = next(
+        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
+    )
     return first[:end]
 
 

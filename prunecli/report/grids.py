@@ -80,7 +80,9 @@ def heat_map(
     short_rows, short_columns = shortened(rows, NAME_LETTERS), shortened(columns, NAME_LETTERS)
     parts = []
     for index in range(0, len(rows), _named_every(height)):
-        parts.append(text(left - 6, height * (index + 0.5) + 4, short_rows[rows[index]], "soft", anchor="end"))
+        parts.append(
+            text(left - 6, height * (index + 0.5) + 4, short_rows[rows[index]], "soft", anchor="end")
+        )
     for index in range(0, len(columns), _named_every(width)):
         x, y = left + width * (index + 0.5), bottom + (8 if turned else 14)
         turn = f"rotate(-90 {number(x)} {number(y)}) translate(0 4)" if turned else None

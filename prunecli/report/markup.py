@@ -75,7 +75,10 @@ def number(value: float, digits: int = 2) -> str:
 
 
 def table(
-    caption: str, rows: Sequence[Row], columns: Mapping[str, Callable[[Row], str | None]], text_columns: int = 1
+    caption: str,
+    rows: Sequence[Row],
+    columns: Mapping[str, Callable[[Row], str | None]],
+    text_columns: int = 1,
 ) -> Html:
     """A table with a caption, in a box of its own that scrolls where the page is narrow.
 

@@ -1,4 +1,4 @@
-"""The sections of parts: which experts and heads each checkpoint kept, how the router used them, how much they matter."""
+"""The sections of parts: which experts and heads each checkpoint kept, and how much each was used or matters."""
 
 from __future__ import annotations
 

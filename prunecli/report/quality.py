@@ -59,13 +59,15 @@ class Row:
     def parameters(self) -> int | None:
         """From the headers, else as the quality or the speed was measured."""
         own = None if self.found is None else self.found.inventory.total.parameters
-        return _known(own, self.result.parameters, self.timed and self.timed.parameters)
+        return _known(own, self.result.parameters, None if self.timed is None else self.timed.parameters)
 
     @property
     def bytes(self) -> int | None:
         """Of the weights, likewise."""
         own = None if self.found is None else self.found.inventory.total.bytes
-        return _known(own, self.result.checkpoint_bytes, self.timed and self.timed.checkpoint_bytes)
+        return _known(
+            own, self.result.checkpoint_bytes, None if self.timed is None else self.timed.checkpoint_bytes
+        )
 
 
 def _known(*values: int | None) -> int | None:
@@ -175,7 +177,9 @@ def _charts(score: str, rows: Sequence[Row], unit: Unit, lost: dict[int, Removed
         (f"{name} against speed", by_speed, "tokens per second"),
     ]
     return [
-        chart(caption, _series(rows, values, lost, score, joined=values is by_share), x_name, y_name, zero="x")
+        chart(
+            caption, _series(rows, values, lost, score, joined=values is by_share), x_name, y_name, zero="x"
+        )
         for caption, values, x_name in axes[unit == "parameters" :]
         if len(values) > 1
     ]
@@ -209,10 +213,7 @@ def _table(
 ) -> Html:
     caption = "Quality, size and speed" + ("; scores are means over the pairs" if evaluation.pairs else "")
     fractions = {id(rows[index]): loss.fraction for index, loss in lost.items()}
-    cells = {
-        SCORES[score]: lambda row, score=score: _cell(score, row.scores)
-        for score in scores
-    }
+    cells = {SCORES[score]: lambda row, score=score: _cell(score, row.scores) for score in scores}
     return table(
         caption,
         rows,
@@ -243,7 +244,13 @@ def _cell(score: str, scores: Mapping[str, float]) -> str | None:
     """The score as it is shown; None where it is not among `scores`."""
     if score not in scores:
         return None
-    form = {"over_generated": ".1%", "chrf++": ",.1f", "bleu": ",.1f", "spbleu": ",.1f", "length_ratio": ",.2f"}
+    form = {
+        "over_generated": ".1%",
+        "chrf++": ",.1f",
+        "bleu": ",.1f",
+        "spbleu": ",.1f",
+        "length_ratio": ",.2f",
+    }
     return format(scores[score], form.get(score, ",.4g"))
 
 

@@ -51,9 +51,7 @@ def lineage(caption: str, roots: Sequence[Node]) -> Html:
         x, y = lefts[level], 18 + ROW * row
         for child in node.children:
             right = lefts[level + 1]
-            edges.append(
-                path("M", x, y, "H", right - 18, "V", heights[id(child)], "H", right, kind="edge")
-            )
+            edges.append(path("M", x, y, "H", right - 18, "V", heights[id(child)], "H", right, kind="edge"))
         dots += _node(node, names[node.name], x, y)
     width = lefts[-1] + widths[max(widths)] + 40
     return figure(caption, width, 18 + ROW * (max(row for _, _, row in nodes) + 0.5), edges + dots)

@@ -71,10 +71,13 @@ def test_what_hides_or_turns_text_is_replaced():
 
 
 def test_a_table_has_a_caption_and_named_rows():
-    made = table("What <it> shows", ["name", "a"], [["x<y", "1"]])
-    assert "<caption>What &lt;it&gt; shows</caption>" in made
-    assert '<th scope="row">x&lt;y</th>' in made
-    assert '<td class="n">1</td>' in made
+    columns = {"name": lambda row: row[0], "a": lambda row: row[1], "b": lambda row: None}
+    drawn = table("What <it> shows", [("x<y", "1"), ("z", None)], columns)
+    assert "<caption>What &lt;it&gt; shows</caption>" in drawn
+    assert '<th scope="row">x&lt;y</th>' in drawn
+    assert '<td class="n">1</td>' in drawn
+    assert '<th scope="row">z</th><td class="n">–</td>' in drawn
+    assert ">b</th>" not in drawn, "a column without any cell"
 
 
 def test_numbers_in_words():
