@@ -19,7 +19,7 @@ from prunecli.progress import Progress, silent
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
-from prunecli.tensors.stream import Output, check_outputs
+from prunecli.tensors.stream import Output, check_expressions
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
@@ -58,7 +58,7 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
         CheckpointError: source tensors that its config does not ask for, or lack of some.
     """
     source.check()
-    check_outputs(source, rewrite.outputs)
+    check_expressions(source, rewrite.outputs)
     layout = resolve(source.require_architecture(), rewrite.config, rewrite.structure)
     wanted = layout.shapes
     made = {

@@ -18,11 +18,11 @@ from prunecli.tensors.stream import (
     Concat,
     Copy,
     Expression,
-    Made,
-    Moved,
+    Generated,
     Noise,
     Output,
     Rows,
+    Selection,
     Slices,
     Sum,
     Zeros,
@@ -39,7 +39,7 @@ TILE = 1 << 16
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where a source tensor lies: a file descriptor, and the offset of its first byte."""
 
     info: TensorInfo
@@ -47,7 +47,7 @@ class Place:
     offset: int
 
 
-Places = Mapping[str, Place]
+Locations = Mapping[str, Location]
 
 
 @dataclass(frozen=True)
@@ -56,13 +56,13 @@ class Block:
 
     Attributes:
         where: checkpoint and tensor, for messages.
-        places: every source tensor of the expression.
+        locations: every source tensor of the expression.
         target: file descriptor; `target_offset` in its file.
     """
 
     where: str
     output: Output
-    places: Places
+    locations: Locations
     start: int
     stop: int
     target: int
@@ -76,7 +76,7 @@ class Block:
             OSError: the disk is full, among others.
         """
         made = compute(
-            self.output.expression, self.places, self.start, self.stop, self.output.dtype, self.where
+            self.output.expression, self.locations, self.start, self.stop, self.output.dtype, self.where
         )
         data = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data
         write_from(self.target, self.target_offset, data)
@@ -85,14 +85,14 @@ class Block:
 
 def blocks(source: TensorReader, output: Output, target: int, target_offset: int) -> Iterator[Block]:
     """The work of a computed output that begins at `target_offset` of the file `target`."""
-    places = places_of(source, output.expression)
+    locations = locations_of(source, output.expression)
     rows = output.shape[0] if output.shape else 1
     row_bytes = output.nbytes // rows if rows else 0
     for start, stop in row_blocks(output.shape):
         yield Block(
             f"{source.path}: {output.name}",
             output,
-            places,
+            locations,
             start,
             stop,
             target,
@@ -109,25 +109,25 @@ def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, rows)
 
 
-def places_of(source: TensorReader, expression: Expression) -> dict[str, Place]:
+def locations_of(source: TensorReader, expression: Expression) -> dict[str, Location]:
     """Where the tensors of `expression` lie; opens their files, so that threads need not."""
-    found = {}
+    locations = {}
     for name in sources(expression):
         file, offset, _ = source.location(name)
-        found[name] = Place(source.info(name), file, offset)
-    return found
+        locations[name] = Location(source.info(name), file, offset)
+    return locations
 
 
 def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> Iterator[np.ndarray]:
     """What `expression` makes, in blocks of rows, one after another; messages name the first of its sources."""
-    places = places_of(source, expression)
-    where = f"{source.path}: {next(iter(places), '')}"
+    locations = locations_of(source, expression)
+    where = f"{source.path}: {next(iter(locations), '')}"
     for start, stop in row_blocks(shape_of(source, expression, "values")):
-        yield compute(expression, places, start, stop, dtype, where)
+        yield compute(expression, locations, start, stop, dtype, where)
 
 
 def compute(
-    expression: Expression, places: Places, start: int, stop: int, dtype: str, where: str
+    expression: Expression, locations: Locations, start: int, stop: int, dtype: str, where: str
 ) -> np.ndarray:
     """Rows `start` to `stop` of what `expression` makes, in the safetensors type `dtype`.
 
@@ -135,27 +135,27 @@ def compute(
         CheckpointError: a source file ends early, or a value cannot be cast.
     """
     if isinstance(expression, Concat):
-        return _joined(expression, places, start, stop, dtype, where)
+        return _joined(expression, locations, start, stop, dtype, where)
     if isinstance(expression, Zeros):
         return np.zeros((stop - start, *expression.shape[1:]), numpy_dtype(dtype))
-    if isinstance(expression, Made):
+    if isinstance(expression, Generated):
         return cast(np.asarray(expression.rows(start, stop)), dtype, where)
     if isinstance(expression, Noise):
         return cast(_noise(expression, start, stop), dtype, where)
     if isinstance(expression, Sum):
-        total = _sum(expression, places, start, stop, where)
+        total = _sum(expression, locations, start, stop, where)
         return cast(total, dtype, where)
-    made = _read(expression, places[expression.source], start, stop)
-    return made if places[expression.source].info.dtype == dtype else cast(made, dtype, where)
+    made = _read(expression, locations[expression.source], start, stop)
+    return made if locations[expression.source].info.dtype == dtype else cast(made, dtype, where)
 
 
-def _sum(expression: Sum, places: Places, start: int, stop: int, where: str) -> np.ndarray:
+def _sum(expression: Sum, locations: Locations, start: int, stop: int, where: str) -> np.ndarray:
     total: np.ndarray | None = None
     for part, weight in zip(expression.parts, expression.weights, strict=True):
         if isinstance(part, (Copy, Rows, Slices)):  # what is no number shows in the sum
-            made = _read(part, places[part.source], start, stop).astype(np.float64)
+            made = _read(part, locations[part.source], start, stop).astype(np.float64)
         else:
-            made = compute(part, places, start, stop, "F64", where)
+            made = compute(part, locations, start, stop, "F64", where)
         if weight != 1:
             made *= weight
         total = made if total is None else np.add(total, made, out=total)
@@ -163,33 +163,35 @@ def _sum(expression: Sum, places: Places, start: int, stop: int, where: str) -> 
     return total
 
 
-def _joined(expression: Concat, places: Places, start: int, stop: int, dtype: str, where: str) -> np.ndarray:
+def _joined(
+    expression: Concat, locations: Locations, start: int, stop: int, dtype: str, where: str
+) -> np.ndarray:
     if expression.axis:
-        parts = [compute(part, places, start, stop, dtype, where) for part in expression.parts]
+        parts = [compute(part, locations, start, stop, dtype, where) for part in expression.parts]
         return np.concatenate(parts, axis=expression.axis)
-    found, before = [], 0
+    blocks, before = [], 0
     for part in expression.parts:
-        rows = _rows(part, places)
+        rows = _rows(part, locations)
         first, last = max(start - before, 0), min(stop - before, rows)
         if first < last:
-            found.append(compute(part, places, first, last, dtype, where))
+            blocks.append(compute(part, locations, first, last, dtype, where))
         before += rows
-    return np.concatenate(found)
+    return np.concatenate(blocks)
 
 
-def _rows(expression: Expression, places: Places) -> int:
+def _rows(expression: Expression, locations: Locations) -> int:
     """Rows of what `expression` makes."""
-    if isinstance(expression, (Noise, Zeros, Made)):
+    if isinstance(expression, (Noise, Zeros, Generated)):
         return expression.shape[0]
     if isinstance(expression, Sum):
-        return _rows(expression.parts[0], places)
+        return _rows(expression.parts[0], locations)
     if isinstance(expression, Concat):
-        return sum(_rows(part, places) for part in expression.parts[: 1 if expression.axis else None])
+        return sum(_rows(part, locations) for part in expression.parts[: 1 if expression.axis else None])
     if isinstance(expression, Rows):
         return len(expression.rows)
     if isinstance(expression, Slices) and expression.axis == 0:
         return sum(last - first for first, last in expression.ranges)
-    return places[expression.source].info.shape[0]
+    return locations[expression.source].info.shape[0]
 
 
 def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
@@ -207,24 +209,24 @@ def _noise(expression: Noise, start: int, stop: int) -> np.ndarray:
     return drawn.reshape(stop - start, *expression.shape[1:])
 
 
-def _read(expression: Moved, place: Place, start: int, stop: int) -> np.ndarray:
+def _read(expression: Selection, location: Location, start: int, stop: int) -> np.ndarray:
     """Rows `start` to `stop` of the selection of a source tensor, in its own type."""
-    shape = place.info.shape
+    shape = location.info.shape
     if isinstance(expression, Copy):
-        return _rows_read(place, [(start, stop)]).reshape((stop - start, *shape[1:]) if shape else ())
+        return _rows_read(location, [(start, stop)]).reshape((stop - start, *shape[1:]) if shape else ())
     if isinstance(expression, Slices) and expression.axis:
-        whole = _rows_read(place, [(start, stop)])
+        whole = _rows_read(location, [(start, stop)])
         taken = np.concatenate([np.arange(first, last) for first, last in expression.ranges])
         return whole.take(taken, axis=expression.axis)
     if isinstance(expression, Rows):
         ranges = joined((row, row + 1) for row in expression.rows[start:stop])
     else:
         ranges = list(_cut(expression.ranges, start, stop))
-    return _rows_read(place, ranges)
+    return _rows_read(location, ranges)
 
 
 def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Of the indices that `ranges` spell out, those at the places `start` to `stop`."""
+    """Of the indices that `ranges` spell out, those at the locations `start` to `stop`."""
     before = 0
     for first, last in ranges:
         low, high = max(start - before, 0), min(stop - before, last - first)
@@ -233,18 +235,18 @@ def _cut(ranges: Iterable[tuple[int, int]], start: int, stop: int) -> Iterator[t
         before += last - first
 
 
-def _rows_read(place: Place, ranges: list[tuple[int, int]]) -> np.ndarray:
+def _rows_read(location: Location, ranges: list[tuple[int, int]]) -> np.ndarray:
     """These ranges of rows, one after another."""
-    shape = place.info.shape
-    width = math.prod(shape[1:]) * itemsize(place.info.dtype)
+    shape = location.info.shape
+    width = math.prod(shape[1:]) * itemsize(location.info.dtype)
     rows = sum(last - first for first, last in ranges)
-    made = np.empty((rows, *shape[1:]), numpy_dtype(place.info.dtype))
+    made = np.empty((rows, *shape[1:]), numpy_dtype(location.info.dtype))
     view, done = made.reshape(-1).view(np.uint8).data, 0
     for first, last in joined(ranges):
         end = done + (last - first) * width
         try:
-            read_into(place.file, place.offset + first * width, view[done:end])
+            read_into(location.file, location.offset + first * width, view[done:end])
         except EOFError:
-            raise ended_early(place.info.name) from None
+            raise ended_early(location.info.name) from None
         done = end
     return made

@@ -79,30 +79,35 @@ class Move:
             for start in range(0, self.nbytes, step)
         ]
 
+    def carry_out(self) -> int:
+        """Do it; returns the bytes written. Moves with disjoint targets may be carried out side by side.
 
-def carry_out(move: Move) -> int:
-    """Do it; returns the bytes written. Moves with disjoint targets may be carried out side by side.
+        Raises:
+            CheckpointError: the source file ends early, or a value cannot be cast.
+            OSError: the disk is full, among others.
+        """
+        step = self.block_bytes(BLOCK_BYTES)
+        buffer = np.empty(min(step, self.nbytes), np.uint8)
+        offset = self.target_offset
+        for start in range(0, self.nbytes, step):
+            block = buffer[: self.nbytes - start]
+            # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
+            try:
+                read_into(self.source, self.source_offset + start, block.data)
+            except EOFError:
+                raise ended_early(self.where) from None
+            values = self._picked(block)
+            if self.cast is not None:
+                values = cast(values.view(numpy_dtype(self.cast[0])), self.cast[1], self.where).view(np.uint8)
+            write_from(self.target, offset, values.data)
+            offset += values.nbytes
+        return self.written
 
-    Raises:
-        CheckpointError: the source file ends early, or a value cannot be cast.
-        OSError: the disk is full, among others.
-    """
-    step = move.block_bytes(BLOCK_BYTES)
-    block = np.empty(min(step, move.nbytes), np.uint8)
-    at = move.target_offset
-    for start in range(0, move.nbytes, step):
-        piece = block[: move.nbytes - start]
-        # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
-        try:
-            read_into(move.source, move.source_offset + start, piece.data)
-        except EOFError:
-            raise ended_early(move.where) from None
-        made = _picked(piece, move)
-        if move.cast is not None:
-            made = cast(made.view(numpy_dtype(move.cast[0])), move.cast[1], move.where).view(np.uint8)
-        write_from(move.target, at, made.data)
-        at += made.nbytes
-    return move.written
+    def _picked(self, block: np.ndarray) -> np.ndarray:
+        if not self.picks:
+            return block
+        rows = block.reshape(-1, self.row_bytes)
+        return np.concatenate([rows[:, start:stop] for start, stop in self.picks], axis=1).reshape(-1)
 
 
 def ended_early(where: str) -> CheckpointError:
@@ -129,10 +134,3 @@ def reserve(target: int, nbytes: int) -> None:
     fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     if fallocate(target, 0, 0, nbytes) and ctypes.get_errno() in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def _picked(block: np.ndarray, move: Move) -> np.ndarray:
-    if not move.picks:
-        return block
-    rows = block.reshape(-1, move.row_bytes)
-    return np.concatenate([rows[:, start:stop] for start, stop in move.picks], axis=1).reshape(-1)

@@ -74,7 +74,7 @@ class Zeros:
 
 
 @dataclass(frozen=True)
-class Made:
+class Generated:
     """Values that are given, or made as they are written.
 
     Attributes:
@@ -87,10 +87,10 @@ class Made:
     rows: Callable[[int, int], np.ndarray]
 
 
-Moved = Copy | Rows | Slices
-"""Bytes of one source tensor that go as they are, or cast."""
+Selection = Copy | Rows | Slices
+"""Values of one source tensor that go as they are, or cast."""
 
-Expression = Moved | Sum | Concat | Noise | Zeros | Made
+Expression = Selection | Sum | Concat | Noise | Zeros | Generated
 
 
 def sources(expression: Expression) -> Iterator[str]:
@@ -129,7 +129,7 @@ class Output:
         return self.info.nbytes
 
 
-def check_outputs(source: TensorReader, outputs: Sequence[Output]) -> None:
+def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
     """Whether each output can be made of what `source` holds.
 
     Raises:
@@ -166,7 +166,7 @@ def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[i
         CheckpointError: a tensor that the source lacks.
         ValueError: rows or ranges that a source tensor does not have, parts that do not fit together.
     """
-    if isinstance(expression, (Noise, Zeros, Made)):
+    if isinstance(expression, (Noise, Zeros, Generated)):
         return expression.shape
     if isinstance(expression, Sum):
         shapes = {shape_of(source, part, name) for part in expression.parts}
@@ -196,7 +196,7 @@ def _sliced(shape: tuple[int, ...], expression: Slices, name: str) -> tuple[int,
 
 
 @dataclass(frozen=True)
-class Piece:
+class ByteRange:
     """Bytes of a source tensor that an output is made of.
 
     Attributes:
@@ -212,11 +212,11 @@ class Piece:
     picks: tuple[tuple[int, int], ...] = ()
 
 
-def pieces(output: Output, info: TensorInfo) -> Iterator[Piece]:
+def byte_ranges(output: Output, info: TensorInfo) -> Iterator[ByteRange]:
     """Which bytes of its source the output is made of, in order; neighbours as one. For expressions that move."""
     expression = output.expression
     if isinstance(expression, Copy):
-        yield Piece(0, info.nbytes)
+        yield ByteRange(0, info.nbytes)
         return
     if isinstance(expression, Rows):
         axis, ranges = 0, joined((row, row + 1) for row in expression.rows)
@@ -229,9 +229,9 @@ def pieces(output: Output, info: TensorInfo) -> Iterator[Piece]:
     inner = row_bytes // info.shape[axis] if info.shape[axis] else 0  # bytes of one index
     picks = tuple((start * inner, stop * inner) for start, stop in ranges)
     if rows == 1:
-        yield from (Piece(start, stop - start) for start, stop in picks)
+        yield from (ByteRange(start, stop - start) for start, stop in picks)
     elif picks:
-        yield Piece(0, info.nbytes, row_bytes, picks)
+        yield ByteRange(0, info.nbytes, row_bytes, picks)
 
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:

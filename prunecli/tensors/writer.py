@@ -7,15 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
 from prunecli.tensors.computing import Block, blocks
-from prunecli.tensors.copying import Move, carry_out, reserve
+from prunecli.tensors.copying import Move, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.reader import TensorReader
-from prunecli.tensors.stream import Copy, Moved, Output, Rows, Slices, check_outputs, pieces
+from prunecli.tensors.stream import Copy, Output, Rows, Slices, byte_ranges, check_expressions
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
@@ -49,7 +48,7 @@ def write_tensors(
         CheckpointError: a source tensor is missing or cut short, or a value cannot be cast.
         OSError: the disk is full, among others.
     """
-    check_outputs(source, outputs)
+    check_expressions(source, outputs)
     shards = shards_of(outputs, shard_bytes)
     names = _file_names(len(shards))
     weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
@@ -72,13 +71,13 @@ def write_tensors(
 def shards_of(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]:
     """Cut in order; a shard is over the limit only where one tensor is."""
     shards: list[list[Output]] = [[]]
-    held = 0
+    nbytes = 0
     for output in outputs:
-        if shards[-1] and held + output.nbytes > shard_bytes:
+        if shards[-1] and nbytes + output.nbytes > shard_bytes:
             shards.append([])
-            held = 0
+            nbytes = 0
         shards[-1].append(output)
-        held += output.nbytes
+        nbytes += output.nbytes
     return shards
 
 
@@ -120,69 +119,62 @@ def _write_shard(
         file.write(head)
         pool = ThreadPoolExecutor(threads)
         try:
-            for job in [pool.submit(task) for task in _tasks(source, ordered, file.fileno(), len(head))]:
-                advance(job.result())
+            jobs = _jobs(source, ordered, file.fileno(), len(head))
+            for written in [pool.submit(job.carry_out) for job in jobs]:
+                advance(written.result())
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
 
 
-def _tasks(
-    source: TensorReader, outputs: Sequence[Output], target: int, start: int
-) -> Iterator[Callable[[], int]]:
+def _jobs(source: TensorReader, outputs: Sequence[Output], target: int, start: int) -> Sequence[Move | Block]:
     """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
     moves: list[Move] = []
     computed: list[Block] = []
     for output in outputs:
-        if isinstance(output.expression, (Copy, Rows, Slices)) and not _is_scattered(output.expression):
-            moves += _moves(source, output, output.expression.source, target, start)
+        expression = output.expression
+        is_scattered = isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES
+        if isinstance(expression, (Copy, Rows, Slices)) and not is_scattered:
+            moves += _moves(source, output, expression.source, target, start)
         else:
             computed += blocks(source, output, target, start)
         start += output.nbytes
-    tasks: list[tuple[int, Callable[[], int]]] = [
-        (part.target_offset, partial(carry_out, part))
-        for move in coalesced(iter(moves))
-        for part in move.parts()
+    jobs: list[Move | Block] = [
+        *(part for move in coalesced(iter(moves)) for part in move.parts()),
+        *computed,
     ]
-    tasks += [(block.target_offset, block.carry_out) for block in computed]
-    for _, task in sorted(tasks, key=lambda found: found[0]):
-        yield task
-
-
-def _is_scattered(expression: Moved) -> bool:
-    """Whether it is of so many parts that they are not worth a move each."""
-    return isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES
+    return sorted(jobs, key=lambda job: job.target_offset)
 
 
 def _moves(source: TensorReader, output: Output, name: str, target: int, start: int) -> Iterator[Move]:
     info = source.info(name)
     file, offset, _ = source.location(name)
     cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)
-    for piece in pieces(output, info):
+    for part in byte_ranges(output, info):
         where = f"{source.path}: {name}"
-        rows = piece.row_bytes, piece.picks
-        move = Move(where, file, offset + piece.start, piece.nbytes, target, start, cast, *rows)
+        rows = part.row_bytes, part.picks
+        move = Move(where, file, offset + part.start, part.nbytes, target, start, cast, *rows)
         yield move
         start += move.written
 
 
 def coalesced(moves: Iterator[Move]) -> Iterator[Move]:
     """Plain copies of neighbouring bytes joined to one; empty ones left out."""
-    held: Move | None = None
+    last: Move | None = None
     for move in moves:
         if not move.nbytes:
             continue
         if (
-            held is not None
-            and held.is_plain
+            last is not None
+            and last.is_plain
             and move.is_plain
-            and held.source == move.source
-            and held.source_offset + held.nbytes == move.source_offset
-            and held.target_offset + held.nbytes == move.target_offset
+            and last.source == move.source
+            and last.source_offset + last.nbytes == move.source_offset
+            and last.target_offset + last.nbytes == move.target_offset
         ):
-            held = replace(held, nbytes=held.nbytes + move.nbytes)
+            last = replace(last, nbytes=last.nbytes + move.nbytes)
             continue
-        if held is not None:
-            yield held
-        held = move
-    if held is not None:
-        yield held
+        if last is not None:
+            yield last
+        last = move
+    if last is not None:
+        yield last

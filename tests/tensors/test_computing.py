@@ -25,7 +25,7 @@ from prunecli.tensors.stream import (
     Slices,
     Sum,
     Zeros,
-    check_outputs,
+    check_expressions,
     shape_of,
     sources,
 )
@@ -226,7 +226,7 @@ def test_expressions_that_cannot_be(tmp_path: Path, expression: Expression, dtyp
         open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(ValueError, match=fault),
     ):
-        check_outputs(opened, [Output("out", dtype, (13, 7), expression)])
+        check_expressions(opened, [Output("out", dtype, (13, 7), expression)])
 
 
 def test_a_sum_of_another_shape_than_stated(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_sum_of_another_shape_than_stated(tmp_path: Path) -> None:
         open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(ValueError, match="its source gives"),
     ):
-        check_outputs(opened, [Output("out", "F32", (7, 13), Sum(ABC, (1, 1, 1)))])
+        check_expressions(opened, [Output("out", "F32", (7, 13), Sum(ABC, (1, 1, 1)))])
 
 
 def test_an_absent_source(tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_an_absent_source(tmp_path: Path) -> None:
         open_model(checkpoint(tmp_path / "in", tensors_of())) as opened,
         pytest.raises(CheckpointError, match="holds no tensor d"),
     ):
-        check_outputs(opened, [Output("out", "F32", (13, 7), Sum((Copy("a"), Copy("d")), (1, 1)))])
+        check_expressions(opened, [Output("out", "F32", (13, 7), Sum((Copy("a"), Copy("d")), (1, 1)))])
 
 
 def _broken(value: float) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from prunecli.tensors.dtypes import numpy_dtype
-from prunecli.tensors.stream import Concat, Copy, Made, Output, Sum, check_outputs, sources
+from prunecli.tensors.stream import Concat, Copy, Generated, Output, Sum, check_expressions, sources
 from prunecli.tensors.writer import write_tensors
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
@@ -19,8 +19,8 @@ from tests.ffn_layouts import weights
 SHAPES = [(300, 40), (7, 3, 5), (11,), (0, 4), (6, 0)]
 
 
-def given(values: np.ndarray) -> Made:
-    return Made(values.shape, lambda start, stop: values[start:stop])
+def given(values: np.ndarray) -> Generated:
+    return Generated(values.shape, lambda start, stop: values[start:stop])
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
@@ -38,7 +38,10 @@ def test_is_written_as_given(
 
     (tmp_path / "out").mkdir()
     with open_model(tiny_family(tmp_path / "source", "gpt2")) as source:
-        outputs = [Output("one", dtype, shape, Made(shape, rows)), Output("two", "F32", shape, given(values))]
+        outputs = [
+            Output("one", dtype, shape, Generated(shape, rows)),
+            Output("two", "F32", shape, given(values)),
+        ]
         write_tensors(source, outputs, tmp_path / "out")
     held = weights(tmp_path / "out")
     assert held["one"].tobytes() == values.astype(numpy_dtype(dtype)).tobytes()
@@ -92,4 +95,4 @@ def test_what_does_not_fit_is_refused(output: Output, message: str, tmp_path: Pa
         open_model(tiny_family(tmp_path / "source", "gpt2")) as source,
         pytest.raises(ValueError, match=message),
     ):
-        check_outputs(source, [output])
+        check_expressions(source, [output])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.tensors.reader import TensorInfo
-from prunecli.tensors.stream import Copy, Output, Piece, Rows, Slices, check_outputs, pieces
+from prunecli.tensors.stream import ByteRange, Copy, Output, Rows, Slices, byte_ranges, check_expressions
 from tests.tiny import tiny_nllb_moe
 
 NORM = "model.encoder.layer_norm.weight"
@@ -35,33 +35,33 @@ def test_output_knows_its_size() -> None:
 def test_ranges_spell_out_the_rows(rows: list[int], width: int) -> None:
     info = TensorInfo("router", "U8", (10, width))
     data = bytes(range(10 * width))
-    found = list(pieces(Output("out", "U8", (len(rows), width), Rows("router", tuple(rows))), info))
-    assert not any(piece.picks for piece in found)
-    made = b"".join(data[piece.start : piece.start + piece.nbytes] for piece in found)
+    found = list(byte_ranges(Output("out", "U8", (len(rows), width), Rows("router", tuple(rows))), info))
+    assert not any(part.picks for part in found)
+    made = b"".join(data[part.start : part.start + part.nbytes] for part in found)
     assert made == b"".join(data[row * width : (row + 1) * width] for row in rows)
 
 
 def test_neighbouring_rows_are_one_range() -> None:
     info = TensorInfo("router", "F32", (8, 4))
     output = Output("out", "F32", (5, 4), Rows("router", (0, 1, 2, 6, 7)))
-    assert list(pieces(output, info)) == [Piece(0, 48), Piece(96, 32)]
+    assert list(byte_ranges(output, info)) == [ByteRange(0, 48), ByteRange(96, 32)]
 
 
 def test_slices_of_rows_are_picked_from_each() -> None:
     info = TensorInfo("out_proj", "F16", (3, 8))
     output = Output("out", "F16", (3, 5), Slices("out_proj", 1, ((0, 2), (2, 4), (5, 5), (7, 8))))
-    assert list(pieces(output, info)) == [Piece(0, 48, 16, ((0, 8), (14, 16)))]
+    assert list(byte_ranges(output, info)) == [ByteRange(0, 48, 16, ((0, 8), (14, 16)))]
     bias = Output("out", "F16", (3,), Slices("bias", 0, ((1, 2), (4, 6))))
-    assert list(pieces(bias, TensorInfo("bias", "F16", (8,)))) == [Piece(2, 2), Piece(8, 4)]
+    assert list(byte_ranges(bias, TensorInfo("bias", "F16", (8,)))) == [ByteRange(2, 2), ByteRange(8, 4)]
 
 
 def test_a_copy_is_the_whole_tensor() -> None:
     info = TensorInfo("a", "F32", (8, 4))
-    assert list(pieces(Output("a", "F16", (8, 4), Copy("a")), info)) == [Piece(0, 128)]
+    assert list(byte_ranges(Output("a", "F16", (8, 4), Copy("a")), info)) == [ByteRange(0, 128)]
 
 
 def test_good_outputs_pass(checkpoint: Checkpoint) -> None:
-    check_outputs(
+    check_expressions(
         checkpoint,
         [Output(NORM, "BF16", (16,), Copy(NORM)), Output("r", "F32", (2, 16), Rows(ROUTER, (7, 0)))],
     )
@@ -69,7 +69,7 @@ def test_good_outputs_pass(checkpoint: Checkpoint) -> None:
 
 def test_absent_source(checkpoint: Checkpoint) -> None:
     with pytest.raises(CheckpointError, match=r"holds no tensor model\.nothing"):
-        check_outputs(checkpoint, [Output("a", "F32", (1,), Copy("model.nothing"))])
+        check_expressions(checkpoint, [Output("a", "F32", (1,), Copy("model.nothing"))])
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_absent_source(checkpoint: Checkpoint) -> None:
 )
 def test_outputs_that_cannot_be(checkpoint: Checkpoint, outputs: list[Output], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
-        check_outputs(checkpoint, outputs)
+        check_expressions(checkpoint, outputs)
 
 
 def test_rows_of_a_scalar(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_rows_of_a_scalar(tmp_path: Path) -> None:
             return TensorInfo(name, "F32", ())
 
     with pytest.raises(ValueError, match="lacks some of the rows"):
-        check_outputs(Scalar(), [Output("a", "F32", (1,), Rows("a", (0,)))])  # type: ignore[arg-type]
+        check_expressions(Scalar(), [Output("a", "F32", (1,), Rows("a", (0,)))])  # type: ignore[arg-type]

@@ -228,9 +228,9 @@ def test_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(0, 4)), max_size=20))
-def test_joined_copies_move_the_same_bytes(pieces: list[tuple[int, int, int]]) -> None:
+def test_joined_copies_move_the_same_bytes(byte_ranges: list[tuple[int, int, int]]) -> None:
     moves, place = [], 0
-    for file, offset, nbytes in pieces:
+    for file, offset, nbytes in byte_ranges:
         moves.append(Move("", file, offset, nbytes, 9, place))
         place += nbytes
 

@@ -16,7 +16,7 @@ from prunecli.model.embedding_change import EmbeddingChange
 from prunecli.model.structure import Structure
 from prunecli.modules.define import DefineEmbedding
 from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.stream import Copy, Expression, Made, Output, Zeros
+from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros
 
 Shape = tuple[int, ...]
 
@@ -100,7 +100,7 @@ def _expressions(
     if factors.output is not None:
         found[f"{output}.project.weight"] = _given(factors.output.projection.T)
         if (mapped := factors.output.table) is not None:
-            found[f"{output}.weight"] = Made((mapped.vocabulary, mapped.model_dim), mapped.rows)
+            found[f"{output}.weight"] = Generated((mapped.vocabulary, mapped.model_dim), mapped.rows)
         elif factors.unit is not None:
             found[f"{output}.weight"] = _given(factors.unit.map.weight.detach().numpy())
     return found
@@ -118,15 +118,15 @@ def _unit_expressions(name: str, unit: DefineEmbedding, *, is_cached: bool) -> M
     if not is_cached:
         return {f"{name}.{part}": _given(held.detach().numpy()) for part, held in unit.named_parameters()}
     shape = (unit.num_embeddings, unit.embedding_dim)
-    return {f"{name}.weight": Made(shape, partial(_unit_rows, unit))}
+    return {f"{name}.weight": Generated(shape, partial(_unit_rows, unit))}
 
 
 def _unit_rows(unit: DefineEmbedding, start: int, stop: int) -> NDArray[np.float32]:
     return np.asarray(unit.rows(start, stop))
 
 
-def _given(values: NDArray[np.float32]) -> Made:
-    return Made(values.shape, partial(_array_rows, values))
+def _given(values: NDArray[np.float32]) -> Generated:
+    return Generated(values.shape, partial(_array_rows, values))
 
 
 def _array_rows(values: NDArray[np.float32], start: int, stop: int) -> NDArray[np.float32]:

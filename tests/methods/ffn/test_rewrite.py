@@ -15,7 +15,7 @@ from prunecli.methods.ffn.plan import Request, plan
 from prunecli.methods.ffn.rewrite import initial_std, rewrite
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import FfnChange
-from prunecli.tensors.stream import Copy, check_outputs
+from prunecli.tensors.stream import Copy, check_expressions
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
 from tests.families import DECODERS, ENCODERS, tiny_family
@@ -193,7 +193,7 @@ def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Pa
     source = tiny(tmp_path / "source", "m2m_100")
     with open_model(source) as opened:
         made = made_of(opened, Options(config="SharedEncNoDec", init="first", groups=(1,)))
-        check_outputs(opened, made.outputs)
+        check_expressions(opened, made.outputs)
         assert all(output.expression == Copy(output.name) for output in made.outputs)
         order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
         assert [output.name for output in made.outputs] == order

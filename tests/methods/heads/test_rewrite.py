@@ -15,7 +15,7 @@ from prunecli.methods.heads.rewrite import head_ranges, rewrite
 from prunecli.model.attention import HeadPlaces
 from prunecli.model.checkpoint import open_model
 from prunecli.model.layout import resolve
-from prunecli.tensors.stream import Copy, Slices, check_outputs
+from prunecli.tensors.stream import Copy, Slices, check_expressions
 from tests.families import tiny_family
 from tests.reference.heads import kept_values
 from tests.tiny import tiny_nllb_moe
@@ -43,7 +43,7 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
 ) -> None:
     with open_model(model) as checkpoint:
         structure, outputs = rewrite(checkpoint, kept)
-        check_outputs(checkpoint, outputs)
+        check_expressions(checkpoint, outputs)
         wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
     assert {output.name: output.shape for output in outputs} == wanted
     changed = {name: ids for name, ids in kept.items() if ids != (0, 1, 2, 3)}
@@ -57,7 +57,7 @@ def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
         family, layers = checkpoint.require_architecture(), checkpoint.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(layers, ((1,), (), (3, 0)), strict=False)}
         structure, outputs = rewrite(checkpoint, kept)
-        check_outputs(checkpoint, outputs)
+        check_expressions(checkpoint, outputs)
         wanted = resolve(family, checkpoint.config, structure).shapes
     made = {output.name: output.shape for output in outputs if not output.name.startswith(family.extras)}
     assert made == wanted

@@ -10,7 +10,7 @@ import pytest
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.vocabulary.rewrite import resized, rewrite, vocabulary_size
 from prunecli.model.checkpoint import open_model
-from prunecli.tensors.stream import Copy, Rows, Slices, check_outputs
+from prunecli.tensors.stream import Copy, Rows, Slices, check_expressions
 from prunecli.tensors.writer import write_tensors
 from tests.families import VOCAB, tiny_family
 from tests.tiny import write_json
@@ -22,7 +22,7 @@ def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "in", "bart")) as opened:
         outputs = {output.name: output for output in rewrite(opened, KEPT)}
         assert list(outputs) == list(opened.tensors)
-        check_outputs(opened, list(outputs.values()))
+        check_expressions(opened, list(outputs.values()))
         assert outputs["model.shared.weight"].expression == Rows("model.shared.weight", KEPT)
         assert outputs["model.shared.weight"].shape == (5, 32)
         bias = outputs["final_logits_bias"]
