@@ -12,7 +12,7 @@ from prunecli.evaluation.significance import too_few
 
 if TYPE_CHECKING:
     from prunecli.evaluation.tasks import OtherTask
-    from prunecli.running.layerwise.session import Work
+    from prunecli.running.layerwise.session import RunReport
     from prunecli.text.labelled import LabelledText
     from prunecli.text.plain import PlainText
 
@@ -75,7 +75,7 @@ def text_of(task: OtherTask, options: TextOptions) -> PlainText | LabelledText:
     return read_plain(options.text, whole_files=options.whole_files).first(options.max_sentences)
 
 
-def report(label: str, work: Work) -> None:
+def report(label: str, work: RunReport) -> None:
     """Say what a checkpoint that was run layer by layer took."""
     from prunecli.commands.memory_options import report_work
 

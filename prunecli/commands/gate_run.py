@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from prunecli.processes import ProcessGroup
     from prunecli.progress import Progress
     from prunecli.results.gates import GateStatistics
-    from prunecli.running.layerwise.session import Means
+    from prunecli.running.layerwise.session import Resources
     from prunecli.text.parallel import ParallelText
 
 AUTOMATIC_SHARE = 0.8
@@ -74,15 +74,15 @@ class GateRun:
                 process_group=self.process_group,
             )
 
-    def by_layer(self, means: Means) -> GateStatistics:
+    def by_layer(self, means: Resources) -> GateStatistics:
         """Hold a layer at a time."""
         from prunecli.methods.experts.layer_major import collect_gates_by_layer
         from prunecli.methods.experts.layer_snapshots import Snapshots
         from prunecli.methods.experts.resume import layers_path
-        from prunecli.running.layerwise.session import Work
+        from prunecli.running.layerwise.session import RunReport
         from prunecli.text.tokens import load_tokenizer
 
-        work = Work()
+        work = RunReport()
         snapshots = Snapshots(
             layers_path(self.output, self.process_group), self.key, process_group=self.process_group
         )
@@ -211,12 +211,12 @@ def means_of(
     memory: int | None,
     spill_directory: Path | None,
     process_group: ProcessGroup,
-) -> Means | None:
+) -> Resources | None:
     """What a run by layers may use; None where the whole model is to be held, by all processes."""
     from prunecli.methods.experts.layer_major import whole_model_bytes
     from prunecli.modules.fitting import FREE_SHARE, free_for_each
     from prunecli.modules.machine import free_memory
-    from prunecli.running.layerwise.session import Means
+    from prunecli.running.layerwise.session import Resources
 
     if memory is None:
         whole = whole_model_bytes(checkpoint, dtype)
@@ -228,4 +228,4 @@ def means_of(
         console.note(
             f"The model {said}: it is run layer by layer, in {console.bytes_text(memory)} (see --memory)."
         )
-    return Means(device, dtype, memory, spill_directory)
+    return Resources(device, dtype, memory, spill_directory)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from prunecli.methods.heads.measure import Material
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.heads import HeadScores, Per
-    from prunecli.running.layerwise.session import Means
+    from prunecli.running.layerwise.session import Resources
 
 
 def score_by_layer(
@@ -18,7 +18,7 @@ def score_by_layer(
     tokenizer: Any,
     reported: Material,
     batch_tokens: int,
-    means: Means,
+    means: Resources,
     progress: Any,
     per: Per,
 ) -> HeadScores:
@@ -29,9 +29,9 @@ def score_by_layer(
     """
     from prunecli.methods.heads.layer_major import GradientByLayer
     from prunecli.methods.heads.measure import Subject, score_by_gradient
-    from prunecli.running.layerwise.session import Session, Work
+    from prunecli.running.layerwise.session import RunReport, Session
 
-    work = Work()
+    work = RunReport()
     session = Session(checkpoint, means, work)
     subject = Subject(checkpoint, session.skeleton.model, tokenizer)
     by_layer = GradientByLayer(session)

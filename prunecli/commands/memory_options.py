@@ -12,7 +12,7 @@ from prunecli.commands import console
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.running.layerwise.session import Work
+    from prunecli.running.layerwise.session import RunReport
 
 MemoryOption = Annotated[
     str | None,
@@ -56,7 +56,7 @@ def ask_huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def report_work(work: Work, label: str | None = None, *, back: bool = False) -> None:
+def report_work(work: RunReport, label: str | None = None, *, back: bool = False) -> None:
     """Say what a run layer by layer read.
 
     Args:

@@ -175,7 +175,7 @@ def score_heads(
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, dtype_name
         from prunecli.results.heads import FORMAT, scores_payload
-        from prunecli.running.layerwise.session import Means
+        from prunecli.running.layerwise.session import Resources
         from prunecli.text.tokens import load_tokenizer
 
         options = AblationOptions(
@@ -190,7 +190,7 @@ def score_heads(
         progress, more = console.progress(quiet), dict[str, Any]()
         if budget is not None:
             kind = candidates(dtype, [opened], where, gradients=gradients)[0]
-            means = Means(where, kind, budget, spill_dir)
+            means = Resources(where, kind, budget, spill_dir)
             scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress, per)
         else:
             kind = fitting_dtype(

@@ -12,8 +12,8 @@ from prunecli.evaluation.losses import Batch
 from prunecli.progress import Progress, silent
 from prunecli.running.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
 from prunecli.running.layerwise.entering import Pass
-from prunecli.running.layerwise.running import LayerMajor
-from prunecli.running.layerwise.session import Group, Need, Session
+from prunecli.running.layerwise.running import LayerwiseForward
+from prunecli.running.layerwise.session import BatchCost, Group, Session
 
 Runner = Callable[[Sequence[Batch], Sequence[Pass], Callable[[int, Any], None]], None]
 """Runs the passes of batches, and hands the number of each and what it returns on, in order."""
@@ -46,7 +46,7 @@ def by_layer(session: Session, what: str, progress: Progress = silent) -> Runner
         with progress(f"{what}, {how(groups)}", total, "batches x layers") as advance:
             for group in groups:
                 with session.running(group) as machinery:
-                    layers = LayerMajor(
+                    layers = LayerwiseForward(
                         session.skeleton, machinery.reader, machinery.states, machinery.make_room
                     )
                     layers.run(
@@ -63,7 +63,7 @@ def how(groups: Sequence[Group]) -> str:
     return "layer by layer" if len(groups) < 2 else f"layer by layer, in {len(groups)} groups"
 
 
-def need_of(session: Session, batch: Batch, *, backward: bool) -> Need:
+def need_of(session: Session, batch: Batch, *, backward: bool) -> BatchCost:
     """What a batch takes: its widest layer or its logits, and what is kept of it between layers.
 
     Args:
@@ -92,4 +92,4 @@ def need_of(session: Session, batch: Batch, *, backward: bool) -> Need:
         sent = state_bytes(shape, rows * length, rows * length) - output
         kept = len(stages) * output + sum(stage.ffn is not None for stage in stages) * sent
         states += output + biases + (kept + 2 * sent if backward else sent)
-    return Need(activations, states)
+    return BatchCost(activations, states)

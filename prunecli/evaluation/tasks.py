@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prunecli.evaluation.evaluate import FORMAT, LEVEL
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.layerwise.session import Work
+from prunecli.running.layerwise.session import RunReport
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.plain import PlainText
 
@@ -49,7 +49,7 @@ class TaskOptions:
         stride: of the windows of `lm`; None: context - 1.
         seed: of the tokens that `mlm` hides.
         memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
-        spill_directory: with `memory`: as in `Means`.
+        spill_directory: with `memory`: as in `Resources`.
     """
 
     batch_tokens: int = 2048
@@ -86,7 +86,7 @@ def evaluate_task(
     *,
     force: bool = False,
     progress: Progress = silent,
-    report: Callable[[str, Work], None] = lambda _label, _work: None,
+    report: Callable[[str, RunReport], None] = lambda _label, _work: None,
     say: Say = unsaid,
 ) -> dict[str, Any]:
     """Measure each checkpoint at `task` on `text`, compare with the first, write `output`.
@@ -151,14 +151,14 @@ def _measure(
     text: PlainText | LabelledText,
     options: TaskOptions,
     progress: Progress,
-    report: Callable[[str, Work], None],
+    report: Callable[[str, RunReport], None],
 ) -> _Measured:
     from prunecli.modules.loading import load_model
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
     if options.memory is not None and isinstance(text, PlainText):
-        work = Work()
+        work = RunReport()
         found = _by_layer(label, checkpoint, tokenizer, task, text, options, progress, work)
         report(label, work)
         return found
@@ -182,17 +182,17 @@ def _by_layer(
     text: PlainText,
     options: TaskOptions,
     progress: Progress,
-    work: Work,
+    work: RunReport,
 ) -> _Measured:
     from prunecli.evaluation.layer_major import by_layer
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import choose_dtype
-    from prunecli.running.layerwise.session import Means, Session
+    from prunecli.running.layerwise.session import Resources, Session
 
     assert options.memory is not None
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, checkpoint, device)
-    session = Session(checkpoint, Means(device, dtype, options.memory, options.spill_directory), work)
+    session = Session(checkpoint, Resources(device, dtype, options.memory, options.spill_directory), work)
     run = by_layer(session, f"{label}: reading", progress)
     measure = _causal if task == "lm" else _masked
     return measure(session.skeleton.model, tokenizer, text, options, run=run)

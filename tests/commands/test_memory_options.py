@@ -16,9 +16,9 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, PruneError, UnsupportedModelError, UsageError
 from prunecli.running.layerwise import session
-from prunecli.running.layerwise.running import LayerMajor
+from prunecli.running.layerwise.running import LayerwiseForward
 from prunecli.running.layerwise.session import Session
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.states import StateStore
 from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe, write_json
@@ -165,29 +165,29 @@ def test_a_shard_that_vanishes_in_mid_pass(
     command: tuple[str, ...], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = folder / "model" / "model.safetensors"
-    real, left = States.put, [3]
+    real, left = StateStore.put, [3]
 
-    def put(self: States, *args: Any) -> Any:
+    def put(self: StateStore, *args: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
             os.truncate(file, 5_000)
         return real(self, *args)
 
-    monkeypatch.setattr(States, "put", put)
+    monkeypatch.setattr(StateStore, "put", put)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
         run(*command, *SPILL)
     assert {path.name for path in folder.iterdir()} == {"data", "model", "text.txt"}
 
 
 def test_an_interrupt_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[States] = []
-    real = States.close
-    monkeypatch.setattr(States, "close", lambda self: (closed.append(self), real(self)))
+    closed: list[StateStore] = []
+    real = StateStore.close
+    monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LayerMajor, "_keep", interrupted)
+    monkeypatch.setattr(LayerwiseForward, "_keep", interrupted)
     run(*EVALUATE, *SPILL)
     assert len(closed) == 1
     assert {path.name for path in folder.iterdir()} == {"data", "model", "text.txt"}

@@ -32,8 +32,8 @@ from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.budget import Demand
-from prunecli.running.layerwise.running import LayerMajor
-from prunecli.running.layerwise.session import Means, Session, Work
+from prunecli.running.layerwise.running import LayerwiseForward
+from prunecli.running.layerwise.session import Resources, RunReport, Session
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.text.parallel import ParallelText
 
@@ -44,13 +44,13 @@ def collect_gates_by_layer(
     text: ParallelText,
     pairs: Sequence[Pair],
     options: CollectOptions,
-    means: Means,
+    means: Resources,
     *,
     state: State | None = None,
     save: Callable[[State], None] = lambda _state: None,
     snapshots: Snapshots | None = None,
     progress: Progress = silent,
-    work: Work | None = None,
+    work: RunReport | None = None,
     process_group: ProcessGroup = ALONE,
 ) -> GateStatistics:
     """As `score.collect_gates`, in forced mode, with the weights read as they are needed.
@@ -80,7 +80,7 @@ def collect_gates_by_layer(
         )
     checkpoint.require_mixtures()
     check_languages(tokenizer, pairs)
-    state, work = state or State(), work or Work()
+    state, work = state or State(), work or RunReport()
     session = Session(checkpoint, means, work)
     run = _Run(
         session, checkpoint.require_mixtures(), int(tokenizer.pad_token_id), means, progress, process_group
@@ -102,7 +102,7 @@ class _Run:
         session: Session,
         layers: Sequence[SparseLayer],
         pad_id: int,
-        means: Means,
+        means: Resources,
         progress: Progress,
         process_group: ProcessGroup,
     ) -> None:
@@ -122,7 +122,7 @@ class _Run:
             self._session.running(group, self.room.in_memory(group.plan)) as machinery,
         ):
             passes = Passes(
-                LayerMajor(skeleton, machinery.reader, machinery.states, machinery.make_room),
+                LayerwiseForward(skeleton, machinery.reader, machinery.states, machinery.make_room),
                 skeleton,
                 machinery.states,
                 recorder,
@@ -134,7 +134,7 @@ class _Run:
         return State(state.batches + len(group.batches), sums)
 
 
-def room_for(session: Session, means: Means, process_group: ProcessGroup = ALONE) -> Room:
+def room_for(session: Session, means: Resources, process_group: ProcessGroup = ALONE) -> Room:
     """What the run may use, the least of what the processes find.
 
     Raises:

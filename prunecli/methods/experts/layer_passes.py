@@ -17,8 +17,8 @@ from prunecli.methods.experts.score import Recorder, State, force
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import ANY, SUMS, GateSums
 from prunecli.running.layerwise.parts import Skeleton, Stage
-from prunecli.running.layerwise.running import Begun, LayerMajor, Pass
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.running import Begun, LayerwiseForward, Pass
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.text.batching import pad
 
 
@@ -36,9 +36,9 @@ class Passes:
         process_group: of several processes, each with batches of its own: they add up after every sparse layer.
     """
 
-    layers: LayerMajor
+    layers: LayerwiseForward
     skeleton: Skeleton
-    states: States
+    states: StateStore
     recorder: Recorder
     pad_id: int
     advance: Callable[[float], None]
@@ -56,7 +56,7 @@ class Passes:
             snapshots: of the group.
         """
         sums = dict(state.sums)
-        encoded: list[Held] = []
+        encoded: list[Stored] = []
         begun: Begun | None = None
         side: Side = "encoder"
         if snapshots is not None and (header := snapshots.header(state.batches)) is not None:
@@ -143,7 +143,7 @@ class Passes:
         ids, mask = self._masked(batch)
         return self.skeleton.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
 
-    def _decoder(self, batch: Batch, target: str, encoded: Held) -> None:
+    def _decoder(self, batch: Batch, target: str, encoded: Stored) -> None:
         output = self.states.get(encoded).to(self.skeleton.device)
         force(self.skeleton.model, batch.targets[target], self.pad_id, output, self._masked(batch)[1])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.states import StateStore
 
 SNAPSHOT_EVERY_S = 60.0
 
@@ -48,7 +48,7 @@ class Snapshots:
                 return header
         return None
 
-    def read(self, states: States) -> dict[str, Any]:
+    def read(self, states: StateStore) -> dict[str, Any]:
         """The trees of the file that `header` found, their tensors now in `states`."""
         found: dict[str, Any] = read_snapshot(self._found, states)
         return found
@@ -57,7 +57,7 @@ class Snapshots:
         """Whether the last one is old enough, by the clock of the first process."""
         return self.process_group.broadcast(time.monotonic() - self.written >= self.every_s)
 
-    def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: States) -> None:
+    def write(self, header: Mapping[str, Any], tree: Mapping[str, Any], states: StateStore) -> None:
         """Replace the files of all processes, once all have written theirs."""
         whole = write_snapshot(self._next, {"key": dict(self.key), **header}, dict(tree), states)
         if all(self.process_group.all_gather(whole)):

@@ -16,7 +16,7 @@ Pass = Callable[[], Any]
 time, and use no cache of keys and values."""
 
 
-class Left(BaseException):
+class StopForward(BaseException):
     """Breaks a forward pass off; not an Exception, so that nothing in between takes it for one."""
 
     def __init__(self, output: Any = None) -> None:
@@ -24,8 +24,8 @@ class Left(BaseException):
         self.output = output
 
 
-class Entrances:
-    """The entrances of a model's layers, of which one is the current one.
+class LayerReplay:
+    """Runs passes up to the current layer; those before it answer with what is kept of them.
 
     Args:
         stages: the layers, in order.
@@ -61,7 +61,7 @@ class Entrances:
         """
         try:
             self._run(forward, kept, given)
-        except Left as left:
+        except StopForward as left:
             return left.output
         raise RuntimeError(f"{self._stages[self.current].name} was not entered")
 
@@ -85,5 +85,5 @@ class Entrances:
                 self._given[side] = self._fetch(self._kept[side])
             return self._given[side]
         if index == self.current:
-            raise Left(forward(*args, **kwargs))
+            raise StopForward(forward(*args, **kwargs))
         raise RuntimeError(f"{self._stages[index].name} was entered too early")

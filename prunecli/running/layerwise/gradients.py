@@ -19,17 +19,17 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.running.layerwise.entering import Entrances, Pass
+from prunecli.running.layerwise.entering import LayerReplay, Pass
 from prunecli.running.layerwise.parts import Skeleton, Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.sparse import Routed, SparsePasses
 from prunecli.running.layerwise.sparse_gradients import SparseGradients
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import bound
 from prunecli.running.layerwise.tape import Tape
 from prunecli.running.layerwise.trees import leaves
 
-Gradient = list[Held | None]
+Gradient = list[Stored | None]
 """Of each tensor that a layer returned; None where none came back."""
 
 
@@ -64,14 +64,14 @@ class Gradients:
         self,
         skeleton: Skeleton,
         reader: Reader,
-        states: States,
+        states: StateStore,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._reader, self._states = reader, states
         self._device, self._stages = skeleton.device, skeleton.stages
         self._tape = Tape(states, skeleton.device)
-        self._entrances = Entrances(skeleton.stages, self._tape.fetch, make_room)
-        self._sparse = SparsePasses(reader, states, self._entrances, skeleton.device, keep_attention=False)
+        self._replay = LayerReplay(skeleton.stages, self._tape.fetch, make_room)
+        self._sparse = SparsePasses(reader, states, self._replay, skeleton.device, keep_attention=False)
         self._sparse_back = SparseGradients(reader, states, skeleton.device)
 
     def run(
@@ -94,7 +94,7 @@ class Gradients:
         """
         runs = [_Run(forward) for forward in passes]
         last = len(self._stages) - 1
-        with torch.enable_grad(), self._entrances.guarded():
+        with torch.enable_grad(), self._replay.guarded():
             self._reader.want(self._stages[0].block)
             for index in range(last):
                 with self._bound(index) as loaded:
@@ -114,7 +114,7 @@ class Gradients:
     @contextmanager
     def _bound(self, index: int) -> Iterator[Loaded]:
         """Inside, the layer that was asked for has its weights, and passes are broken off after it."""
-        self._entrances.current = index
+        self._replay.current = index
         loaded = self._reader.take()
         with bound(self._stages[index], loaded):
             yield loaded
@@ -150,20 +150,20 @@ class Gradients:
         """One pass through the current layer, whose output is kept."""
         given: dict[Side, Any] = {}
         kept = self._inputs(index, one)
-        output = self._entrances.begin(one.forward, kept, given)
+        output = self._replay.begin(one.forward, kept, given)
         one.outputs[index] = self._tape.keep(output, given, kept)
 
     def _turn(self, one: _Run, start: Callable[[Any], Tensor]) -> None:
         """To the end of one pass, and back to what its layers returned."""
         given: dict[Side, Any] = {}
-        scalar = start(self._entrances.end(one.forward, self._inputs(len(self._stages), one), given))
+        scalar = start(self._replay.end(one.forward, self._inputs(len(self._stages), one), given))
         if scalar.requires_grad:
             scalar.backward()  # type: ignore[no-untyped-call]
         self._collect(one, given)
 
     def _back(self, index: int, runs: Sequence[_Run], after: Callable[[Stage, int], None]) -> None:
         stage = self._stages[index]
-        self._entrances.current = index
+        self._replay.current = index
         for one in runs:
             self._tape.drop(one.outputs.pop(index))
         if stage.ffn is None:
@@ -209,7 +209,7 @@ class Gradients:
 
     def _paired(self, index: int, one: _Run, given: dict[Side, Any]) -> list[tuple[Tensor, Tensor]]:
         """What the current layer returns, computed anew, with its gradients."""
-        output = self._entrances.begin(one.forward, self._inputs(index, one), given)
+        output = self._replay.begin(one.forward, self._inputs(index, one), given)
         tensors = leaves(output, Tensor)
         gradients = one.gradients.get(self._stages[index].side) or [None] * len(tensors)
         return [

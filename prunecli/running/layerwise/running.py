@@ -16,15 +16,15 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.running.layerwise.entering import Entrances, Pass
+from prunecli.running.layerwise.entering import LayerReplay, Pass
 from prunecli.running.layerwise.parts import Skeleton, Stage
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.sparse import SparsePasses
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import bound
 from prunecli.running.layerwise.trees import leaves, map_tree
 
-__all__ = ["Begun", "LayerMajor", "Pass"]
+__all__ = ["Begun", "LayerwiseForward", "Pass"]
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class Begun:
 
     Attributes:
         stage: number of the last layer that all passes are through; -1: none.
-        outputs: of each pass, by side, what the last layer returned, as a tree of `Held`.
+        outputs: of each pass, by side, what the last layer returned, as a tree of `Stored`.
     """
 
     stage: int
     outputs: list[dict[Side, Any]]
 
 
-class LayerMajor:
+class LayerwiseForward:
     """Runs forward passes of a model whose layers' weights are read one after another.
 
     Args:
@@ -54,13 +54,13 @@ class LayerMajor:
         self,
         skeleton: Skeleton,
         reader: Reader,
-        states: States,
+        states: StateStore,
         make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self._reader, self._states = reader, states
         self._device, self._stages = skeleton.device, skeleton.stages
-        self._entrances = Entrances(skeleton.stages, self._fetch, make_room)
-        self._sparse = SparsePasses(reader, states, self._entrances, skeleton.device)
+        self._replay = LayerReplay(skeleton.stages, self._fetch, make_room)
+        self._sparse = SparsePasses(reader, states, self._replay, skeleton.device)
 
     def run(
         self,
@@ -92,11 +92,11 @@ class LayerMajor:
         chosen = [
             index for index, stage in enumerate(self._stages) if stage.side in sides and index > begun.stage
         ]
-        with torch.inference_mode(), self._entrances.guarded():
+        with torch.inference_mode(), self._replay.guarded():
             if chosen:
                 self._reader.want(self._stages[chosen[0]].block)
             for index, following in zip(chosen, [*chosen, None][1:], strict=True):
-                self._entrances.current = index
+                self._replay.current = index
                 stage = self._stages[index]
                 loaded = self._reader.take()
                 with bound(stage, loaded):
@@ -110,9 +110,9 @@ class LayerMajor:
                 self._reader.give_back(loaded)
                 layer_done(Begun(index, kept))
             for number, forward in enumerate(passes):
-                finish(number, self._entrances.end(forward, kept[number]))
+                finish(number, self._replay.end(forward, kept[number]))
                 for tree in kept[number].values():
-                    map_tree(tree, self._states.drop, Held)
+                    map_tree(tree, self._states.drop, Stored)
                 kept[number] = {}
 
     def _want(self, index: int | None) -> None:
@@ -121,7 +121,7 @@ class LayerMajor:
 
     def _through(self, stage: Stage, forward: Pass, outputs: dict[Side, Any]) -> None:
         """One pass through the current layer; its output is kept."""
-        output = self._entrances.begin(forward, outputs)
+        output = self._replay.begin(forward, outputs)
         outputs[stage.side] = self._keep(output, outputs.get(stage.side))
 
     def _through_sparse(
@@ -144,11 +144,11 @@ class LayerMajor:
 
     def _keep(self, tree: Any, before: Any) -> Any:
         """Put the tensors of a layer's output away, in the place of those of the layer before where they fit."""
-        places = iter(leaves(before, Held))
+        places = iter(leaves(before, Stored))
         kept = map_tree(tree, lambda tensor: self._states.put(tensor, next(places, None)), Tensor)
         for left in places:
             self._states.drop(left)
         return kept
 
     def _fetch(self, tree: Any) -> Any:
-        return map_tree(tree, lambda held: self._states.get(held).to(self._device), Held)
+        return map_tree(tree, lambda held: self._states.get(held).to(self._device), Stored)

@@ -24,7 +24,7 @@ from prunecli.modules.machine import (
 from prunecli.running.layerwise.budget import Demand, Plan, Shape, plan_memory, size_text
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.states import StateStore
 
 MARGIN = 32 << 20
 """Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
@@ -34,7 +34,7 @@ ROOMY = 1 << 30
 
 
 @dataclass(frozen=True)
-class Means:
+class Resources:
     """What a run may use.
 
     Attributes:
@@ -51,7 +51,7 @@ class Means:
 
 
 @dataclass
-class Work:
+class RunReport:
     """What a run has done so far, for a report.
 
     Attributes:
@@ -68,7 +68,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Need:
+class BatchCost:
     """What a batch takes.
 
     Attributes:
@@ -117,7 +117,7 @@ class Machinery:
     """
 
     reader: Reader
-    states: States
+    states: StateStore
     make_room: Callable[[], None]
 
 
@@ -140,7 +140,7 @@ class Session:
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
 
-    def __init__(self, checkpoint: Checkpoint, means: Means, work: Work) -> None:
+    def __init__(self, checkpoint: Checkpoint, means: Resources, work: RunReport) -> None:
         on_cpu = means.device.type == "cpu"
         self.skeleton = make_skeleton(checkpoint, means.device, means.dtype)
         self.shape = shape_of(checkpoint, self.skeleton, means.dtype)
@@ -153,7 +153,7 @@ class Session:
         self.process = resident_now() if on_cpu else 0
         self._on_cpu, self._filled = on_cpu, False
 
-    def groups(self, needs: Sequence[Need]) -> list[Group]:
+    def groups(self, needs: Sequence[BatchCost]) -> list[Group]:
         """Cut batches, in their order, where memory and disk are full; nothing is read or computed.
 
         Raises:
@@ -205,7 +205,7 @@ class Session:
             map_large_blocks()
         held = min(self._room(group.plan) if room is None else room, wanted)
         with (
-            States(held, self._means.spill_directory) as states,
+            StateStore(held, self._means.spill_directory) as states,
             Reader(
                 self._checkpoint, group.plan.buffers, self.skeleton.widest_bytes, self._means.device
             ) as reader,

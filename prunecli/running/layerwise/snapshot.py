@@ -15,18 +15,18 @@ from typing import Any
 
 import torch
 
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.trees import leaves, outline, rebuilt
 
 CHUNK_BYTES = 16 << 20
-LEAVES = (Held, torch.Tensor)
+LEAVES = (Stored, torch.Tensor)
 
 
-def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: States) -> bool:
+def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: StateStore) -> bool:
     """Replace `path` at once by `header` (JSON) and the tensors of `tree`; False where the disk has no room for both.
 
     Args:
-        tree: of `Held`, all of them in `states`, and of tensors on the CPU.
+        tree: of `Stored`, all of them in `states`, and of tensors on the CPU.
     """
     held = leaves(tree, LEAVES)
     text = json.dumps(
@@ -34,7 +34,7 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
             "header": dict(header),
             "tree": outline(tree, LEAVES),
             "tensors": [
-                [list(one.shape), str(one.dtype).removeprefix("torch."), isinstance(one, Held)]
+                [list(one.shape), str(one.dtype).removeprefix("torch."), isinstance(one, Stored)]
                 for one in held
             ],
         }
@@ -47,7 +47,7 @@ def write_snapshot(path: Path, header: Mapping[str, Any], tree: Any, states: Sta
             file.write(struct.pack("<Q", len(text)) + text)
             for one in held:
                 for start, end in _row_chunks(one):
-                    rows = states.rows(one, start, end) if isinstance(one, Held) else one[start:end]
+                    rows = states.rows(one, start, end) if isinstance(one, Stored) else one[start:end]
                     file.write(rows.reshape(-1).view(torch.uint8).numpy().data)
         beside.replace(path)
     except OSError:  # the run itself is sound, only its way back would be longer
@@ -63,8 +63,8 @@ def read_header(path: Path) -> dict[str, Any] | None:
     return None if found is None else dict(found[0]["header"])
 
 
-def read_snapshot(path: Path, states: States) -> Any:
-    """The tree that was given to `write_snapshot`, every `Held` now in `states`.
+def read_snapshot(path: Path, states: StateStore) -> Any:
+    """The tree that was given to `write_snapshot`, every `Stored` now in `states`.
 
     Raises:
         OutputError: no room for them.
@@ -82,7 +82,7 @@ def read_snapshot(path: Path, states: States) -> Any:
             for start, end in _row_chunks(place):
                 rows = torch.empty((end - start, *shape[1:]), dtype=kind)
                 _fill(file, rows.view(-1).view(torch.uint8).numpy().data)
-                if isinstance(place, Held):
+                if isinstance(place, Stored):
                     states.write(place, start, rows)
                 else:
                     place[start:end] = rows
@@ -109,7 +109,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int] | None:
         return None
 
 
-def _row_chunks(held: Held | torch.Tensor) -> list[tuple[int, int]]:
+def _row_chunks(held: Stored | torch.Tensor) -> list[tuple[int, int]]:
     """First and end rows of parts of at most `CHUNK_BYTES`, or of one row."""
     rows = held.shape[0] if held.nbytes else 0
     step = max(1, CHUNK_BYTES * rows // max(1, held.nbytes))

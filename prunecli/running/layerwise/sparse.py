@@ -18,10 +18,10 @@ from prunecli.architectures.records import Side
 from prunecli.modules.replay import replaced
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.threads import in_threads
-from prunecli.running.layerwise.entering import Entrances, Left, Pass
+from prunecli.running.layerwise.entering import LayerReplay, Pass, StopForward
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import runner, unobserved
 from prunecli.running.layerwise.trees import leaves, map_tree
 
@@ -34,10 +34,10 @@ class Routed:
         rows: `[assignments, d_model]` float32, sorted by expert; each expert's outputs take the place of its rows.
         starts: first row of each expert, and the end of the last.
         shared_out: whether the layer would share the experts out to threads.
-        attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Held`.
+        attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Stored`.
     """
 
-    rows: Held
+    rows: Stored
     starts: list[int]
     shared_out: bool
     attention: dict[int, Any] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class SparsePasses:
     Args:
         reader: of the experts.
         states: where rows and outputs are kept.
-        entrances: of the layers.
+        replay: of the layers.
         device: to compute on.
         keep_attention: whether what a layer's attentions return is kept where there is room, or computed twice.
     """
@@ -65,13 +65,13 @@ class SparsePasses:
     def __init__(
         self,
         reader: Reader,
-        states: States,
-        entrances: Entrances,
+        states: StateStore,
+        replay: LayerReplay,
         device: torch.device,
         *,
         keep_attention: bool = True,
     ) -> None:
-        self._reader, self._states, self._entrances = reader, states, entrances
+        self._reader, self._states, self._replay = reader, states, replay
         self._device, self._keep_attention = device, keep_attention
 
     def route(
@@ -112,7 +112,7 @@ class SparsePasses:
         def answer(index: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if index in routed.attention:
                 return map_tree(
-                    routed.attention[index], lambda held: self._states.get(held).to(self._device), Held
+                    routed.attention[index], lambda held: self._states.get(held).to(self._device), Stored
                 )
             return real(*args, **kwargs)
 
@@ -131,7 +131,7 @@ class SparsePasses:
         """Give the room of rows and attentions back."""
         self._states.drop(routed.rows)
         for tree in routed.attention.values():
-            map_tree(tree, self._states.drop, Held)
+            map_tree(tree, self._states.drop, Stored)
 
     def _route(
         self, stage: Stage, ffn: SparseFFN, forward: Pass, kept: Mapping[Side, Any], to_come: int
@@ -140,7 +140,7 @@ class SparsePasses:
         attention: dict[int, Any] = {}
 
         def leave(rows: Tensor, counts: Tensor) -> Tensor:
-            raise Left((rows, counts.tolist()))
+            raise StopForward((rows, counts.tolist()))
 
         def remember(index: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             output = real(*args, **kwargs)
@@ -158,7 +158,7 @@ class SparsePasses:
             stack.enter_context(runner(ffn, leave))
             for index, module in enumerate(stage.attentions) if self._keep_attention else ():
                 stack.enter_context(replaced(module, partial(remember, index)))
-            rows, counts = self._entrances.begin(forward, kept)
+            rows, counts = self._replay.begin(forward, kept)
         starts = [0]
         for count in counts:
             starts.append(starts[-1] + count)

@@ -19,7 +19,7 @@ from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.sparse import Routed
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import runner, unobserved
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
@@ -37,8 +37,8 @@ class Sent:
     """
 
     routed: Routed
-    rows: Held
-    gradients: Held
+    rows: Stored
+    gradients: Stored
 
 
 class SparseGradients:
@@ -50,7 +50,7 @@ class SparseGradients:
         device: to compute on.
     """
 
-    def __init__(self, reader: Reader, states: States, device: torch.device) -> None:
+    def __init__(self, reader: Reader, states: StateStore, device: torch.device) -> None:
         self._reader, self._states, self._device = reader, states, device
 
     def want(self, stage: Stage, ffn: SparseFFN, routed: Sequence[Routed]) -> list[int]:
@@ -63,7 +63,7 @@ class SparseGradients:
     @contextmanager
     def asking(self, ffn: SparseFFN, routed: Routed) -> Iterator[Callable[[Pairs], Sent]]:
         """Inside, the layer computes with the outputs that are kept; what is yielded asks for their gradients."""
-        found: list[tuple[Tensor, Held]] = []
+        found: list[tuple[Tensor, Stored]] = []
 
         def answer(rows: Tensor, _counts: Tensor) -> Tensor:
             outputs = self._states.get(routed.rows).to(self._device).requires_grad_()

@@ -20,8 +20,8 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Held:
-    """A tensor in a `States`.
+class Stored:
+    """A tensor in a `StateStore`.
 
     Attributes:
         shape: of the tensor.
@@ -46,7 +46,7 @@ class Held:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class States:
+class StateStore:
     """Holds tensors, on the CPU; a context manager that gives memory and file back.
 
     One block of memory is taken at the beginning, of which pages that were never used cost nothing. What finds no
@@ -80,7 +80,7 @@ class States:
         """Bytes of the memory that are not in use."""
         return self._space.free
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Held:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Stored:
         """Room for a tensor.
 
         Raises:
@@ -89,7 +89,7 @@ class States:
         nbytes = torch.Size(shape).numel() * dtype.itemsize
         offset = self._space.take(nbytes)
         if offset is not None:
-            return Held(shape, dtype, offset, True)
+            return Stored(shape, dtype, offset, True)
         offset = self._file_space.take(nbytes)
         assert offset is not None
         try:
@@ -97,9 +97,9 @@ class States:
         except BaseException:
             self._file_space.give(offset, nbytes)
             raise
-        return Held(shape, dtype, offset, False)
+        return Stored(shape, dtype, offset, False)
 
-    def put(self, tensor: Tensor, place: Held | None = None) -> Held:
+    def put(self, tensor: Tensor, place: Stored | None = None) -> Stored:
         """Keep a copy of `tensor`, in `place` where it has the same shape and type; else that is given back."""
         shape = tuple(tensor.shape)
         if place is None or (place.shape, place.dtype) != (shape, tensor.dtype):
@@ -110,7 +110,7 @@ class States:
             self.write(place, 0, tensor.reshape(1) if tensor.dim() == 0 else tensor)
         return place
 
-    def get(self, held: Held) -> Tensor:
+    def get(self, held: Stored) -> Tensor:
         """A copy of the tensor."""
         if not held.nbytes:
             return torch.empty(held.shape, dtype=held.dtype)
@@ -118,13 +118,13 @@ class States:
             return self._view(held.offset, held.nbytes, held.dtype).view(held.shape).clone()
         return self._load(held.offset, held.nbytes, held.dtype).view(held.shape)
 
-    def rows(self, held: Held, start: int, end: int) -> Tensor:
+    def rows(self, held: Stored, start: int, end: int) -> Tensor:
         """Entries `start` to `end` along the first axis; where they are held in memory, no copy of them."""
         offset, nbytes = held.offset + start * held.row_bytes, (end - start) * held.row_bytes
         found = self._view if held.in_memory else self._load
         return found(offset, nbytes, held.dtype).view(end - start, *held.shape[1:])
 
-    def write(self, held: Held, start: int, rows: Tensor) -> None:
+    def write(self, held: Stored, start: int, rows: Tensor) -> None:
         """Replace the entries from `start` on along the first axis."""
         offset = held.offset + start * held.row_bytes
         if held.in_memory:
@@ -140,7 +140,7 @@ class States:
                 raise self._failure(error) from error
             data, offset = data[written:], offset + written
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: Stored) -> None:
         """Give a tensor's room back."""
         (self._space if held.in_memory else self._file_space).give(held.offset, held.nbytes)
 
@@ -151,7 +151,7 @@ class States:
             os.close(self._file)
             self._file = None
 
-    def __enter__(self) -> States:
+    def __enter__(self) -> StateStore:
         return self
 
     def __exit__(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.trees import leaves, map_tree
 
 
@@ -24,7 +24,7 @@ class Kept:
         differentiable: whether what is differentiated by takes part in it.
     """
 
-    held: Held
+    held: Stored
     differentiable: bool
 
 
@@ -36,9 +36,9 @@ class Tape:
         device: where they are given back.
     """
 
-    def __init__(self, states: States, device: torch.device) -> None:
+    def __init__(self, states: StateStore, device: torch.device) -> None:
         self._states, self._device = states, device
-        self._uses: Counter[Held] = Counter()
+        self._uses: Counter[Stored] = Counter()
 
     def keep(self, output: Any, given: Mapping[Side, Any], kept: Mapping[Side, Any]) -> Any:
         """Keep a layer's output.

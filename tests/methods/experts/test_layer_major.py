@@ -26,8 +26,8 @@ from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.progress import Progress
 from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.layerwise import session
-from prunecli.running.layerwise.session import Means, Work
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.session import Resources, RunReport
+from prunecli.running.layerwise.states import StateStore
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.tiny import tiny_nllb_moe
@@ -51,7 +51,7 @@ def whole(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32")
 def by_layer(
     path: Path | Checkpoint, options: CollectOptions = OPTIONS, memory: int = PLENTY, **more: Any
 ) -> GateStatistics:
-    means = Means(torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None))
+    means = Resources(torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None))
     if isinstance(path, Checkpoint):
         return collect_gates_by_layer(path, load_tokenizer(path.path), TEXT, PAIRS, options, means, **more)
     with open_model(path) as checkpoint:
@@ -73,7 +73,7 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
 @pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
 def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
     options = CollectOptions("forced", batch_tokens=batch_tokens)
-    work = Work()
+    work = RunReport()
     assert_same(by_layer(path, options, work=work), whole(path, options))
     assert work.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
     with open_model(path) as checkpoint:
@@ -120,7 +120,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -
 @pytest.mark.parametrize("memory", [0, 3000])
 def test_states_in_a_file(path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no_room(monkeypatch, memory)
-    work = Work()
+    work = RunReport()
     assert_same(by_layer(path, work=work, spill=tmp_path), whole(path))
     assert work.spilled_bytes > 0
     assert work.readings == 1
@@ -129,7 +129,7 @@ def test_states_in_a_file(path: Path, memory: int, monkeypatch: pytest.MonkeyPat
 
 def test_groups_where_there_is_no_room_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_room(monkeypatch, 30_000, 0)
-    work, seen = Work(), []
+    work, seen = RunReport(), []
     assert_same(by_layer(path, work=work, save=seen.append), whole(path))
     assert work.readings == len(seen) > 1
     assert [state.batches for state in seen] == sorted({state.batches for state in seen})
@@ -184,7 +184,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, 
         by_layer(path, progress=stopping(after), snapshots=Snapshots(tmp_path / "states", key, 0.0))
     left = Snapshots(tmp_path / "states", key)
     steps: list[float] = []
-    work = Work()
+    work = RunReport()
     again = by_layer(path, snapshots=left, work=work, progress=recording(steps))
     assert_same(again, whole(path))
     if after >= 10:
@@ -217,7 +217,7 @@ def test_a_group_that_was_begun_stays_as_it_was_cut(path: Path, monkeypatch: Any
         with pytest.raises(_StopError):
             by_layer(path, progress=stopping(12), snapshots=snapshots)
     assert 0 < (snapshots.group_size(0) or 0) < 5
-    work = Work()
+    work = RunReport()
     assert_same(by_layer(path, snapshots=snapshots, work=work), whole(path))
     assert work.readings == 2
 
@@ -295,14 +295,14 @@ def test_an_unknown_language(path: Path) -> None:
             TEXT,
             [("eng_Latn", "eng_Cyrl")],
             OPTIONS,
-            Means(torch.device("cpu"), torch.float32, PLENTY),
+            Resources(torch.device("cpu"), torch.float32, PLENTY),
         )
 
 
 def test_memory_and_file_are_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    closed: list[States] = []
-    real = States.close
-    monkeypatch.setattr(States, "close", lambda self: (closed.append(self), real(self)))
+    closed: list[StateStore] = []
+    real = StateStore.close
+    monkeypatch.setattr(StateStore, "close", lambda self: (closed.append(self), real(self)))
     with pytest.raises(_StopError):
         by_layer(path, progress=stopping(5))
     assert len(closed) == 1

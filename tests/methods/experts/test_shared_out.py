@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import GateStatistics, gates_payload
-from prunecli.running.layerwise.session import Means, Work
+from prunecli.running.layerwise.session import Resources, RunReport
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layer_major import no_room, stopping
 from tests.methods.experts.test_score import PAIRS, TEXT
@@ -46,7 +46,7 @@ def in_memory(path: Path, options: CollectOptions = FORCED, group: ProcessGroup 
 
 
 def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
-    means = Means(CPU, torch.float32, memory)
+    means = Resources(CPU, torch.float32, memory)
     with open_model(path) as checkpoint:
         return collect_gates_by_layer(
             checkpoint, load_tokenizer(path), TEXT, PAIRS, FORCED, means, process_group=group, **more
@@ -112,9 +112,9 @@ def test_by_layer(path: Path, count: int) -> None:
 def test_in_groups(path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = in_memory(path)
     no_room(monkeypatch, 15_000, 0)
-    alone = Work()
+    alone = RunReport()
     by_layer(path, work=alone)
-    works = [Work() for _ in range(count)]
+    works = [RunReport() for _ in range(count)]
     saved: list[State] = []
 
     def collect(group: ProcessGroup) -> Any:
@@ -160,8 +160,10 @@ def snapshots(folder: Path, group: ProcessGroup, every_s: float = 1e9) -> Snapsh
     return Snapshots(folder / f"states.{group.rank}of{group.world_size}", {"run": 1}, every_s, group)
 
 
-def begun_again(path: Path, folder: Path, count: int = 2) -> tuple[list[Any], list[Work], list[int | None]]:
-    works, sizes = [Work() for _ in range(count)], []
+def begun_again(
+    path: Path, folder: Path, count: int = 2
+) -> tuple[list[Any], list[RunReport], list[int | None]]:
+    works, sizes = [RunReport() for _ in range(count)], []
 
     def go_on(group: ProcessGroup) -> Any:
         kept = snapshots(folder, group)
@@ -176,7 +178,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, 
     interrupted(path, tmp_path, after)
     found, works, sizes = begun_again(path, tmp_path)
     assert_same(found, in_memory(path))
-    plain = Work()
+    plain = RunReport()
     by_layer(path, work=plain)
     assert None not in sizes
     assert all(work.bytes_read < plain.bytes_read for work in works)

@@ -18,7 +18,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.results.heads import Per
 from prunecli.running.layerwise import session as machinery
-from prunecli.running.layerwise.session import Means, Session, Work
+from prunecli.running.layerwise.session import Resources, RunReport, Session
 from prunecli.text.labelled import read_labelled
 from tests.families import DECODERS, ENCODERS
 from tests.methods.heads.test_score import FAMILIES, LINES, Subject
@@ -30,10 +30,10 @@ TOLERANCE = 1e-5
 
 def layered(
     subject: Subject, batches: list[Batch], memory: int = PLENTY, **more: Any
-) -> tuple[HeadSums, Work]:
-    work = Work()
+) -> tuple[HeadSums, RunReport]:
+    work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        session = Session(checkpoint, Means(CPU, torch.float32, memory, more.pop("spill", None)), work)
+        session = Session(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = GradientByLayer(session)(
             session.skeleton.model, subject.layers, named, subject.task, *more.pop("progress", ()), **more
@@ -158,9 +158,9 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> Non
     batches = subject.batches(1)
     batches[1].labels[:] = objective.IGNORED
     batches[1].labels[0, 1] = 0
-    work = Work()
+    work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        session = Session(checkpoint, Means(CPU, torch.float32, PLENTY), work)
+        session = Session(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
         model, seen = session.skeleton.model, []
 
         def hurt(_module: Any, _inputs: Any, output: Any) -> Any:

@@ -11,8 +11,8 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.running import LayerMajor
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.running import LayerwiseForward
+from prunecli.running.layerwise.states import StateStore
 
 CPU = torch.device("cpu")
 BATCHES = (
@@ -58,8 +58,8 @@ def by_layer(
         def forward(ids: torch.Tensor) -> Any:
             return model(**inputs(model, ids))[0]
 
-        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, States(memory) as states:
-            LayerMajor(skeleton, reader, states).run(
+        with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
+            LayerwiseForward(skeleton, reader, states).run(
                 [lambda ids=ids: forward(ids) for ids in BATCHES],
                 finish=lambda number, logits: found.__setitem__(number, logits),
                 **options,

@@ -22,7 +22,7 @@ from prunecli.modules.loading import load_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.states import StateStore
 from prunecli.running.layerwise.swaps import frozen
 from prunecli.running.layerwise.tape import Tape
 from tests.families import GATED_T5, MODEL_TYPES, tiny_family
@@ -93,7 +93,7 @@ class Run:
         passes = [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
         with (
             Reader(self.checkpoint, buffers, self.skeleton.widest_bytes, CPU) as reader,
-            States(memory) as states,
+            StateStore(memory) as states,
             frozen(model),
         ):
             before = states.free_memory
@@ -274,7 +274,7 @@ def test_a_disk_that_fills_up_on_the_way(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_what_a_layer_hands_on_is_kept_once() -> None:
     """As T5's layers do with the position bias."""
-    with States(1 << 16) as states:
+    with StateStore(1 << 16) as states:
         tape, free = Tape(states, CPU), states.free_memory
         hidden, bias = torch.randn(4, requires_grad=True), torch.randn(100)
         first = tape.keep((hidden, bias), {}, {})

@@ -15,8 +15,8 @@ from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
 from prunecli.running.layerwise.parts import Skeleton, block_bytes
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.running import LayerMajor, Pass
-from prunecli.running.layerwise.states import States
+from prunecli.running.layerwise.running import LayerwiseForward, Pass
+from prunecli.running.layerwise.states import StateStore
 from tests.families import tiny_family
 from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
 from tests.tiny import tiny_nllb_moe
@@ -41,8 +41,11 @@ class Run:
         return [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
 
     def run(self, passes: list[Pass] | None = None, **options: Any) -> None:
-        with Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader, States(1 << 20) as states:
-            LayerMajor(self.skeleton, reader, states).run(passes or self.passes(), **options)
+        with (
+            Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
+            StateStore(1 << 20) as states,
+        ):
+            LayerwiseForward(self.skeleton, reader, states).run(passes or self.passes(), **options)
 
 
 def routed(path: Path) -> dict[str, set[int]]:

@@ -11,7 +11,7 @@ import torch
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.layerwise import session as module
-from prunecli.running.layerwise.session import Machinery, Means, Need, Session, Work
+from prunecli.running.layerwise.session import BatchCost, Machinery, Resources, RunReport, Session
 from prunecli.tensors.quantities import parse_size
 from tests.families import tiny_family
 from tests.running.layerwise.running import CPU
@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def session_of(path: Path, memory: int = PLENTY, spill: Path | None = None) -> Session:
-    return Session(open_model(path), Means(CPU, torch.float32, memory, spill), Work())
+    return Session(open_model(path), Resources(CPU, torch.float32, memory, spill), RunReport())
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
@@ -35,14 +35,14 @@ def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
 
 
 def test_batches_that_find_room_go_together(path: Path) -> None:
-    (group,) = session_of(path).groups([Need(5, 100), Need(9, 10), Need(2, 1)])
+    (group,) = session_of(path).groups([BatchCost(5, 100), BatchCost(9, 10), BatchCost(2, 1)])
     assert (group.numbers, group.states, group.activations) == ((0, 1, 2), 111, 9)
     assert group.plan.buffers == 3
 
 
 def test_others_are_cut_in_their_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_room(monkeypatch, 60, 50)
-    needs = [Need(0, states) for states in (100, 10, 1, 80, 30, 109)]
+    needs = [BatchCost(0, states) for states in (100, 10, 1, 80, 30, 109)]
     groups = session_of(path).groups(needs)
     assert [group.numbers for group in groups] == [(0, 1), (2, 3), (4,), (5,)]
     assert [group.states for group in groups] == [110, 81, 30, 109]
@@ -57,29 +57,29 @@ def test_one_batch_that_finds_no_room_anywhere(
 ) -> None:
     no_room(monkeypatch, 60, 50)
     with pytest.raises(OutputError, match=rf"{tmp_path}: no room for the states of one batch"):
-        session_of(path, spill=tmp_path).groups([Need(0, 10), Need(0, 111)])
+        session_of(path, spill=tmp_path).groups([BatchCost(0, 10), BatchCost(0, 111)])
 
 
 def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="nowhere"):
-        session_of(path, spill=tmp_path / "nowhere").groups([Need(0, 10)])
+        session_of(path, spill=tmp_path / "nowhere").groups([BatchCost(0, 10)])
 
 
 def test_too_little_memory_names_the_smallest_that_works(path: Path) -> None:
     session = session_of(path, MIB)
     with pytest.raises(UsageError, match="--memory 1MiB is too little") as caught:
-        session.groups([Need(300 * MIB, 10)])
+        session.groups([BatchCost(300 * MIB, 10)])
     named = re.search(r"smallest that works is (\S+)", caught.value.message)
     assert named
     smallest = parse_size(named[1])
     assert smallest > 300 * MIB
-    session._means = Means(CPU, torch.float32, smallest)
-    assert session.groups([Need(300 * MIB, 10)])
+    session._means = Resources(CPU, torch.float32, smallest)
+    assert session.groups([BatchCost(300 * MIB, 10)])
 
 
 def test_a_run_says_what_it_took_and_gives_everything_back(path: Path, tmp_path: Path) -> None:
     session = session_of(path, spill=tmp_path)
-    (group,) = session.groups([Need(0, 1000)])
+    (group,) = session.groups([BatchCost(0, 1000)])
     for times in (1, 2):
         with session.running(group) as machinery:
             machinery.make_room()
@@ -99,7 +99,7 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path: Path, tmp_path:
 
 def test_an_interrupted_run_gives_everything_back_too(path: Path) -> None:
     session = session_of(path)
-    (group,) = session.groups([Need(0, 1000)])
+    (group,) = session.groups([BatchCost(0, 1000)])
     used: list[Machinery] = []
 
     def interrupted() -> None:

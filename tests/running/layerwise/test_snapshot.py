@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.trees import leaves, map_tree, outline, rebuilt
 
 TREE = {
@@ -28,7 +28,7 @@ def same(one: Any, other: Any) -> bool:
 @pytest.fixture
 def written(tmp_path: Path) -> Path:
     path = tmp_path / ".gates.json.layers"
-    with States(64) as states:
+    with StateStore(64) as states:
         held = map_tree(TREE, states.put, torch.Tensor)
         assert write_snapshot(path, {"stage": 3}, held, states)
     return path
@@ -37,15 +37,15 @@ def written(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("memory", [0, 100, 1 << 16])
 def test_a_snapshot_comes_back(written: Path, memory: int) -> None:
     assert read_header(written) == {"stage": 3}
-    with States(memory) as states:
+    with StateStore(memory) as states:
         tree = read_snapshot(written, states)
-        assert same(map_tree(tree, states.get, Held), TREE)
+        assert same(map_tree(tree, states.get, Stored), TREE)
     assert [path.name for path in written.parent.iterdir()] == [written.name]
 
 
 def test_plain_tensors_come_back_as_such(tmp_path: Path) -> None:
     tree = {"sums": [torch.arange(7), torch.randn(3, 2).double(), torch.zeros(0)]}
-    with States(0) as states:
+    with StateStore(0) as states:
         assert write_snapshot(tmp_path / "file", {}, {**tree, "held": states.put(torch.ones(3))}, states)
         found = read_snapshot(tmp_path / "file", states)
         assert same(found["sums"], tree["sums"])
@@ -72,12 +72,12 @@ def test_another_file_is_none(content: bytes, tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_last_one(written: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(100, 100, 10))
-    with States(1 << 12) as states:
+    with StateStore(1 << 12) as states:
         held = states.put(torch.zeros(100))
         assert not write_snapshot(written, {"stage": 4}, held, states)
     assert read_header(written) == {"stage": 3}
 
 
 def test_a_folder_that_is_gone_is_no_failure(tmp_path: Path) -> None:
-    with States(1 << 12) as states:
+    with StateStore(1 << 12) as states:
         assert not write_snapshot(tmp_path / "gone" / "file", {}, states.put(torch.zeros(3)), states)

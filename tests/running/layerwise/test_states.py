@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import OutputError
-from prunecli.running.layerwise.states import Held, States
+from prunecli.running.layerwise.states import StateStore, Stored
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 
@@ -22,8 +22,8 @@ KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool)
 @given(st.data())
 def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
     memory = data.draw(st.sampled_from((0, 64, 500, 1000, 4096)))
-    with States(memory) as states:
-        kept: dict[Held, torch.Tensor] = {}
+    with StateStore(memory) as states:
+        kept: dict[Stored, torch.Tensor] = {}
         for _ in range(data.draw(st.integers(1, 25))):
             if kept and data.draw(st.booleans()):
                 gone = data.draw(st.sampled_from(sorted(kept, key=repr)))
@@ -49,7 +49,7 @@ def test_whatever_is_put_comes_back(data: st.DataObject) -> None:
 @pytest.mark.parametrize("memory", [1 << 16, 0])
 def test_rows_are_read_and_replaced(memory: int) -> None:
     want = torch.arange(60.0).view(12, 5)
-    with States(memory) as states:
+    with StateStore(memory) as states:
         held = states.put(want)
         assert held.in_memory == bool(memory)
         assert torch.equal(states.rows(held, 3, 7), want[3:7])
@@ -59,14 +59,14 @@ def test_rows_are_read_and_replaced(memory: int) -> None:
 
 
 def test_what_comes_back_is_a_copy() -> None:
-    with States(1 << 16) as states:
+    with StateStore(1 << 16) as states:
         held = states.put(torch.ones(4))
         states.get(held).zero_()
         assert torch.equal(states.get(held), torch.ones(4))
 
 
 def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path: Path) -> None:
-    with States(4096, tmp_path) as states:
+    with StateStore(4096, tmp_path) as states:
         states.put(torch.zeros(1024))
         assert states.spilled_bytes == 0
         states.put(torch.zeros(1024))
@@ -75,7 +75,7 @@ def test_the_file_has_no_name_and_is_made_only_when_needed(tmp_path: Path) -> No
 
 
 def test_room_is_used_again() -> None:
-    with States(0) as states:
+    with StateStore(0) as states:
         for _ in range(50):
             held = [states.put(torch.ones(100)) for _ in range(3)]
             for one in held:
@@ -88,7 +88,7 @@ def test_a_full_disk_is_said_before_anything_is_written(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with States(0, tmp_path) as states:
+    with StateStore(0, tmp_path) as states:
         with pytest.raises(OutputError, match="no room") as caught:
             states.put(torch.zeros(10))
         assert str(tmp_path) in caught.value.message
@@ -100,10 +100,10 @@ def test_a_directory_that_is_none(way: str, tmp_path: Path) -> None:
     path = tmp_path / "nowhere"
     if way == "a file":
         path.write_text("")
-    with States(0, path) as states, pytest.raises(OutputError, match="nowhere"):
+    with StateStore(0, path) as states, pytest.raises(OutputError, match="nowhere"):
         states.put(torch.zeros(10))
 
 
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(OutputError, match="cannot be had"):
-        States(1 << 60)
+        StateStore(1 << 60)
