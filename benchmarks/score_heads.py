@@ -25,25 +25,26 @@ from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.losses import example_losses
 from prunecli.methods.heads import measure
 from prunecli.methods.heads.ablate import outcomes, without_each
-from prunecli.methods.heads.measure import AblationOptions, Material, Subject
+from prunecli.methods.heads.measure import AblationOptions, Subject
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.text.choice import Dataset
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
 
 
-def material(options: argparse.Namespace) -> Material:
+def material(options: argparse.Namespace) -> Dataset:
     if options.text is not None:
         architectures = str(open_model(options.model).config.get("architectures"))
         task = "mlm" if "MaskedLM" in architectures else "lm"
-        return Material(task, read_plain([options.text]).first(options.sentences))
+        return Dataset(task, read_plain([options.text]).first(options.sentences))
     text = read_parallel(options.data, options.split).first(options.sentences)
-    return Material("translation", text, parse_pairs(options.pairs, None, text.languages))
+    return Dataset("translation", text, parse_pairs(options.pairs, None, text.languages))
 
 
-def passes(subject: Subject, what: Material, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+def passes(subject: Subject, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Name -> one pass over all batches."""
     model, layers = subject.model, subject.checkpoint.layout.attentions
     batches = measure._batches(subject, what, options.batch_tokens)
@@ -93,7 +94,7 @@ def resident(field: str) -> int:
     return int(status.partition(f"{field}:")[2].split()[0]) << 10
 
 
-def gradient(subject: Subject, what: Material, options: argparse.Namespace) -> None:
+def gradient(subject: Subject, what: Dataset, options: argparse.Namespace) -> None:
     runs = passes(subject, what, options)
     times: dict[str, list[float]] = {"plain": [], "gradient": [], "training": []}
     for _ in range(options.rounds + 1):
@@ -118,7 +119,7 @@ def memory() -> None:
     print(f"  gradient / training: {grown['gradient'] / grown['training']:.2f}x")
 
 
-def ablation(subject: Subject, what: Material, metric: str, options: argparse.Namespace) -> None:
+def ablation(subject: Subject, what: Dataset, metric: str, options: argparse.Namespace) -> None:
     settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
     variants = without_each(subject.checkpoint.layout.attentions)
     pieces = measure._pieces(subject, what, settings)

@@ -64,11 +64,14 @@ def bench_latency(
 
     The first checkpoint is the baseline of the ratios.
     """
-    from prunecli.commands import found
+    from prunecli import demo
+    from prunecli.commands.checkpoints import checkpoints_or_demo
     from prunecli.evaluation.evaluate import labels_for
     from prunecli.evaluation.latency import LatencyOptions
     from prunecli.evaluation.latency import bench_latency as run
+    from prunecli.model.history import pruned_pairs
     from prunecli.tensors.documents import write_json
+    from prunecli.text.choice import TextChoice
 
     options = LatencyOptions(
         beams=_numbers("--beam", beam),
@@ -82,9 +85,10 @@ def bench_latency(
         memory=not no_memory,
     )
     check_outputs(output, plot, table, force=force)
-    labels = labels_for(found.checkpoints_or_found(checkpoints))
-    text, chosen = found.chosen_text(data, split, None, None, pairs, None)
-    chosen = tuple(found.pruned_pairs(list(labels.values()), chosen)) or chosen
+    labels = labels_for(checkpoints_or_demo(checkpoints))
+    choice = TextChoice(data=data, split=split, pairs=pairs, demo=demo.DATA)
+    text, chosen = choice.parallel(console.note)
+    chosen = pruned_pairs(list(labels.values()), chosen) or chosen
     # A batch is full at every size, so that its speed is that of the size.
     count = -(-sentences // max(options.batch_sizes)) * max(options.batch_sizes)
     lines = text.first(count).sentences[chosen[0][0]]

@@ -74,11 +74,13 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli.commands.found import checkpoint_or_demo, chosen_text
+    from prunecli import demo
+    from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import refuse_unwritable, write_json
     from prunecli.tensors.quantities import parse_size
+    from prunecli.text.choice import TextChoice
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
@@ -88,8 +90,17 @@ def collect_gates(
                 refuse_unwritable(output, force=force)
             opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint)))
             opened.require_mixtures()  # a model without experts is refused before anything heavy is loaded
-            text, chosen = chosen_text(data, split, source_file, target_file, pairs, langs)
-            text = text.first(max_sentences)
+            choice = TextChoice(
+                data,
+                split,
+                source_file,
+                target_file,
+                langs,
+                pairs,
+                max_sentences=max_sentences,
+                demo=demo.DATA,
+            )
+            text, chosen = choice.parallel(console.note)
 
             from prunecli.commands.gate_run import GateRun, dtype_of, means_of, own_device
             from prunecli.methods.experts.resume import kept_dtype, partial_path

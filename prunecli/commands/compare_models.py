@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.found import checkpoint_directory, prunecli_checkpoints
+from prunecli.commands.checkpoints import checkpoint_directory, checkpoints_here
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -37,6 +36,7 @@ from prunecli.tensors.hub.names import checkpoint_path
 if TYPE_CHECKING:
     from prunecli.analysis.model_similarity import Comparison, Portion, SimilarityOptions
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.text.choice import TextChoice
 
 FORMAT = "prunecli.similarity/1"
 
@@ -109,10 +109,12 @@ def compare_models(
 
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
+    from prunecli import demo
     from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
     from prunecli.evaluation.evaluate import labels_for
     from prunecli.model.checkpoint import open_model
     from prunecli.tensors.documents import write_json
+    from prunecli.text.choice import TextChoice
 
     check_outputs(output, plot, table, force=force)
     compared = _compared(checkpoint, other)
@@ -130,8 +132,18 @@ def compare_models(
     )
     if context is not None and not text:
         raise UsageError("--context goes with --text", "Leave it out.")
-    choice = _Choice(data, split, source_file, target_file, langs, pairs, max_sentences)
-    portions = _plain(text, choice) if text else _parallel(list(labels.values()), choice)
+    choice = TextChoice(
+        data=data,
+        split=split,
+        source_file=source_file,
+        target_file=target_file,
+        langs=langs,
+        pairs=pairs,
+        files=tuple(text or ()),
+        max_sentences=max_sentences,
+        demo=demo.DATA,
+    )
+    portions = _portions(choice, list(labels.values()))
     names = list(opened)
     found = compare(opened, portions, options, console.progress(quiet))
     shown = names[: len(compared)]
@@ -160,26 +172,13 @@ def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:
     return dtype_name(fitting_dtype(opened, choose_device(device), dtype, say=console.note))
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """The options that name parallel text."""
-
-    data: Path | None
-    split: str
-    source_file: Path | None
-    target_file: Path | None
-    langs: str | None
-    pairs: str | None
-    max_sentences: int | None
-
-
 def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
     """The one or two checkpoints; without any, the demo model and what prunecli wrote here."""
     if checkpoint is not None:
         return [checkpoint_directory(path) for path in (checkpoint, other) if path is not None]
     from prunecli import demo
 
-    here = [path.relative_to(Path.cwd()) for path in prunecli_checkpoints(Path.cwd())]
+    here = checkpoints_here()
     if not here:
         console.note("No checkpoint given: using the bundled demo model.")
         return [demo.CHECKPOINT]
@@ -188,29 +187,23 @@ def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:
     return [demo.CHECKPOINT, here[0]]
 
 
-def _plain(files: Sequence[Path], choice: _Choice) -> tuple[Portion, ...]:
-    from prunecli.analysis.model_similarity import plain_portions
+def _portions(choice: TextChoice, checkpoints: Sequence[Path]) -> tuple[Portion, ...]:
+    """Plain text where it is named, else parallel, of the pairs that the checkpoints were pruned for."""
+    from prunecli.analysis.model_similarity import parallel_portions, plain_portions
+    from prunecli.model.history import pruned_pairs
     from prunecli.text.plain import read_plain
 
-    parallel = (choice.data, choice.source_file, choice.target_file, choice.langs, choice.pairs)
-    if any(value is not None for value in parallel):
-        raise UsageError(
-            "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
-            "Plain text is for models with one stack; leave out one of the two.",
-        )
-    return plain_portions(read_plain(files).first(choice.max_sentences))
-
-
-def _parallel(checkpoints: Sequence[Path], choice: _Choice) -> tuple[Portion, ...]:
-    from prunecli.analysis.model_similarity import parallel_portions
-    from prunecli.commands import found
-
-    text, pairs = found.chosen_text(
-        choice.data, choice.split, choice.source_file, choice.target_file, choice.pairs, choice.langs
-    )
+    if choice.files:
+        if any(given for name, given in choice.given.items() if name != "--text"):
+            raise UsageError(
+                "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
+                "Plain text is for models with one stack; leave out one of the two.",
+            )
+        return plain_portions(read_plain(choice.files).first(choice.max_sentences))
+    text, pairs = choice.parallel(console.note)
     if choice.pairs is None and choice.langs is None:
-        pairs = tuple(found.pruned_pairs(checkpoints, pairs)) or pairs
-    return parallel_portions(text.first(choice.max_sentences), pairs)
+        pairs = pruned_pairs(checkpoints, pairs) or pairs
+    return parallel_portions(text, pairs)
 
 
 def _payload(

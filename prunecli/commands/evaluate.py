@@ -30,10 +30,10 @@ from prunecli.commands.options import (
     SourceFileOption,
     TableOption,
     TargetFileOption,
+    TaskOption,
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
-from prunecli.commands.task_choice import TaskOption, check_options, task_of_all
 from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
@@ -147,23 +147,36 @@ def evaluate(
 
     Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
+    from prunecli import demo
     from prunecli.commands import evaluate_tasks as tasks
-    from prunecli.commands import evaluation_plot, found
+    from prunecli.commands import evaluation_plot
+    from prunecli.commands.checkpoints import checkpoints_or_demo
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import EvaluationOptions, labels_for
     from prunecli.evaluation.scoring import spm_file, spm_missing
     from prunecli.evaluation.tasks import TaskOptions, evaluate_task
     from prunecli.tensors.directory import read_config
+    from prunecli.text.choice import TextChoice
     from prunecli.text.groups import groups_of, read_groups
+    from prunecli.text.tasks import task_of_all
 
     budget = memory_bytes(memory, spill_dir)
-    files = tasks.TextOptions(text or (), labelled, whole_files, max_sentences, context, stride)
+    choice = TextChoice(
+        data=data,
+        split=split,
+        source_file=source_file,
+        target_file=target_file,
+        langs=langs,
+        pairs=pairs,
+        files=tuple(text or ()),
+        whole_files=whole_files,
+        labelled=labelled,
+        max_sentences=max_sentences,
+        context=context,
+        demo=demo.DATA,
+    )
     others = {
-        "--data": data,
-        "--source-file": source_file,
-        "--target-file": target_file,
-        "--langs": langs,
-        "--pairs": pairs,
+        "--stride": stride,
         "--spm": spm,
         "--hypotheses": hypotheses,
         "--groups": groups,
@@ -171,12 +184,12 @@ def evaluate(
     }
     if processes.rank() == 0:  # which alone writes
         check_outputs(output, plot, table, force=force)
-    labels = labels_for(found.checkpoints_or_found(checkpoints))
+    labels = labels_for(checkpoints_or_demo(checkpoints))
     chosen_task = task_of_all(list(labels.values())) if task is None else task.value
-    check_options(chosen_task, files.given | {name: value is not None for name, value in others.items()})
+    choice.check(chosen_task, {name: value is not None for name, value in others.items()})
     progress = console.progress(quiet)
     if chosen_task == "translation":
-        sentences, chosen = found.chosen_text(data, split, source_file, target_file, pairs, langs)
+        sentences, chosen = choice.parallel(console.note)
         if pairs is None:
             chosen = _fitting(list(labels.values()), chosen)
         by_language = {} if groups is None else groups_of(chain(*chosen), read_groups(groups), groups)
@@ -195,16 +208,15 @@ def evaluate(
             hypotheses=hypotheses,
             groups=by_language,
         )
-        payload = _translated(
-            labels, sentences.first(max_sentences), chosen, options, output, force=force, progress=progress
-        )
+        payload = _translated(labels, sentences, chosen, options, output, force=force, progress=progress)
         if not payload:  # one of several processes: the first goes on
             return
     else:
         if processes.world_size() > 1:
             raise UsageError(f"--task {chosen_task}: one process does it", "Start it without torchrun.")
         settings = TaskOptions(batch_tokens, device, dtype, context, stride, seed, budget, spill_dir)
-        named = tasks.text_of(chosen_task, files)
+        named = choice.read(chosen_task).text
+        assert not isinstance(named, ParallelText)
         payload = evaluate_task(
             labels,
             chosen_task,
@@ -267,9 +279,9 @@ def _translated(
 
 def _fitting(checkpoints: Sequence[Path], pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
     """Without --pairs: only what the pruned checkpoints were pruned for, where that is anything."""
-    from prunecli.commands.found import pruned_pairs
+    from prunecli.model.history import pruned_pairs
 
-    kept = tuple(pruned_pairs(checkpoints, pairs))
+    kept = pruned_pairs(checkpoints, pairs)
     if not kept or kept == pairs:
         return pairs
     console.note(

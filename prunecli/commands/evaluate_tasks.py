@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
@@ -13,8 +11,6 @@ from prunecli.evaluation.significance import too_few
 if TYPE_CHECKING:
     from prunecli.evaluation.tasks import OtherTask
     from prunecli.running.layerwise.session import RunReport
-    from prunecli.text.labelled import LabelledText
-    from prunecli.text.plain import PlainText
 
 COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
     "lm": {
@@ -35,44 +31,6 @@ COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
     },
 }
 """Task -> score -> its column's title and the format of its numbers."""
-
-
-@dataclass(frozen=True)
-class TextOptions:
-    """The options that name the text of a task that is not translation, and how it is cut."""
-
-    text: Sequence[Path]
-    labelled: Path | None
-    whole_files: bool
-    max_sentences: int | None
-    context: int | None
-    stride: int | None
-
-    @property
-    def given(self) -> dict[str, bool]:
-        """Option -> whether it was given."""
-        return {
-            "--text": bool(self.text),
-            "--whole-files": self.whole_files,
-            "--labelled": self.labelled is not None,
-            "--context": self.context is not None,
-            "--stride": self.stride is not None,
-        }
-
-
-def text_of(task: OtherTask, options: TextOptions) -> PlainText | LabelledText:
-    """The text that the options name.
-
-    Raises:
-        DataError: text that cannot be used.
-    """
-    from prunecli.text.labelled import read_labelled
-    from prunecli.text.plain import read_plain
-
-    if task == "classification":
-        assert options.labelled is not None
-        return read_labelled(options.labelled).first(options.max_sentences)
-    return read_plain(options.text, whole_files=options.whole_files).first(options.max_sentences)
 
 
 def report(label: str, work: RunReport) -> None:

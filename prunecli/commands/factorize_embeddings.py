@@ -149,8 +149,9 @@ def factorize_embeddings(
     and output share a table they go on sharing one: hidden states are projected to n in the output layer. Afterwards,
     finetune --teacher recovers the quality.
     """
-    from prunecli.commands.embedding_text import read_text
     from prunecli.methods.embeddings.decide import Options
+    from prunecli.methods.embeddings.source import Text
+    from prunecli.text.choice import TextChoice
 
     options = Options(
         side=None if side is None else side.value,
@@ -169,7 +170,8 @@ def factorize_embeddings(
         check_plot(plot, force=force or dry_run)
     with how.open(checkpoint) as opened:
         how.check(opened)
-        _run(opened, options, read_text(data, split, langs, tuple(text or ())), plot, how)
+        lines = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ())).lines()
+        _run(opened, options, Text.of(lines), plot, how)
 
 
 def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path | None, how: How) -> None:

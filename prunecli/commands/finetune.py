@@ -23,9 +23,9 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     TextFilesOption,
+    TrainingTaskOption,
     computed_dtype,
 )
-from prunecli.commands.task_choice import TrainingTaskOption
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
 
@@ -266,23 +266,27 @@ def finetune(
 
     Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
     """
-    from prunecli.commands.finetune_material import TextOptions
+    from prunecli import demo
     from prunecli.commands.finetune_run import How, Subject, Writing, run
+    from prunecli.text.choice import TextChoice
     from prunecli.training import options as training
 
-    given = TextOptions(
-        data,
-        split,
-        valid_split,
-        pairs,
-        langs,
-        tuple(text or ()),
-        tuple(valid_text or ()),
-        labelled,
-        valid_labelled,
-        max_sentences,
-        max_valid,
-        context,
+    choice = TextChoice(
+        data=data,
+        split=split,
+        langs=langs,
+        pairs=pairs,
+        files=tuple(text or ()),
+        labelled=labelled,
+        max_sentences=max_sentences,
+        context=context,
+        demo=demo.DATA,
+    )
+    valid = TextChoice(
+        split=valid_split,
+        files=tuple(valid_text or ()),
+        labelled=valid_labelled,
+        max_sentences=max_valid,
     )
     if steps is not None and epochs is not None:
         raise UsageError("--steps and --epochs were both given", "Give one of them.")
@@ -342,7 +346,7 @@ def finetune(
     how = How(resume is ResumeChoice.auto, quiet, json, of_logits)
     subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)
     writing = Writing(output, dtype_out, force, keep_state)
-    run(subject, given, None if task is None else task.value, options, writing, how)
+    run(subject, choice, valid, None if task is None else task.value, options, writing, how)
 
 
 def _dtype(asked: str, device: str) -> str:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.errors import UsageError
+from prunecli.progress import unsaid
 
 if TYPE_CHECKING:
-    from prunecli.commands.finetune_material import TextOptions
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.stock import Verdict
-    from prunecli.training.features import TrainingTask
+    from prunecli.text.choice import TextChoice
+    from prunecli.text.tasks import TrainingTask
     from prunecli.training.finetune import Trained
     from prunecli.training.material import Material
     from prunecli.training.options import TrainingOptions
@@ -45,7 +46,7 @@ class Subject:
     def find(self) -> None:
         """Turn what was named into a directory: fetched from the hub, or the demo model's."""
         from prunecli import demo
-        from prunecli.commands.found import checkpoint_or_demo
+        from prunecli.commands.checkpoints import checkpoint_or_demo
 
         if self.config is None:
             self.path = demo.CHECKPOINT if self.quiet and self.path is None else checkpoint_or_demo(self.path)
@@ -90,8 +91,8 @@ class Subject:
     def task(self) -> TrainingTask:
         """What the model is for."""
         from prunecli.architectures import FAMILIES
-        from prunecli.commands.task_choice import task_of_class, training_task_of
         from prunecli.model.declared import class_names
+        from prunecli.text.tasks import task_of_class, training_task_of
 
         if self.config is None:
             with self.open(Path()) as checkpoint:
@@ -122,7 +123,8 @@ class Writing:
 
 def run(
     subject: Subject,
-    given: TextOptions,
+    choice: TextChoice,
+    valid: TextChoice,
     task: TrainingTask | None,
     options: TrainingOptions,
     writing: Writing,
@@ -133,10 +135,9 @@ def run(
     Raises:
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
-    from prunecli.commands.finetune_material import material_of
-    from prunecli.commands.found import checkpoint_directory
-    from prunecli.commands.task_choice import check_options
+    from prunecli.commands.checkpoints import checkpoint_directory
     from prunecli.tensors.hub.names import local_path
+    from prunecli.training.material import read_material
 
     writing.check(local_path(subject.path))  # before anything is fetched
     subject.find()
@@ -145,10 +146,16 @@ def run(
         options = replace(options, teacher=checkpoint_directory(options.teacher))
     origin = subject.origin()
     task = task or subject.task()
-    check_options(task, given.given, also_plain=("feature-extraction",))
+    validating = {
+        "--valid-split": valid.split is not None,
+        "--valid-text": bool(valid.files),
+        "--valid-labelled": valid.labelled is not None,
+    }
+    choice.check(task, validating, also_plain=("feature-extraction",))
     if task == "feature-extraction":
         options = _learning_features(options, how.of_logits)
-    material = material_of(task, given, how.quiet)
+    say = unsaid if how.quiet else console.note
+    material = read_material(task, choice, valid, say)
     if material.task != "translation" and options.metric != "loss":
         raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
 
@@ -165,7 +172,7 @@ def run(
         origin_files=subject.files(origin),
         resume=how.resume,
         progress=console.progress(how.quiet or how.json),
-        report=(lambda _line: None) if how.quiet else console.note,
+        report=say,
     )
     if trained.is_main:
         payload, verdict = _publish(subject, material, options, trained, state, writing)

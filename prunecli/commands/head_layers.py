@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands.memory_options import report_work
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.measure import Material
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.heads import HeadScores, Per
     from prunecli.running.layerwise.session import Resources
+    from prunecli.text.choice import Dataset
 
 
 def score_by_layer(
     checkpoint: Checkpoint,
     tokenizer: Any,
-    reported: Material,
+    reported: Dataset,
     batch_tokens: int,
     means: Resources,
     progress: Any,

@@ -105,7 +105,7 @@ def inspect(
 
 def _opened(checkpoint: Path | None) -> Checkpoint:
     """The checkpoint; of a model of the hub that is not here, what config.json and headers say."""
-    from prunecli.commands.found import checkpoint_or_demo
+    from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.model.described import describe_checkpoint
 
     if checkpoint is None:

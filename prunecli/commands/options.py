@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -31,6 +32,25 @@ def removed_share(text: str) -> float:
     from prunecli.tensors.quantities import parse_share
 
     return parse_share(text)
+
+
+class TaskChoice(str, Enum):
+    """Values of --task."""
+
+    translation = "translation"
+    lm = "lm"
+    mlm = "mlm"
+    classification = "classification"
+
+
+class TrainingTaskChoice(str, Enum):
+    """Values of --task of `finetune`."""
+
+    translation = "translation"
+    lm = "lm"
+    mlm = "mlm"
+    classification = "classification"
+    features = "feature-extraction"
 
 
 CheckpointArgument = Annotated[
@@ -106,6 +126,14 @@ ContextOption = Annotated[
         show_default=False,
     ),
 ]
+TaskOption = Annotated[
+    TaskChoice | None,
+    typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
+]
+TrainingTaskOption = Annotated[
+    TrainingTaskChoice | None,
+    typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
+]
 BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
 ]
@@ -157,20 +185,6 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output th
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress, no table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-
-
-def listed(option: str, text: str | None) -> tuple[str, ...]:
-    """`a, b` -> (a, b), each once; None -> ().
-
-    Raises:
-        UsageError: one of them is empty.
-    """
-    if text is None:
-        return ()
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
-        raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
-    return names
 
 
 def fit_load(fit: str | None, batch: int, beam: int, length: int) -> dict[str, int]:

@@ -25,11 +25,11 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     fit_load,
-    listed,
     removed_share,
 )
 from prunecli.commands.rewriting import How, Written, removal, write
 from prunecli.errors import UsageError
+from prunecli.tensors.quantities import parse_names
 
 if TYPE_CHECKING:
     from prunecli.methods.experts.decide import Decision, Options
@@ -204,8 +204,8 @@ def prune_experts(
         balance=None if balance is None else parse_balance(balance),
         minimum=min_per_layer,
         granularity=None if granularity is None else granularity.value,
-        sources=listed("--source", source),
-        targets=listed("--target", target),
+        sources=parse_names("--source", source),
+        targets=parse_names("--target", target),
         dtype=dtype,
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),

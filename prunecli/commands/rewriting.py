@@ -46,7 +46,7 @@ class How:
 
     def open(self, checkpoint: Path | None) -> Checkpoint:
         """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
-        from prunecli.commands.found import checkpoint_or_demo
+        from prunecli.commands.checkpoints import checkpoint_or_demo
         from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target

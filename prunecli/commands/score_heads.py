@@ -28,15 +28,16 @@ from prunecli.commands.options import (
     SourceFileOption,
     TableOption,
     TargetFileOption,
+    TaskOption,
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
-from prunecli.commands.task_choice import TaskOption, check_options, task_of
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.measure import AblationOptions, Material, Subject
+    from prunecli.methods.heads.measure import AblationOptions, Subject
     from prunecli.results.heads import HeadScores, Per
+    from prunecli.text.choice import Dataset
 
 
 class MethodName(str, enum.Enum):
@@ -138,35 +139,39 @@ def score_heads(
 
     The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
     """
-    from prunecli.commands.found import checkpoint_or_demo
+    from prunecli import demo
+    from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
-    from prunecli.commands.head_material import Choice, material, selection
     from prunecli.commands.head_text import draw, show
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
+    from prunecli.text.choice import TextChoice
+    from prunecli.text.tasks import task_of
 
     check_outputs(output, plot, table, force=force)
     budget = memory_bytes(memory, spill_dir)
     _check_options(method, importance, metric, select_data, select_split, budget, dtype)
     with open_model(checkpoint_or_demo(checkpoint)) as opened:
         layers = opened.layout.attentions  # a family that is not declared is refused before anything heavy
-        choice = Choice(
-            data,
-            split,
-            source_file,
-            target_file,
-            langs,
-            pairs,
-            tuple(text or ()),
-            labelled,
-            max_sentences,
-            context,
+        choice = TextChoice(
+            data=data,
+            split=split,
+            source_file=source_file,
+            target_file=target_file,
+            langs=langs,
+            pairs=pairs,
+            files=tuple(text or ()),
+            labelled=labelled,
+            max_sentences=max_sentences,
+            context=context,
+            demo=demo.DATA,
         )
         chosen_task = task_of(opened) if task is None else task.value
-        check_options(chosen_task, choice.given)
-        reported = material(chosen_task, choice)
-        selected = selection(chosen_task, choice, select_data, select_split)
+        choice.check(chosen_task)
+        reported = choice.read(chosen_task, console.note)
+        other = choice.selecting(chosen_task, select_data, select_split)
+        selected = None if other is None else other.read(chosen_task, console.note)
 
         from prunecli.evaluation.decoding import DecodingOptions
         from prunecli.evaluation.evaluate import labels_for
@@ -262,8 +267,8 @@ def _check_options(
 
 def _ablate(
     subject: Subject,
-    reported: Material,
-    selected: Material | None,
+    reported: Dataset,
+    selected: Dataset | None,
     method: MethodName,
     options: AblationOptions,
     progress: Any,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.ffn_text import TextOptions
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -32,7 +31,9 @@ from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.methods.ffn.decide import Decision, Options
+    from prunecli.methods.ffn.measure import ActivationOptions
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.text.choice import TextChoice
 
 
 class TreatmentName(str, Enum):
@@ -168,7 +169,10 @@ def share_ffn(
 
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
+    from prunecli import demo
     from prunecli.methods.ffn.decide import Options
+    from prunecli.methods.ffn.measure import ActivationOptions
+    from prunecli.text.choice import TextChoice
 
     options = Options(
         config=config,
@@ -184,23 +188,35 @@ def share_ffn(
         dtype=dtype,
         seed=seed,
     )
-    choice = TextOptions(data, split, langs, pairs, tuple(text or ()), max_sentences, batch_tokens, device)
-    if keep_units is not KeepName.activations and choice.given is not None:
+    choice = TextChoice(
+        data=data,
+        split=split,
+        langs=langs,
+        pairs=pairs,
+        files=tuple(text or ()),
+        max_sentences=max_sentences,
+        demo=demo.DATA,
+    )
+    named = next((name for name, is_given in choice.given.items() if is_given), None)
+    if keep_units is not KeepName.activations and named is not None:
         raise UsageError(
-            f"{choice.given} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
+            f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )
+    running = ActivationOptions(batch_tokens, device)
     how = How(None if dry_run else output, force, quiet, json)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
-        _run(opened, options, choice, how)
+        _run(opened, options, choice, running, how)
 
 
-def _run(checkpoint: Checkpoint, options: Options, choice: TextOptions, how: How) -> None:
+def _run(
+    checkpoint: Checkpoint, options: Options, choice: TextChoice, running: ActivationOptions, how: How
+) -> None:
     from prunecli.commands.ffn_table import ffn_payload, show_ffns
     from prunecli.methods.ffn.rewrite import rewrite
 
-    decision = _decide(checkpoint, options, choice, quiet=how.quiet)
+    decision = _decide(checkpoint, options, choice, running, quiet=how.quiet)
     how.note(*decision.reasons)
     parts = rewrite(checkpoint, decision.plan, decision.units, options.dtype, options.seed)
     written = write(checkpoint, parts, decision.step, how)
@@ -209,19 +225,20 @@ def _run(checkpoint: Checkpoint, options: Options, choice: TextOptions, how: How
     )
 
 
-def _decide(checkpoint: Checkpoint, options: Options, choice: TextOptions, *, quiet: bool) -> Decision:
+def _decide(
+    checkpoint: Checkpoint, options: Options, choice: TextChoice, running: ActivationOptions, *, quiet: bool
+) -> Decision:
     """The decision; text is read, and the model run, where hidden units are chosen by their activations."""
-    from prunecli.commands.ffn_text import measure, read_material
     from prunecli.methods.ffn.decide import decide
+    from prunecli.methods.ffn.measure import activation_text, describe, measure_activations
 
     if options.keep_units != "activations":
         return decide(checkpoint, options)
-    material = read_material(checkpoint, choice)
-    progress = console.progress(quiet)
+    data, progress = activation_text(checkpoint, choice, console.note), console.progress(quiet)
     return decide(
         checkpoint,
-        replace(options, text=material.described),
-        lambda: measure(checkpoint, material, choice, progress),
+        replace(options, text=describe(data, choice)),
+        lambda: measure_activations(checkpoint, data, running, progress, console.note),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.found import chosen_splits, demo_text
 from prunecli.commands.options import (
     CheckpointArgument,
     DataOption,
@@ -18,7 +18,6 @@ from prunecli.commands.options import (
     JsonOption,
     QuietOption,
     TextFilesOption,
-    listed,
 )
 from prunecli.commands.rewriting import How, Written, change, write_made
 from prunecli.errors import UsageError
@@ -98,13 +97,18 @@ def trim_vocabulary(
     Special and added tokens, language codes, single characters and bytes always stay. The text falls into the same
     tokens as before, under new ids; this is checked before anything is written. Other text falls into smaller ones.
     """
+    from prunecli import demo
     from prunecli.methods.vocabulary.decide import Options
-    from prunecli.methods.vocabulary.measure import read_text
+    from prunecli.methods.vocabulary.measure import Text
+    from prunecli.text.choice import TextChoice
 
+    choice = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ()))
     if data is None and not text:
-        data, split = _demo_text(checkpoint), split or DEMO_SPLIT
-    if data is None and (split is not None or langs is not None):
-        raise UsageError("--split and --langs go with --data.", "Name a directory of text with --data.")
+        if checkpoint is not None:  # for which the demo's text would be the wrong one
+            raise UsageError(
+                "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
+            )
+        choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
     how = How(None if dry_run else output, force, quiet, json)
     with how.open(checkpoint) as opened:
         how.check(opened)
@@ -114,9 +118,7 @@ def trim_vocabulary(
             multiple_of=multiple_of,
             dtype=dtype,
         )
-        splits = () if data is None else chosen_splits(data, split)
-        chosen = read_text(data, splits, listed("--langs", langs) or None, text or ())
-        _run(opened, options, chosen, how)
+        _run(opened, options, Text.of(choice.lines(how.note)), how)
 
 
 def _run(checkpoint: Checkpoint, options: Options, text: Text, how: How) -> None:
@@ -176,19 +178,10 @@ def _show(written: Written, made: Trim) -> None:
     written.show_place()
 
 
-def _demo_text(checkpoint: Path | None) -> Path:
-    """The demo's text for the demo model; for another model it would be the wrong one."""
-    if checkpoint is not None:
-        raise UsageError(
-            "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
-        )
-    return demo_text()
-
-
 def _kept(path: Path | None) -> tuple[str, ...]:
     """The tokens of --keep."""
     if path is None:
         return ()
-    from prunecli.text.parallel import read_lines
+    from prunecli.text.lines import read_lines
 
     return tuple(dict.fromkeys(line for line in read_lines(path) if line))

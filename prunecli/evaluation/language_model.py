@@ -15,13 +15,13 @@ from torch import Tensor
 from prunecli.evaluation.layer_major import Runner, in_memory
 from prunecli.evaluation.objective import (
     Batch,
-    TaskName,
     mlm_batches,
     padding_id,
     require_finite,
     token_losses,
 )
 from prunecli.evaluation.windows import lm_windows, window_batches
+from prunecli.text.tasks import TaskName
 
 
 @dataclass(frozen=True)

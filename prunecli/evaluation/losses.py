@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,10 +17,9 @@ from torch.nn import functional
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.modules.logits import Logits
+from prunecli.text.tasks import TASKS, TaskName
 from prunecli.text.tokens import tokenized
 
-TaskName = Literal["translation", "classification", "mlm", "lm"]
-TASKS: tuple[TaskName, ...] = get_args(TaskName)
 IGNORED = -100
 """A label that is not counted, as everywhere in transformers."""
 

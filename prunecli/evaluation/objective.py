@@ -18,9 +18,7 @@ from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.decoding import max_positions
 from prunecli.evaluation.losses import (
     IGNORED,
-    TASKS,
     Batch,
-    TaskName,
     context_length,
     encoded,
     example_losses,
@@ -38,9 +36,7 @@ from prunecli.text.tokens import encode, tokenized
 
 __all__ = [
     "IGNORED",
-    "TASKS",
     "Batch",
-    "TaskName",
     "classification_batches",
     "context_length",
     "decoder_inputs",

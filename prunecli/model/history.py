@@ -5,12 +5,14 @@ Checkpoints and files stand in them by name, so that equal runs give equal bytes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli import __version__
+from prunecli.model.structure import KEY
 from prunecli.tensors.hub.names import origin
 
 if TYPE_CHECKING:
@@ -50,3 +52,42 @@ def given(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def named(checkpoint: Checkpoint) -> dict[str, str]:
     """Which checkpoint it is."""
     return {**origin(checkpoint.path), "fingerprint": checkpoint.fingerprint}
+
+
+def written_checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints that prunecli wrote in `directory` (not below), by name."""
+    return sorted(path.parent for path in directory.glob("*/config.json") if KEY in _config(path.parent))
+
+
+def pruned_pairs(
+    checkpoints: Sequence[Path], pairs: Sequence[tuple[str, str]]
+) -> tuple[tuple[str, str], ...]:
+    """Those of `pairs` (source, target) that every checkpoint pruned for certain languages was pruned for."""
+    kept = list(pairs)
+    for path in checkpoints:
+        for step in _steps(path):
+            arguments = step.get("arguments")
+            if isinstance(arguments, Mapping):
+                sources, targets = _names(arguments.get("source")), _names(arguments.get("target"))
+                kept = [p for p in kept if p[0] in (sources or (p[0],)) and p[1] in (targets or (p[1],))]
+    return tuple(kept)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if isinstance(value, str):
+        value = value.split(",")
+    return tuple(str(name).strip() for name in value) if isinstance(value, Sequence) else ()
+
+
+def _steps(path: Path) -> list[Mapping[str, Any]]:
+    structure = _config(path).get(KEY)
+    history = structure.get("history") if isinstance(structure, Mapping) else None
+    return [step for step in history if isinstance(step, Mapping)] if isinstance(history, list) else []
+
+
+def _config(path: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, Mapping) else {}

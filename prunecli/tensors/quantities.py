@@ -1,4 +1,4 @@
-"""Shares and sizes in bytes, as people write and read them."""
+"""Shares, sizes in bytes and lists of names, as people write and read them."""
 
 from __future__ import annotations
 
@@ -60,3 +60,17 @@ def bytes_text(count: float) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
         count /= 1024
     return f"{count:,.2f} GiB"
+
+
+def parse_names(option: str, text: str | None) -> tuple[str, ...]:
+    """`a, b` -> (a, b), each once; None -> ().
+
+    Raises:
+        UsageError: one of them is empty.
+    """
+    if text is None:
+        return ()
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(names):
+        raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
+    return names

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prunecli.errors import DataError
 from prunecli.tensors.documents import read_json
-from prunecli.text.parallel import read_lines
+from prunecli.text.lines import read_lines
 
 FORM = "Give lines of a language, a tab and its group, or a JSON object {language: group}."
 

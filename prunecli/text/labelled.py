@@ -11,13 +11,11 @@ from typing import Any
 
 from prunecli.errors import DataError
 from prunecli.tensors.documents import LONE, has_lone_surrogates
-from prunecli.text.parallel import read_lines
+from prunecli.text.lines import SHOWN, read_lines, require_count
 
 _REMEDY = (
     "A line is label<TAB>text, label<TAB>text<TAB>second text, or JSON with the keys label, text, text_b."
 )
-_SHOWN = 12
-"""Labels that a message lists at most."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,7 @@ class LabelledText:
         Raises:
             DataError: there are fewer.
         """
-        if count is None:
-            return self
-        if count > len(self):
-            raise DataError(
-                f"{self.path}: {count:,} examples were asked for, it holds {len(self):,}",
-                f"Ask for at most {len(self):,}.",
-            )
+        require_count(count, len(self), "examples", str(self.path))
         return replace(
             self,
             labels=self.labels[:count],
@@ -119,7 +111,7 @@ def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:
     for label, line in zip(text.labels, text.lines, strict=True):
         number = known.get(label, known.get(label.lower()))
         if number is None:
-            shown = [*map(str, list(names.values())[:_SHOWN]), *(["…"] if len(names) > _SHOWN else [])]
+            shown = [*map(str, list(names.values())[:SHOWN]), *(["…"] if len(names) > SHOWN else [])]
             raise DataError(
                 f"{text.path}, line {line:,}: the model knows no label {label!r}",
                 f"It knows: {', '.join(shown)}; or their numbers, 0 to {len(names) - 1}.",

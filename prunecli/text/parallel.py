@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from difflib import get_close_matches
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
-from prunecli.tensors.git_lfs import refuse_pointer
+from prunecli.text.lines import PACKED, SHOWN, near_names, read_lines, require_count
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
 _UNPACKED_BY = {".bz2": "bunzip2", ".xz": "unxz", ".zst": "unzstd"}
-PACKED = ".gz"
-"""Ending of the names of files that are unpacked as they are read."""
-_ONE_A_LINE = "Name a file of text, one entry per line."
-_SHOWN = 12
-"""Languages or splits that a message lists at most."""
 
 
 @dataclass(frozen=True)
@@ -50,30 +42,13 @@ class ParallelText:
         Raises:
             DataError: there are fewer.
         """
-        if count is None:
-            return self
-        if count > len(self):
-            raise DataError(
-                f"{self.split}: {count:,} sentences were asked for, it holds {len(self):,}",
-                f"Ask for at most {len(self):,}.",
-            )
-        return ParallelText(self.split, {name: lines[:count] for name, lines in self.sentences.items()})
+        require_count(count, len(self), "sentences", self.split)
+        return replace(self, sentences={name: lines[:count] for name, lines in self.sentences.items()})
 
 
 def pair_name(source: str, target: str) -> str:
     """The name of a direction: `eng_Latn-fra_Latn`."""
     return f"{source}-{target}"
-
-
-def near_names(name: str, known: Iterable[str], label: str = "Known") -> str:
-    """What a message adds about an unknown `name`: the nearest of `known`, or, after `label`, a few of them."""
-    names = sorted(set(known))
-    near = get_close_matches(name, names, n=3, cutoff=0.8)
-    near = near or [other for other in names if name and other.startswith(name)][:3]
-    if near:
-        return f"Did you mean {' or '.join(near)}?"
-    shown = ", ".join(names[:_SHOWN]) + (f", … ({len(names)} in all)" if len(names) > _SHOWN else "")
-    return f"{label}: {shown}." if names else f"{label}: none."
 
 
 def parse_pairs(
@@ -204,51 +179,6 @@ def _aligned(split: str, files: Mapping[str, Path]) -> ParallelText:
     return ParallelText(split, sentences)
 
 
-def read_lines(path: Path | str) -> tuple[str, ...]:
-    r"""The lines of a UTF-8 file without their line ends (`\n` or `\r\n`) and without a byte order mark.
-
-    A file whose name ends in `.gz` is unpacked.
-
-    Raises:
-        DataError: no such file, an empty one, a damaged one, a Git LFS pointer, or one that is not UTF-8 (with the
-            line).
-    """
-    path = Path(path)
-    refuse_pointer(path, DataError)
-    data = _read(path)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data[: error.start].count(b"\n") + 1
-        raise DataError(
-            f"{path}, line {line:,}: not UTF-8 (byte 0x{data[error.start]:02x})", "Convert the file to UTF-8."
-        ) from error
-    if not text.strip():
-        raise DataError(f"{path}: the file is empty", "It needs one sentence per line.")
-    # Not splitlines(), which would also cut at U+2028, form feeds and the like, inside a sentence.
-    lines = text.split("\n")
-    if not lines[-1]:
-        lines.pop()
-    return tuple(line.removesuffix("\r") for line in lines)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise DataError(f"{path}: no such file", _ONE_A_LINE) from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path}: a directory, not a file", _ONE_A_LINE) from error
-    if path.suffix != PACKED or not data:
-        return data
-    try:
-        return gzip.decompress(data)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path}: not a whole gzip file ({' '.join(str(error).split())})", "Copy the file again."
-        ) from error
-
-
 def _language_files(directory: Path, split: str) -> dict[str, Path]:
     if directory.is_file():
         raise DataError(
@@ -262,7 +192,7 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
         splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
-            f"Splits found: {', '.join(splits[:_SHOWN])}." if splits else "No split was found in it.",
+            f"Splits found: {', '.join(splits[:SHOWN])}." if splits else "No split was found in it.",
         )
     return dict(sorted(found.items()))
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prunecli.errors import DataError, UsageError
-from prunecli.text.parallel import read_lines
+from prunecli.errors import UsageError
+from prunecli.text.lines import read_lines, require_count
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,7 @@ class PlainText:
         Raises:
             DataError: there are fewer.
         """
-        if count is None:
-            return self
-        if count > len(self):
-            names = ", ".join(map(str, self.files))
-            raise DataError(
-                f"{names}: {count:,} texts were asked for, there are {len(self):,}",
-                f"Ask for at most {len(self):,}.",
-            )
+        require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
         return PlainText(self.files, self.texts[:count])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from prunecli.architectures import OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError, DataError
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
-from prunecli.text.parallel import near_names
+from prunecli.text.lines import near_names
 
 Tokenizer = Any
 """A tokenizer of transformers."""

@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import DataError
-from prunecli.evaluation.losses import IGNORED, TaskName, encoded, padding_id, window_length
+from prunecli.evaluation.losses import IGNORED, encoded, padding_id, window_length
 from prunecli.processes import ProcessGroup
 from prunecli.text.batching import length_bucketed
 from prunecli.training.examples import Sequences
 from prunecli.training.loss import Objective, hidden_distance
 from prunecli.training.options import LossOptions
 from prunecli.training.validation import Validation
-
-TrainingTask = Literal[TaskName, "feature-extraction"]
-"""What a model can be trained for."""
 
 FEATURES: Literal["feature-extraction"] = "feature-extraction"
 

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.text.choice import Text, TextChoice
 from prunecli.text.labelled import LabelledText
-from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.plain import PlainText
+from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
+from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
 from prunecli.training.encoding import labelled, masked, texts, translations
 from prunecli.training.examples import Examples
-from prunecli.training.features import FEATURES, TrainingTask, features
+from prunecli.training.features import FEATURES, features
 from prunecli.training.options import TrainingOptions
 from prunecli.training.validation import Translating, Validation
-
-Text = ParallelText | PlainText | LabelledText
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,33 @@ class Material:
         """Key of `describe` -> names of its files -> hashes of their lines."""
         named = {"train": self.train} if self.valid is None else {"train": self.train, "valid": self.valid}
         return {key: _digests(text) for key, text in named.items()}
+
+
+VALID_SPLIT = "val"
+
+
+def read_material(task: TrainingTask, choice: TextChoice, valid: TextChoice, say: Say = unsaid) -> Material:
+    """The text that `choice` names for `task`, and that of `valid` to validate with.
+
+    Args:
+        valid: its `split`, `files`, `labelled` and `max_sentences` count; of translation without a split "val", where
+            there is one.
+        say: hears what is taken by default.
+
+    Raises:
+        PruneError: text that cannot be used.
+    """
+    train, pairs = choice.text_of(task, say)
+    if isinstance(train, ParallelText):
+        data = None if choice.source_file is not None else choice.data or choice.demo
+        if data is None or (valid.split is None and not has_split(data, VALID_SPLIT)):
+            say(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
+            return Material(task, train, None, pairs)
+        held_out = read_parallel(data, valid.split or VALID_SPLIT, train.languages)
+        return Material(task, train, held_out.first(valid.max_sentences), pairs)
+    if valid.labelled is None and not valid.files:
+        return Material(task, train)
+    return Material(task, train, valid.text_of(task)[0])
 
 
 def _digest(text: Text) -> str:

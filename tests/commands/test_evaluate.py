@@ -7,7 +7,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from prunecli.commands import found
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
 from prunecli.results import read
@@ -158,19 +157,6 @@ def test_what_is_left_out_is_not_said_of_what_is_refused(folder, arguments, monk
     with pytest.raises((CheckpointError, OutputError)):
         _run(*arguments, "--data", "data")
     assert not any("spBLEU" in line for line in said)
-
-
-def test_found_checkpoints_are_those_with_prunecli_s_mark(folder):
-    assert found.prunecli_checkpoints(folder) == [folder / "pruned"]
-    (folder / "broken").mkdir()
-    (folder / "broken" / "config.json").write_text("{")
-    assert found.prunecli_checkpoints(folder) == [folder / "pruned"]
-
-
-def test_pairs_that_pruned_checkpoints_share(folder):
-    pairs = (("eng_Latn", "deu_Latn"), ("deu_Latn", "eng_Latn"))
-    assert found.pruned_pairs([folder / "full"], pairs) == list(pairs)
-    assert found.pruned_pairs([folder / "full", folder / "pruned"], pairs) == [("eng_Latn", "deu_Latn")]
 
 
 CLASSES = "fra_Latn\thigh\neng_Latn\thigh\ndeu_Latn\tmiddle\n"

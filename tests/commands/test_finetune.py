@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,15 +11,12 @@ import pytest
 import torch
 
 import prunecli
-from prunecli import demo
 from prunecli.commands.finetune import finetune
-from prunecli.commands.finetune_material import TextOptions, material_of
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
-from prunecli.text.parallel import read_parallel
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
@@ -364,26 +360,6 @@ def test_a_fault_of_another_process_alone_is_said(folder, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(DataError, match="none: no such directory"):
         _run("model", "--data", "none", *SMALL, "-o", "out")
-
-
-def demo_options(**changes):
-    return replace(
-        TextOptions(None, "train", None, "qba_Latn-qbo_Latn", None, (), (), None, None, 3, 2), **changes
-    )
-
-
-@pytest.mark.parametrize(("asked", "split"), [(None, "val"), ("val", "val"), ("test", "test")])
-def test_the_demo_validates_on_the_split_asked_for(asked, split):
-    languages = ("qba_Latn", "qbo_Latn")
-    found = material_of("translation", demo_options(valid_split=asked), quiet=True)
-    assert found.train == read_parallel(demo.DATA, "train", languages, max_sentences=3)
-    assert found.valid == read_parallel(demo.DATA, split, languages, max_sentences=2)
-
-
-@pytest.mark.parametrize("data", [None, demo.DATA])
-def test_a_split_that_the_demo_lacks_is_refused(data):
-    with pytest.raises(DataError, match="no split 'nosuch'"):
-        material_of("translation", demo_options(valid_split="nosuch", data=data), quiet=True)
 
 
 def test_the_demo_without_arguments(folder):

@@ -23,7 +23,7 @@ from prunecli.results.published import read_gates
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import read_json, write_json
 from prunecli.text.labelled import read_labelled
-from prunecli.text.parallel import read_lines
+from prunecli.text.lines import read_lines
 from prunecli.text.tokens import load_tokenizer, tokenized
 from tests.families import tiny_family
 from tests.fuzz.mutations import (

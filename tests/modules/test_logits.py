@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from prunecli.evaluation.losses import Batch, TaskName, token_losses
+from prunecli.evaluation.losses import Batch, token_losses
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
+from prunecli.text.tasks import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
 from tests.families import DECODERS, ENCODERS, TRANSLATORS, VOCAB, tiny_family

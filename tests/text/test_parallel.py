@@ -8,13 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError, UsageError
+from prunecli.text.lines import near_names, read_lines
 from prunecli.text.parallel import (
     ParallelText,
     has_split,
     languages_of,
-    near_names,
     parse_pairs,
-    read_lines,
     read_pair,
     read_parallel,
 )

@@ -21,6 +21,7 @@ from prunecli.modules.define import DefineEmbedding
 from prunecli.modules.embeddings import padding_id
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
+from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer, tokenized
 
 BATCH = 4096
@@ -38,6 +39,17 @@ class Text:
 
     lines: Sequence[str]
     described: dict[str, Any]
+
+    @classmethod
+    def of(cls, lines: Lines) -> Text | None:
+        """`lines` as a history says them; None: there are none."""
+        described: dict[str, Any] = {}
+        if lines.splits:
+            described |= {"split": list(lines.splits), "langs": list(lines.asked) or None}
+        if lines.plain is not None:
+            names = [path.name for path in lines.plain.files]
+            described |= {"text": names, "text_sha256": lines.plain.sha256}
+        return cls(lines.texts, described | {"lines": len(lines.texts)}) if lines.texts else None
 
 
 def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:

@@ -16,7 +16,7 @@ from prunecli.results.gates import (
     side_of,
     split_pair,
 )
-from prunecli.text.parallel import near_names
+from prunecli.text.lines import near_names
 
 Granularity = Literal["language", "pair", "global"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)

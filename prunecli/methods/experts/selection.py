@@ -13,7 +13,7 @@ from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import Layer
 from prunecli.results.gates import ANY
 from prunecli.tensors.documents import read_json
-from prunecli.text.parallel import near_names
+from prunecli.text.lines import near_names
 
 SELECTION_FORMAT = "prunecli.experts/1"
 """A selection that `prune-experts --dry-run --json` printed: `{"kept": {layer: [ids]}}`."""

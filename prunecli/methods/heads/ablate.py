@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings, max_positions
-from prunecli.evaluation.losses import Batch, TaskName, example_losses
+from prunecli.evaluation.losses import Batch, example_losses
 from prunecli.methods.heads.score import check_finite
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
@@ -24,6 +24,7 @@ from prunecli.progress import Progress, silent
 from prunecli.text.batching import length_bucketed
 from prunecli.text.lengths import length_limit
 from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode
 
 Example = tuple[str, int]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prunecli.evaluation.layer_major import how, need_of
-from prunecli.evaluation.losses import Batch, TaskName, example_losses
+from prunecli.evaluation.losses import Batch, example_losses
 from prunecli.methods.heads.score import HeadSums, check_finite, head_products, taken
 from prunecli.model.attention import AttentionLayer
 from prunecli.progress import Progress, silent
@@ -20,6 +20,7 @@ from prunecli.results.heads import Per
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.session import Group, Session
 from prunecli.running.layerwise.swaps import frozen
+from prunecli.text.tasks import TaskName
 
 
 class GradientByLayer:

@@ -11,7 +11,7 @@ import numpy as np
 from prunecli.errors import UsageError
 from prunecli.evaluation import objective
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.losses import Batch, TaskName
+from prunecli.evaluation.losses import Batch
 from prunecli.methods.heads.ablate import (
     Piece,
     Variant,
@@ -28,9 +28,10 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import VALUES, HeadScores, Method, Per
+from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.plain import PlainText
+from prunecli.text.tasks import TaskName
 
 METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
     "translation": ("chrf++", "bleu", "loss"),
@@ -39,22 +40,6 @@ METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
     "lm": ("loss",),
 }
 """What ablation can measure at each task; the first is the default."""
-
-
-@dataclass(frozen=True)
-class Material:
-    """What heads are scored on.
-
-    Attributes:
-        text: parallel for translation, labelled for classification, plain for language models.
-        pairs: the directions of translation.
-        context: tokens of a window of plain text; None: see `window_length`.
-    """
-
-    task: TaskName
-    text: ParallelText | LabelledText | PlainText
-    pairs: tuple[tuple[str, str], ...] = ()
-    context: int | None = None
 
 
 @dataclass(frozen=True)
@@ -98,14 +83,14 @@ def check_metric(task: TaskName, metric: str | None) -> Metric:
 
 def score_by_gradient(
     subject: Subject,
-    material: Material,
+    data: Dataset,
     batch_tokens: int,
     progress: Progress = silent,
     *,
     per: Per = "example",
     importance: Callable[..., HeadSums] = gradient_importance,
 ) -> HeadScores:
-    """Importance of every head (4.1), summed over the examples of `material`, or over their tokens.
+    """Importance of every head (4.1), summed over the examples of `data`, or over their tokens.
 
     Args:
         per: what the absolute value is taken of.
@@ -115,12 +100,12 @@ def score_by_gradient(
         PruneError: text, model or losses that cannot be used.
     """
     layers = subject.checkpoint.layout.attentions
-    batches = _batches(subject, material, batch_tokens)
-    sums = importance(subject.model, layers, batches, material.task, progress, per=per)
+    batches = _batches(subject, data, batch_tokens)
+    sums = importance(subject.model, layers, batches, data.task, progress, per=per)
     run = [batch for found in batches.values() for batch in found]
     count = sum(len(batch.indices) for batch in run)
     tokens = _tokens(layers, run) if per == "token" else {}
-    return _scores(subject, material.task, "gradient", layers, count, sums, per=per, tokens=tokens)
+    return _scores(subject, data.task, "gradient", layers, count, sums, per=per, tokens=tokens)
 
 
 def _tokens(layers: Sequence[AttentionLayer], batches: Sequence[Batch]) -> dict[str, int]:
@@ -135,7 +120,7 @@ def _tokens(layers: Sequence[AttentionLayer], batches: Sequence[Batch]) -> dict[
 
 def score_by_ablation(
     subject: Subject,
-    material: Material,
+    data: Dataset,
     method: Method,
     options: AblationOptions,
     progress: Progress = silent,
@@ -152,7 +137,7 @@ def score_by_ablation(
     """
     layers = subject.checkpoint.layout.attentions
     variants = (without_each if method == "ablation" else only_each)(layers)
-    count, found = _effects(subject, material, variants, options, progress)
+    count, found = _effects(subject, data, variants, options, progress)
     made = {}
     for metric in sorted(found, key=lambda name: name != options.metric):
         effects = found[metric]
@@ -164,7 +149,7 @@ def score_by_ablation(
         }
         made[metric] = _scores(
             subject,
-            material.task,
+            data.task,
             method,
             layers,
             count,
@@ -178,12 +163,12 @@ def score_by_ablation(
 
 def report_best(
     subject: Subject,
-    material: Material,
+    data: Dataset,
     best: dict[str, int],
     options: AblationOptions,
     progress: Progress = silent,
 ) -> dict[str, Any]:
-    """The score on `material` of each layer's single head that was chosen on other text (3.3, appendix A).
+    """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A).
 
     Args:
         best: attention's name -> original id of the head.
@@ -195,7 +180,7 @@ def report_best(
     variants = [
         Variant(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
     ]
-    count, found = _effects(subject, material, variants, options, progress)
+    count, found = _effects(subject, data, variants, options, progress)
     effects = found[options.metric]
     names = [layer.name for layer in layers]
     return {
@@ -234,51 +219,51 @@ def _scores(
 
 def _effects(
     subject: Subject,
-    material: Material,
+    data: Dataset,
     variants: Sequence[Variant],
     options: AblationOptions,
     progress: Progress,
 ) -> tuple[int, dict[Metric, Effects]]:
     """How many examples there are, and the effects by metric."""
-    pieces = _pieces(subject, material, options)
+    pieces = _pieces(subject, data, options)
     examples, found = outcomes(subject.checkpoint, subject.model, pieces, variants, progress)
     if options.metric not in TEXT_METRICS:
         return len(examples), {options.metric: mean_effects(options.metric, found)}
-    assert isinstance(material.text, ParallelText)
-    lines = {pair_name(*pair): material.text.sentences[pair[1]] for pair in material.pairs}
+    assert isinstance(data.text, ParallelText)
+    lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
     references = [lines[name][index] for name, index in examples]
     with progress("testing significance", None, "resamples"):
         return len(examples), text_effects(found, references, options.samples, options.seed)
 
 
-def _pieces(subject: Subject, material: Material, options: AblationOptions) -> list[Piece]:
-    model, tokenizer, text = subject.model, subject.tokenizer, material.text
+def _pieces(subject: Subject, data: Dataset, options: AblationOptions) -> list[Piece]:
+    model, tokenizer, text = subject.model, subject.tokenizer, data.text
     if options.metric in TEXT_METRICS and isinstance(text, ParallelText):
         return [
             piece
-            for pair in material.pairs
+            for pair in data.pairs
             for piece in translation_pieces(model, tokenizer, text, pair, options.decoding)
         ]
-    batches = _batches(subject, material, options.decoding.batch_tokens)
+    batches = _batches(subject, data, options.decoding.batch_tokens)
     if options.metric == "accuracy":
         return accuracy_pieces(model, batches)
-    return loss_pieces(model, batches, material.task)
+    return loss_pieces(model, batches, data.task)
 
 
-def _batches(subject: Subject, material: Material, batch_tokens: int) -> dict[str, list[Batch]]:
+def _batches(subject: Subject, data: Dataset, batch_tokens: int) -> dict[str, list[Batch]]:
     """What a message calls a text -> its batches."""
-    model, tokenizer, text = subject.model, subject.tokenizer, material.text
-    objective.require_task(model, material.task)
+    model, tokenizer, text = subject.model, subject.tokenizer, data.text
+    objective.require_task(model, data.task)
     if isinstance(text, ParallelText):
         return {
             pair_name(*pair): objective.translation_batches(tokenizer, model, text, pair, batch_tokens)
-            for pair in material.pairs
+            for pair in data.pairs
         }
     if isinstance(text, LabelledText):
         return {str(text.path): objective.classification_batches(tokenizer, model, text, batch_tokens)}
-    make = objective.mlm_batches if material.task == "mlm" else objective.lm_batches
+    make = objective.mlm_batches if data.task == "mlm" else objective.lm_batches
     return {
         ", ".join(map(str, text.files)): make(
-            tokenizer, model, text.texts, batch_tokens, context=material.context
+            tokenizer, model, text.texts, batch_tokens, context=data.context
         )
     }

@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.errors import DataError, PruneError
-from prunecli.evaluation.losses import Batch, TaskName, example_losses, require_finite
+from prunecli.evaluation.losses import Batch, example_losses, require_finite
 from prunecli.model.attention import AttentionLayer
 from prunecli.modules.heads import output_projections
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
 from prunecli.running.layerwise.swaps import frozen
+from prunecli.text.tasks import TaskName
 
 HeadSums = dict[str, NDArray[np.float64]]
 """Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""

@@ -7,12 +7,10 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from prunecli.progress import Progress, silent
-from prunecli.text.parallel import languages_of, read_parallel
-from prunecli.text.plain import read_plain
+from prunecli.text.choice import Lines
 from prunecli.text.tokens import tokenized
 
 BATCH = 4096
@@ -36,6 +34,13 @@ class Text:
     splits: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, lines: Lines) -> Text:
+        """The sentences of `lines`."""
+        counted = Counter(lines.texts)
+        names = () if lines.plain is None else tuple(path.name for path in lines.plain.files)
+        return cls(tuple(counted), tuple(counted.values()), lines.splits, lines.languages, names)
 
     @property
     def sentences(self) -> int:
@@ -70,34 +75,6 @@ class TokenCounts:
         """The part of the running tokens that are in `kept`; 1 of no text."""
         held = sum(count for token, count in self.counts.items() if token in kept)
         return held / self.total if self.total else 1.0
-
-
-def read_text(
-    data: Path | None, splits: Sequence[str], languages: Sequence[str] | None, files: Sequence[Path]
-) -> Text:
-    """The sentences of splits of a directory (see `read_parallel`), and of files of one sentence a line.
-
-    Raises:
-        DataError: no such directory, split, language or file; an empty one, or one that is not UTF-8.
-    """
-    counted: Counter[str] = Counter()
-    spoken: dict[str, None] = {}
-    if data is not None:
-        for split in splits:
-            chosen = languages_of(data, split) if languages is None else languages
-            text = read_parallel(data, split, chosen)
-            for lines in text.sentences.values():
-                counted.update(line for line in lines if line.strip())
-            spoken |= dict.fromkeys(text.languages)
-    if files:
-        counted.update(read_plain(files).texts)
-    return Text(
-        tuple(counted),
-        tuple(counted.values()),
-        tuple(splits) if data is not None else (),
-        tuple(spoken),
-        tuple(path.name for path in files),
-    )
 
 
 def count_tokens(tokenizer: Any, text: Text, progress: Progress = silent) -> TokenCounts:

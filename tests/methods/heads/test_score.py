@@ -13,7 +13,7 @@ import torch
 
 from prunecli.errors import DataError
 from prunecli.evaluation import objective
-from prunecli.evaluation.objective import Batch, TaskName
+from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_model
@@ -22,6 +22,7 @@ from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.heads import Per
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
+from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import DECODERS, ENCODERS, LAYOUTS, MODEL_TYPES, tiny_family
 from tests.reference import head_importance as reference

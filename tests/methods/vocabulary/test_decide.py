@@ -130,9 +130,9 @@ def test_two_texts_of_one_hash_are_one() -> None:
 
 
 def test_files_have_names_alone(tmp_path: Path, checkpoint: Checkpoint) -> None:
-    from prunecli.methods.vocabulary.measure import read_text
+    from prunecli.text.choice import TextChoice
 
     (tmp_path / "lines").write_text("a\n\na\nb\n")
-    text = read_text(None, (), None, [tmp_path / "lines"])
+    text = Text.of(TextChoice(files=(tmp_path / "lines",)).lines())
     assert (text.lines, text.repeats, text.files) == (("a", "b"), (2, 1), ("lines",))
     assert text.sentences == 3

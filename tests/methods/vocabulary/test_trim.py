@@ -15,11 +15,12 @@ from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedM
 from prunecli.methods.vocabulary import trim as trim_module
 from prunecli.methods.vocabulary import verify
 from prunecli.methods.vocabulary.decide import Options
-from prunecli.methods.vocabulary.measure import Text, count_tokens, read_text
+from prunecli.methods.vocabulary.measure import Text, count_tokens
 from prunecli.methods.vocabulary.trim import Trim, default_ids, trim, trimmed_config
 from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.model.checkpoint import open_model
+from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
@@ -267,11 +268,11 @@ def test_language_codes_stay(tmp_path: Path) -> None:
 def test_text_that_is_missing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "val.eng").write_text("a\n")
     (tmp_path / "val.deu").write_text("b\n")
-    text = read_text(tmp_path, ("val",), None, ())
+    text = Text.of(TextChoice(data=tmp_path, split="val").lines())
     assert (text.lines, text.splits, text.languages) == (("b", "a"), ("val",), ("deu", "eng"))
     with pytest.raises(DataError, match="no split 'test'"):
-        read_text(tmp_path, ("test",), None, ())
+        TextChoice(data=tmp_path, split="test").lines()
     with pytest.raises(DataError, match="no text in 'fra'"):
-        read_text(tmp_path, ("val",), ("fra",), ())
+        TextChoice(data=tmp_path, split="val", langs="fra").lines()
     with pytest.raises(DataError, match="no such file"):
-        read_text(None, (), None, (tmp_path / "none",))
+        TextChoice(files=(tmp_path / "none",)).lines()

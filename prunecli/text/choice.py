@@ -1,0 +1,265 @@
+"""Which text a run takes: parallel, plain or labelled, by its task and by what is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from prunecli.errors import UsageError
+from prunecli.progress import Say, unsaid
+from prunecli.tensors.quantities import parse_names
+from prunecli.text.labelled import LabelledText, read_labelled
+from prunecli.text.parallel import (
+    ParallelText,
+    has_split,
+    languages_of,
+    parse_pairs,
+    read_pair,
+    read_parallel,
+)
+from prunecli.text.plain import PlainText, read_plain
+from prunecli.text.tasks import TaskName, TrainingTask
+
+Text = ParallelText | PlainText | LabelledText
+Pairs = tuple[tuple[str, str], ...]
+"""Directions of translation, (source, target)."""
+
+WHOLE_SPLITS = ("train", "val", "dev")
+"""Where the lines of whole splits are read and none is named."""
+
+_PLAIN: tuple[TaskName, ...] = ("mlm", "lm")
+_TASKS: Mapping[str, tuple[TaskName, ...]] = {
+    **dict.fromkeys(("--data", "--source-file", "--target-file", "--langs", "--pairs"), ("translation",)),
+    **dict.fromkeys(("--valid-split", "--spm", "--hypotheses", "--groups"), ("translation",)),
+    **dict.fromkeys(("--labelled", "--valid-labelled"), ("classification",)),
+    **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--context", "--memory"), _PLAIN),
+    "--stride": ("lm",),
+}
+"""Option -> the tasks that it goes with."""
+_NEEDS: Mapping[TrainingTask, str] = {
+    "translation": "Give --data DIR, or --source-file, --target-file and --pairs.",
+    "classification": "Give --labelled FILE: label<TAB>text on every line, or JSON lines.",
+    **dict.fromkeys((*_PLAIN, "feature-extraction"), "Give --text FILE, one text a line."),
+}
+"""Task -> the text that it needs."""
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The text of a task.
+
+    Attributes:
+        text: parallel for translation, labelled for classification, plain for the others.
+        pairs: the directions of translation.
+        context: tokens of a window of plain text; None: see `window_length`.
+    """
+
+    task: TaskName
+    text: Text
+    pairs: Pairs = ()
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The lines of whole splits and files, blank ones left out.
+
+    Attributes:
+        texts: in the order in which they were read; some may be there several times.
+        splits: of a directory; empty: of none.
+        asked: languages that were chosen; empty: all.
+        languages: of the splits.
+        plain: what was read from files.
+    """
+
+    texts: tuple[str, ...]
+    splits: tuple[str, ...]
+    asked: tuple[str, ...]
+    languages: tuple[str, ...]
+    plain: PlainText | None
+
+
+@dataclass(frozen=True)
+class TextChoice:
+    """What names text; which of it is read depends on the task.
+
+    Attributes:
+        data: directory of aligned text, see `read_parallel`.
+        split: of `data`; several, comma-separated, for `lines`.
+        source_file, target_file: of one direction, which `pairs` names.
+        langs, pairs: see `parse_pairs`.
+        files: of plain text.
+        whole_files: each of `files` is one text, not each of its lines.
+        labelled: file of labelled text.
+        max_sentences: only the first so many; None: all.
+        context: see `Dataset`.
+        demo: what `data` is where it is None: the demo's text; None: a text must be named.
+    """
+
+    data: Path | None = None
+    split: str | None = None
+    source_file: Path | None = None
+    target_file: Path | None = None
+    langs: str | None = None
+    pairs: str | None = None
+    files: tuple[Path, ...] = ()
+    whole_files: bool = False
+    labelled: Path | None = None
+    max_sentences: int | None = None
+    context: int | None = None
+    demo: Path | None = None
+
+    @property
+    def given(self) -> dict[str, bool]:
+        """Option that names text -> whether it was given."""
+        values = {
+            "--data": self.data,
+            "--source-file": self.source_file,
+            "--target-file": self.target_file,
+            "--langs": self.langs,
+            "--pairs": self.pairs,
+            "--text": self.files or None,
+            "--whole-files": self.whole_files or None,
+            "--labelled": self.labelled,
+            "--context": self.context,
+        }
+        return {name: value is not None for name, value in values.items()}
+
+    def check(
+        self,
+        task: TrainingTask,
+        more: Mapping[str, bool] | None = None,
+        *,
+        also_plain: tuple[TrainingTask, ...] = (),
+    ) -> None:
+        """Refuse text of other tasks, and a task without its text.
+
+        Args:
+            more: further options -> whether they were given.
+            also_plain: tasks that take plain text beside those of language models.
+
+        Raises:
+            UsageError: text of another task is given, or that of this one is missing.
+        """
+        given = self.given | dict(more or {})
+        for name, is_given in given.items():
+            tasks = (*_TASKS[name], *(also_plain if _TASKS[name] == _PLAIN else ()))
+            if is_given and task not in tasks:
+                raise UsageError(f"{name} goes with --task {' or '.join(tasks)}, not {task}", _NEEDS[task])
+        if task in (*_PLAIN, *also_plain) and not self.files:
+            raise UsageError(f"{task} needs text", _NEEDS[task])
+        if task == "classification" and self.labelled is None:
+            raise UsageError("classification needs labels", _NEEDS[task])
+
+    def read(self, task: TaskName, say: Say = unsaid) -> Dataset:
+        """The text of `task`.
+
+        Args:
+            say: hears that the demo's text is read.
+
+        Raises:
+            UsageError: options that contradict each other, or no text for the task.
+            DataError: text that cannot be used.
+        """
+        return Dataset(task, *self.text_of(task, say), self.context)
+
+    def text_of(self, task: TrainingTask, say: Say = unsaid) -> tuple[Text, Pairs]:
+        """The text of `task` and, of translation, its directions.
+
+        Raises:
+            UsageError, DataError: as `read`.
+        """
+        if task == "translation":
+            return self.parallel(say)
+        if task != "classification":
+            return read_plain(self.files, whole_files=self.whole_files).first(self.max_sentences), ()
+        if self.labelled is None:
+            raise UsageError("classification needs labels", _NEEDS[task])
+        return read_labelled(self.labelled).first(self.max_sentences), ()
+
+    def parallel(self, say: Say = unsaid) -> tuple[ParallelText, Pairs]:
+        """Aligned text and its directions.
+
+        Raises:
+            UsageError, DataError: as `read`.
+        """
+        files, count = (self.source_file, self.target_file), self.max_sentences
+        if any(path is not None for path in files):
+            if self.source_file is None or self.target_file is None or self.pairs is None:
+                raise UsageError(
+                    "--source-file, --target-file and --pairs go together",
+                    "Give all three: --source-file F --target-file G --pairs eng_Latn-fra_Latn.",
+                )
+            if self.data is not None or self.langs is not None:
+                raise UsageError("--source-file does not go with --data or --langs", "Give one of them.")
+            text = read_pair(self.source_file, self.target_file, self.pairs)
+            return text.first(count), ((text.languages[0], text.languages[1]),)
+        split = self.split or "val"
+        data = self._directory(say)
+        pairs = parse_pairs(self.pairs, self.langs, languages_of(data, split))
+        needed = tuple(dict.fromkeys(name for pair in pairs for name in pair))
+        return read_parallel(data, split, needed).first(count), pairs
+
+    def _directory(self, say: Say) -> Path:
+        if self.data is not None:
+            return self.data
+        if self.demo is None:
+            raise UsageError("no text is given", _NEEDS["translation"])
+        # In which languages: a model of the user's own knows others.
+        names = ", ".join(languages_of(self.demo, "val"))
+        say(f"No --data given: using the demo's text, in {names}; give yours with --data.")
+        return self.demo
+
+    def selecting(self, task: TrainingTask, data: Path | None, split: str | None) -> TextChoice | None:
+        """The text that something is chosen on, where it is another than that which it is reported on.
+
+        Args:
+            data: a directory for translation, else a file.
+            split: of the directory.
+
+        Raises:
+            UsageError: a split of text that has none.
+        """
+        if data is None and split is None:
+            return None
+        if task == "translation":
+            if self.source_file is not None and data is None:
+                raise UsageError(
+                    "--select-split: the text has no splits", "Name a directory with --select-data."
+                )
+            return replace(
+                self,
+                data=data or self.data or self.demo,
+                split=split or self.split,
+                source_file=None,
+                target_file=None,
+            )
+        if split is not None or data is None:
+            raise UsageError("--select-split: the text has no splits", "Name a file with --select-data.")
+        return replace(self, labelled=data) if task == "classification" else replace(self, files=(data,))
+
+    def lines(self, say: Say = unsaid) -> Lines:
+        """All lines of `split` (else of those of `WHOLE_SPLITS` that there are) and of `files`, in `langs`.
+
+        Raises:
+            UsageError: options that go with a directory, without one.
+            DataError: no such directory, split, language or file; an empty one, or one that is not UTF-8.
+        """
+        if self.data is None and self.demo is None and (self.split is not None or self.langs is not None):
+            raise UsageError("--split and --langs go with --data.", "Name a directory of text with --data.")
+        texts: list[str] = []
+        splits: tuple[str, ...] = ()
+        asked, languages = parse_names("--langs", self.langs), dict[str, None]()
+        if self.data is not None or self.demo is not None:
+            data = self._directory(say)
+            present = tuple(name for name in WHOLE_SPLITS if has_split(data, name))
+            splits = parse_names("--split", self.split) or present or WHOLE_SPLITS[:1]
+            for split in splits:
+                text = read_parallel(data, split, asked or languages_of(data, split))
+                texts += [line for lines in text.sentences.values() for line in lines if line.strip()]
+                languages |= dict.fromkeys(text.languages)
+        plain = read_plain(self.files) if self.files else None
+        if plain is not None:
+            texts += plain.texts
+        return Lines(tuple(texts), splits, asked, tuple(languages), plain)

@@ -1,0 +1,47 @@
+"""The checkpoints that are taken where none is named, in a working directory that holds other things too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli import demo
+from prunecli.commands.checkpoints import (
+    checkpoints_or_demo,
+)
+from tests.tiny import write_json
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def checkpoint(path: Path, config: Any) -> Path:
+    path.mkdir()
+    write_json(path / "config.json", config)
+    return path
+
+
+def pruned(path: Path, *arguments: Any) -> Path:
+    return checkpoint(path, {"prunecli": {"history": [{"arguments": each} for each in arguments]}})
+
+
+def test_nothing_given_is_the_demo_and_what_was_pruned_here(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert checkpoints_or_demo(None) == [demo.CHECKPOINT]
+    assert capsys.readouterr().err == "No checkpoint given: using the bundled demo model.\n"
+    pruned(folder / "b")
+    pruned(folder / "a")
+    checkpoint(folder / "stock", {"model_type": "bert"})
+    checkpoint(folder / "list", ["prunecli"])
+    (folder / "damaged").mkdir()
+    (folder / "damaged/config.json").write_bytes(b"\xff{")
+    assert checkpoints_or_demo([]) == [demo.CHECKPOINT, Path("a"), Path("b")]
+    assert "using the bundled demo model with a, b." in capsys.readouterr().err
+    assert checkpoints_or_demo([Path("stock")]) == [Path("stock")]
+    assert capsys.readouterr().err == ""

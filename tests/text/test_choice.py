@@ -1,0 +1,90 @@
+"""Which text is read: what its options may name together, and the demo's where they name none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from prunecli import demo
+from prunecli.errors import DataError, UsageError
+from prunecli.text.choice import TextChoice
+from prunecli.text.plain import PlainText
+
+ENGLISH, FRENCH = "eng_Latn", "fra_Latn"
+
+
+def test_the_demos_text_is_said_with_its_languages() -> None:
+    said: list[str] = []
+    choice = TextChoice(pairs="qba_Latn-qbo_Latn", max_sentences=2, demo=demo.DATA)
+    data = choice.read("translation", said.append)
+    assert (len(data.text), data.pairs) == (2, (("qba_Latn", "qbo_Latn"),))
+    assert said == [
+        "No --data given: using the demo's text, in qba_Latn, qbo_Latn, qka_Latn, qko_Latn, qna_Latn, qno_Latn; "
+        "give yours with --data."
+    ]
+
+
+def test_a_file_of_one_language_needs_the_other_and_the_pair(tmp_path: Path) -> None:
+    source, target, pair = tmp_path / "a.en", tmp_path / "a.fr", f"{ENGLISH}-{FRENCH}"
+    for files in ((source, None, pair), (None, target, pair), (source, target, None)):
+        choice = TextChoice(source_file=files[0], target_file=files[1], pairs=files[2])
+        with pytest.raises(UsageError, match="go together"):
+            choice.parallel()
+    for data, langs in ((Path("data"), None), (None, f"{ENGLISH},{FRENCH}")):
+        both = TextChoice(data, source_file=source, target_file=target, langs=langs, pairs=pair)
+        with pytest.raises(UsageError, match="--source-file does not go with --data or --langs"):
+            both.parallel()
+    source.write_text("the hen\n")
+    target.write_text("la poule\n")
+    assert TextChoice(source_file=source, target_file=target, pairs=pair).parallel()[1] == (
+        (ENGLISH, FRENCH),
+    )
+
+
+def test_each_task_reads_its_own_text(tmp_path: Path) -> None:
+    plain, labelled = tmp_path / "a.txt", tmp_path / "a.tsv"
+    plain.write_text("the hen\n\nno\n")
+    labelled.write_text("1\tthe hen\n0\tno\n")
+    choice = TextChoice(files=(plain,), labelled=labelled, max_sentences=1, context=8)
+    data = choice.read("lm")
+    assert (data.text, data.pairs, data.context) == (PlainText((plain,), ("the hen",)), (), 8)
+    assert len(choice.read("classification").text) == 1
+    whole = TextChoice(files=(plain,), whole_files=True).read("mlm").text
+    assert whole == PlainText((plain,), ("the hen\n\nno",))
+    for task in ("translation", "classification", "lm"):
+        with pytest.raises(UsageError, match=r"no text is given|needs labels|no file of text"):
+            TextChoice().read(task)  # type: ignore[arg-type]
+
+
+def test_options_of_other_tasks_are_refused() -> None:
+    choice = TextChoice(files=(Path("a"),), langs="a,b")
+    with pytest.raises(UsageError, match="--langs goes with --task translation, not lm"):
+        choice.check("lm")
+    with pytest.raises(UsageError, match="--text goes with --task mlm or lm, not translation"):
+        TextChoice(files=(Path("a"),)).check("translation")
+    with pytest.raises(UsageError, match="--stride goes with --task lm, not mlm"):
+        TextChoice(files=(Path("a"),)).check("mlm", {"--stride": True, "--spm": False})
+    with pytest.raises(UsageError, match="feature-extraction needs text"):
+        TextChoice().check("feature-extraction", also_plain=("feature-extraction",))
+
+
+def test_lines_of_whole_splits_and_files(tmp_path: Path) -> None:
+    for name, text in {
+        "val.eng": "a\n\nb\n",
+        "val.fra": "c\nd\nd\n",
+        "train.eng": "b\n",
+        "x.eng": "z\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "more").write_text("e\n")
+    lines = TextChoice(tmp_path, files=(tmp_path / "more",)).lines()
+    assert lines.texts == ("b", "a", "b", "c", "d", "d", "e")
+    assert (lines.splits, lines.asked, lines.languages) == (("train", "val"), (), ("eng", "fra"))
+    assert TextChoice(tmp_path, "x,val", langs="eng").lines().texts == ("z", "a", "b")
+    with pytest.raises(UsageError, match="--split and --langs go with --data"):
+        TextChoice(split="val").lines()
+    with pytest.raises(UsageError, match="an empty name"):
+        TextChoice(tmp_path, "val,").lines()
+    with pytest.raises(DataError, match="no text in 'fra'"):
+        TextChoice(tmp_path, "train", langs="fra").lines()
