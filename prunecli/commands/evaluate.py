@@ -158,6 +158,7 @@ def evaluate(
     from prunecli.tensors.directory import read_config
     from prunecli.text.choice import TextChoice
     from prunecli.text.groups import groups_of, read_groups
+    from prunecli.text.parallel import ParallelText
     from prunecli.text.tasks import task_of_all
 
     budget = memory_bytes(memory, spill_dir)
