@@ -141,7 +141,7 @@ def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
 def describe(error: BaseException) -> tuple[str, int]:
     """The plain lines for a failure and the exit status; re-raises what is a bug."""
     if isinstance(error, MemoryShortError):
-        from prunecli.commands.too_large import remedy
+        from prunecli.evaluation.shortage import remedy
 
         error.remedy = remedy(error)
     if isinstance(error, PruneError):

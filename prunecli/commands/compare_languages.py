@@ -77,7 +77,7 @@ def compare_languages(
     Shows how alike the experts are that language pairs with a common source or target select, which languages
     have like importance vectors, and how many experts each layer keeps under a global threshold.
     """
-    from prunecli.commands.language_comparison import compare, comparison_of
+    from prunecli.analysis.language_comparison import compare_by_language, language_options
     from prunecli.results.gates import merge
     from prunecli.results.header import header
     from prunecli.results.published import read_gates
@@ -89,7 +89,7 @@ def compare_languages(
             "gates.json: no such file", "Name a statistics file, or make it: prunecli collect-gates."
         )
     check_outputs(output, plot, table, force=force)
-    comparison = comparison_of(
+    options = language_options(
         ratio=ratio,
         metric=metric,
         strategy=strategy,
@@ -104,7 +104,7 @@ def compare_languages(
         **header(FORMAT, [], None),
         "models": [model],
         "statistics": [path.name for path in files],
-        **compare(statistics, comparison),
+        **compare_by_language(statistics, options),
     }
     if plot is not None:
         _plot(plot, payload)

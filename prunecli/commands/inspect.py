@@ -26,7 +26,7 @@ from prunecli.commands.options import (
 from prunecli.commands.outputs import check_table, write_table, written
 
 if TYPE_CHECKING:
-    from prunecli.commands.inspect_fit import Fits
+    from prunecli.evaluation.capacity import Capacity
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory
     from prunecli.model.undeclared import Surmise
@@ -88,9 +88,9 @@ def inspect(
         if json or table is not None:
             payload = {**header(FORMAT, [opened], None), **inventory_payload(opened, inventory)}
             if answer is not None:
-                from prunecli.commands.inspect_fit_table import fits_payload
+                from prunecli.evaluation.capacity import capacity_json
 
-                payload["fit"] = fits_payload(answer)
+                payload["fit"] = capacity_json(answer)
             write_table(table, payload, force=force)
         if json:
             console.print_json(payload)
@@ -113,21 +113,21 @@ def _opened(checkpoint: Path | None) -> Checkpoint:
     return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 
-def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Fits:
-    from prunecli.commands.inspect_fit import what_fits
+def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Capacity:
+    from prunecli.evaluation.capacity import what_fits
     from prunecli.methods.experts.budget import Request, parse_balance
     from prunecli.model.memory import Load
 
     return what_fits(opened, budget, dtype, Request(balance=parse_balance(balance)), Load(**load))
 
 
-def _show_fits(fits: Fits, inventory: Inventory, command: list[str], dtype: str | None) -> None:
+def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: str | None) -> None:
     """What fits, and `command` with the ratio (and type) that it leads to.
 
     Args:
         dtype: the type asked for; None: any will do.
     """
-    from prunecli.commands.inspect_fit_table import show_fits
+    from prunecli.commands.inspect_fit import show_fits
     from prunecli.tensors.dtypes import config_dtype
 
     show_fits(fits, inventory)

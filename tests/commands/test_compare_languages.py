@@ -10,8 +10,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
 from prunecli.commands.compare_languages import compare_languages
-from prunecli.commands.language_comparison import Comparison, compare
 from prunecli.errors import OutputError, PruneError, StatisticsError, UsageError
 from tests.commands.gates import LAYERS, statistics, write_gates
 from tests.pictures import pixels
@@ -77,7 +77,7 @@ def test_langs_leaves_out_the_others(workplace):
 def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
-    found = compare(replace(statistics(), entries=entries), Comparison())
+    found = compare_by_language(replace(statistics(), entries=entries), LanguageOptions())
     assert found["similarity"] is None
     assert found["experts_per_layer"] is None
     assert found["clustering"]["encoder"]["order"] == ["qba", "qka"]
@@ -86,7 +86,7 @@ def test_statistics_by_language_give_trees_alone():
 
 def test_one_pair_has_nothing_to_be_compared_with(workplace):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
-    found = compare(replace(statistics(), entries=entries), Comparison())
+    found = compare_by_language(replace(statistics(), entries=entries), LanguageOptions())
     assert found["similarity"]["encoder"] == [[1.0]]
     assert set(found["similarity"]["relations"]["encoder"].values()) == {None}
     assert found["clustering"]["encoder"] is None

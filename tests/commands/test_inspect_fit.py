@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from prunecli.commands import inspect_fit
-from prunecli.commands.inspect_fit_table import duration
+from prunecli.commands.inspect_fit import duration
 from prunecli.errors import UsageError
+from prunecli.evaluation import capacity
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import speed
 from prunecli.modules.speed import Multiplying, Reading
@@ -113,14 +113,14 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
     moe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demands: list[Demand] = []
-    monkeypatch.setattr(inspect_fit, "_process", lambda *_: 123_456)
+    monkeypatch.setattr(capacity, "_process", lambda *_: 123_456)
     monkeypatch.setattr(
         budget, "plan_memory", lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1]
     )
     with open_model(moe) as opened:
-        way = next(inspect_fit._by_layer(opened, 1 << 30))
-        assert next(inspect_fit._by_layer(opened, way.needed)).fits
-        assert not next(inspect_fit._by_layer(opened, way.needed - 1)).fits
+        way = next(capacity._by_layer(opened, 1 << 30))
+        assert next(capacity._by_layer(opened, way.needed)).fits
+        assert not next(capacity._by_layer(opened, way.needed - 1)).fits
     assert demands[0].process == 123_456
     plan_memory(way.needed, demands[0])
     with pytest.raises(UsageError, match="too little"):
@@ -183,13 +183,13 @@ def test_a_shard_that_is_gone_is_named(
     moe: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()
-    reckon = inspect_fit._by_layer
+    reckon = capacity._by_layer
 
     def vanish(*arguments: Any) -> Any:
         yield from reckon(*arguments)
         (moe / "model.safetensors").unlink()
 
-    monkeypatch.setattr(inspect_fit, "_by_layer", vanish)
+    monkeypatch.setattr(capacity, "_by_layer", vanish)
     assert run(moe, "--fit", "1GiB") == 1
     error = capsys.readouterr().err
     assert "model.safetensors: cannot be read" in error
@@ -208,7 +208,7 @@ def test_nothing_is_measured_without_fit(
     def refuse(*_: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(inspect_fit, "what_fits", refuse)
+    monkeypatch.setattr(capacity, "what_fits", refuse)
     assert "fit" not in as_json(capsys, moe)
 
 

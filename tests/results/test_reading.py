@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from prunecli import results
-from prunecli.commands.language_comparison import Comparison, compare
+from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
 from prunecli.errors import DataError
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import gates_payload
@@ -125,7 +125,7 @@ def test_the_best_head_on_its_own_text_or_on_another(read, reported, best):
 
 
 def test_languages(read):
-    payload = {"format": "prunecli.languages/1", **compare(statistics(), Comparison())}
+    payload = {"format": "prunecli.languages/1", **compare_by_language(statistics(), LanguageOptions())}
     result, matrices = read(payload), payload["similarity"]
     pairs = result.frame("similarity")
     assert pairs["decoder_jaccard"].tolist() == [

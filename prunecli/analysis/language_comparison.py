@@ -1,4 +1,4 @@
-"""What `compare-languages` measures: selections and importance vectors of every language, compared."""
+"""Selections and importance vectors of every language, compared."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ MOST_PAIRS = 1000
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What is compared.
+class LanguageOptions:
+    """What is compared, and how.
 
     Attributes:
         ratio: fraction of the experts removed.
@@ -55,10 +55,10 @@ class Comparison:
     languages: tuple[str, ...] = ()
 
 
-def comparison_of(
+def language_options(
     ratio: float, metric: str, strategy: str, balance: str, minimum: int, linkage: str, languages: str | None
-) -> Comparison:
-    """The comparison that options ask for.
+) -> LanguageOptions:
+    """The options as a command line gives them.
 
     Raises:
         UsageError: a value that none of them takes.
@@ -68,7 +68,7 @@ def comparison_of(
     if linkage not in get_args(LinkageMethod):
         raise UsageError(f"No linkage {linkage!r}.", f"Choose one of {', '.join(get_args(LinkageMethod))}.")
     metric_named(metric)
-    return Comparison(
+    return LanguageOptions(
         ratio=ratio,
         metric=metric,
         strategy=cast("Strategy", strategy),
@@ -83,7 +83,7 @@ Kept = Mapping[str, tuple[int, ...]]
 """Layer's name -> ids of the experts that one pair keeps."""
 
 
-def compare(statistics: GateStatistics, comparison: Comparison) -> dict[str, Any]:
+def compare_by_language(statistics: GateStatistics, options: LanguageOptions) -> dict[str, Any]:
     """The fields of languages.json beside those of `documents.header`.
 
     - similarity: Jaccard similarity of the experts that the pairs select, by side (6.2, Table 4).
@@ -96,21 +96,21 @@ def compare(statistics: GateStatistics, comparison: Comparison) -> dict[str, Any
         StatisticsError: no language is left, or a layer has no tokens.
         UsageError: a ratio, metric or strategy that cannot be.
     """
-    pairs = _pairs(statistics, comparison.languages)
-    clusters = {side: _dendrogram(statistics, comparison, side) for side in ("encoder", "decoder")}
+    pairs = _pairs(statistics, options.languages)
+    clusters = {side: _dendrogram(statistics, options, side) for side in ("encoder", "decoder")}
     return {
-        "metric": comparison.metric,
-        "ratio": comparison.ratio,
-        "strategy": comparison.strategy,
-        "balance": balance_text(comparison.balance),
+        "metric": options.metric,
+        "ratio": options.ratio,
+        "strategy": options.strategy,
+        "balance": balance_text(options.balance),
         "mode": statistics.mode,
         "pairs": pairs,
-        "similarity": _similarity(statistics, comparison, pairs) if len(pairs) <= MOST_PAIRS else None,
+        "similarity": _similarity(statistics, options, pairs) if len(pairs) <= MOST_PAIRS else None,
         "clustering": {
-            "linkage": comparison.linkage,
+            "linkage": options.linkage,
             **{side: None if tree is None else _tree_json(tree) for side, tree in clusters.items()},
         },
-        "experts_per_layer": _experts_per_layer(statistics, comparison, pairs) if pairs else None,
+        "experts_per_layer": _experts_per_layer(statistics, options, pairs) if pairs else None,
     }
 
 
@@ -125,29 +125,29 @@ def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
 
 
 def _select(
-    statistics: GateStatistics, comparison: Comparison, pairs: Sequence[str], strategy: Strategy
+    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str], strategy: Strategy
 ) -> list[Kept]:
     layers = [Layer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers]
-    keep = keep_count(comparison.ratio, len(layers) * statistics.num_experts)
+    keep = keep_count(options.ratio, len(layers) * statistics.num_experts)
     request = Request(
         keep=keep,
         strategy=strategy,
-        balance=comparison.balance,
-        minimum=comparison.minimum,
+        balance=options.balance,
+        minimum=options.minimum,
         released=statistics.mode == "published",
     )
     return [
-        plan(layers, metric_values(comparison.metric, statistics.entries[pair], statistics), request).kept
+        plan(layers, metric_values(options.metric, statistics.entries[pair], statistics), request).kept
         for pair in pairs
     ]
 
 
 def _similarity(
-    statistics: GateStatistics, comparison: Comparison, pairs: Sequence[str]
+    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
 ) -> dict[str, Any] | None:
     if not pairs:
         return None
-    selections = _select(statistics, comparison, pairs, comparison.strategy)
+    selections = _select(statistics, options, pairs, options.strategy)
     result: dict[str, Any] = {"relations": {}}
     for side in ("encoder", "decoder"):
         chosen = [
@@ -168,21 +168,21 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: round(value, 6) for name, value in values.items()}
 
 
-def _dendrogram(statistics: GateStatistics, comparison: Comparison, side: str) -> Dendrogram | None:
+def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str) -> Dendrogram | None:
     """Languages by their metric values in the layers of one side: encoder by source, decoder by target."""
     position = 0 if side == "encoder" else 1
     found = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
     names = [name for name in sorted(found) if name != ANY]
     vectors = {}
     for name in names:
-        if comparison.languages and name not in comparison.languages:
+        if options.languages and name not in options.languages:
             continue
         sums = aggregate(statistics, "language", *(((name,), ()) if side == "encoder" else ((), (name,))))
-        values = metric_values(comparison.metric, sums, statistics)
+        values = metric_values(options.metric, sums, statistics)
         vectors[name] = feature_vector([values[layer] for layer in values if side_of(layer) == side])
     if not any(len(vector) for vector in vectors.values()):
         return None
-    return cluster(vectors, comparison.linkage)
+    return cluster(vectors, options.linkage)
 
 
 def _tree_json(tree: Dendrogram) -> dict[str, Any]:
@@ -195,9 +195,9 @@ def _tree_json(tree: Dendrogram) -> dict[str, Any]:
 
 
 def _experts_per_layer(
-    statistics: GateStatistics, comparison: Comparison, pairs: Sequence[str]
+    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
 ) -> dict[str, Any]:
-    selections = _select(statistics, comparison, pairs, "global-threshold")
+    selections = _select(statistics, options, pairs, "global-threshold")
     counts = np.array([[len(kept[layer]) for layer in statistics.layers] for kept in selections])
     sides: list[Side] = [side_of(layer) for layer in statistics.layers]
     return {

@@ -52,7 +52,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
 def _smallest_by_layer(checkpoint: Checkpoint, shortage: Shortage) -> int:
     import torch
 
-    from prunecli.commands.inspect_fit import layers_in
+    from prunecli.evaluation.capacity import layers_in
     from prunecli.modules.precision import COMPUTE
 
     device = torch.device(shortage.device)

@@ -1,0 +1,386 @@
+"""The ways to hold a checkpoint in a memory, and how long a pass layer by layer takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from prunecli.methods.experts.budget import Request
+from prunecli.methods.experts.fit import Fit, fit_payload, margin_bytes, nearest_ratio
+from prunecli.model.memory import Load, decoding_bytes, stored_dtype, weight_bytes
+from prunecli.model.operations import model_dim, token_products
+from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
+
+if TYPE_CHECKING:
+    import torch
+
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.modules.speed import Multiplying, Reading
+
+BATCH_TOKENS = 4096
+BATCH_LENGTH = 64
+"""Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence."""
+
+SENTENCES = 997
+SENTENCE_TOKENS = 40
+"""The text of a pass: that of FLORES-200 dev, one pair."""
+
+MOST_READ = 1 << 30
+READ_SECONDS = 0.8
+PRODUCT_SECONDS = 0.5
+"""A measurement ends here."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The whole model, or what is left of it, decoding.
+
+    Attributes:
+        dtype: of the weights, as in config.json.
+        target: what they are cast to, as in safetensors; None: as stored.
+        as_stored: whether no weight is cast.
+        weights: bytes.
+        decoding: bytes of the attention cache and of the activations.
+        needed: bytes of the smallest memory that holds both and the margin.
+        fits: whether the memory asked for holds them.
+        pruned: the experts that are removed; None: none.
+    """
+
+    dtype: str
+    target: str | None
+    as_stored: bool
+    weights: int
+    decoding: int
+    needed: int
+    fits: bool
+    pruned: Fit | None = None
+
+
+@dataclass(frozen=True)
+class ByLayer:
+    """The model run layer by layer.
+
+    Attributes:
+        device, dtype: that it computes on and in.
+        weights: bytes that are held at a time, at the least.
+        needed: the smallest `--memory` that works.
+        tokens: whose hidden states stay in the memory asked for, on a GPU in the host's; None: it does not fit.
+    """
+
+    device: str
+    dtype: str
+    weights: int
+    needed: int
+    tokens: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory asked for is enough."""
+        return self.tokens is not None
+
+
+@dataclass(frozen=True)
+class Computing:
+    """Matrix products on a device, as measured."""
+
+    device: str
+    dtype: str
+    threads: int
+    measured: Multiplying
+
+
+@dataclass(frozen=True)
+class OnePass:
+    """A pass of the assumed text, layer by layer.
+
+    Attributes:
+        bytes: of weights, each read once.
+        operations: of its matrix products.
+        disk: as measured.
+        computing: by device.
+    """
+
+    bytes: int
+    operations: int
+    disk: Reading
+    computing: tuple[Computing, ...]
+
+    @property
+    def reading_seconds(self) -> float:
+        """At the measured speed of the disk."""
+        return self.bytes / self.disk.rate if self.disk.bytes else 0.0
+
+    def computing_seconds(self, on: Computing) -> float:
+        """At the measured speed of matrix products."""
+        return self.operations / on.measured.speed
+
+    def seconds(self, on: Computing) -> float:
+        """The larger of both, since they overlap."""
+        return max(self.reading_seconds, self.computing_seconds(on))
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What fits where.
+
+    Attributes:
+        budget: the memory, in bytes.
+        load: what decodes in it.
+        wholes: the model in each type, then what is left of it where it does not fit and has experts.
+        layered: running layer by layer.
+        one_pass: how long that takes.
+        ratio: of the experts to remove in the type asked for, or as stored; None: the model has no experts.
+    """
+
+    budget: int
+    load: Load
+    wholes: tuple[Whole, ...]
+    layered: tuple[ByLayer, ...]
+    one_pass: OnePass
+    ratio: Fit | None
+
+
+def what_fits(
+    checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load
+) -> Capacity:
+    """Reckon from headers, build the model without weights, and measure the machine for about two seconds.
+
+    Args:
+        budget: bytes.
+        dtype: type of the weights in the first place; None: as stored.
+        request: how experts are removed.
+        load: what decodes.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: tensors that do not fit config.json, or cannot be read.
+    """
+    held = [_whole(checkpoint, budget, target, load) for target in _dtypes(checkpoint, dtype)]
+    pruned = []
+    sparse = bool(checkpoint.mixtures)
+    for target, whole in zip(_dtypes(checkpoint, dtype), held, strict=True):
+        if sparse and not whole.fits:
+            pruned.append(_pruned(whole, nearest_ratio(checkpoint, budget, load, request, dtype=target)))
+    return Capacity(
+        budget,
+        load,
+        (*held, *pruned),
+        tuple(_by_layer(checkpoint, budget)),
+        _one_pass(checkpoint, sparse=sparse),
+        nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None,
+    )
+
+
+def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
+    """The type asked for or None, and those of 32 and 16 bits that it is not one of."""
+    first = None if asked is None else parse_dtype(asked)
+    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
+    alone = first or (floats.pop() if len(floats) == 1 else None)
+    same = 0 if alone is None else itemsize(alone)
+    return [first, *(other for other in ("F32", "F16") if itemsize(other) != same)]
+
+
+def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Whole:
+    weights = weight_bytes(checkpoint, target)
+    decoding = sum(decoding_bytes(checkpoint, load, target))
+    floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
+    return Whole(
+        config_dtype(target or stored_dtype(checkpoint)),
+        target,
+        target is None or floats <= {target},
+        weights,
+        decoding,
+        _memory_for(weights + decoding),
+        weights + decoding <= budget - margin_bytes(budget),
+    )
+
+
+def _pruned(whole: Whole, fit: Fit) -> Whole:
+    return replace(
+        whole,
+        weights=fit.dense + fit.experts,
+        needed=_memory_for(fit.total),
+        fits=fit.fits,
+        pruned=fit,
+    )
+
+
+def _memory_for(total: int) -> int:
+    """The smallest memory of which the margin leaves so much."""
+    needed = total
+    while needed - margin_bytes(needed) < total:
+        needed += total - (needed - margin_bytes(needed))
+    return needed
+
+
+def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
+    import torch
+
+    from prunecli.modules.loading import choose_device
+    from prunecli.modules.precision import choose_dtype
+
+    device = choose_device("auto")
+    first = choose_dtype("auto", checkpoint, device)
+    for dtype in dict.fromkeys((first, torch.bfloat16 if device.type == "cpu" else first)):
+        yield layers_in(checkpoint, budget, device, dtype)
+
+
+def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
+    """The model run layer by layer in `budget` bytes, batches of the usual size."""
+    from prunecli.modules.machine import available_memory
+    from prunecli.running.layerwise.budget import (
+        MIN_BUFFERS,
+        Demand,
+        activation_bytes,
+        output_bytes,
+        plan_memory,
+        smallest_memory,
+        state_bytes,
+    )
+    from prunecli.running.layerwise.parts import make_skeleton
+    from prunecli.running.layerwise.session import shape_of
+
+    skeleton = make_skeleton(checkpoint, device, dtype)
+    shape = shape_of(checkpoint, skeleton, dtype)
+    activations = activation_bytes(shape, BATCH_TOKENS // BATCH_LENGTH, BATCH_LENGTH, BATCH_LENGTH)
+    if not shape.experts:  # gates are collected without logits, all else needs them
+        vocabulary = checkpoint.layout.sizes.count("vocab_size")
+        activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
+    demand = Demand(_process(checkpoint, device), skeleton.resident_bytes, skeleton.widest_bytes, activations)
+    weights = demand.resident + MIN_BUFFERS * demand.block
+    needed = smallest_memory(demand)
+    tokens = None
+    if budget >= needed:
+        states = plan_memory(budget, demand).states if device.type == "cpu" else available_memory() // 2
+        tokens = states // state_bytes(shape, 1, 1)
+    return ByLayer(device.type, _name(dtype), weights, needed, tokens)
+
+
+def _process(checkpoint: Checkpoint, device: torch.device) -> int:
+    """Resident bytes before any weight is read, of this process: it has loaded what such a run loads."""
+    from prunecli.errors import PruneError
+    from prunecli.modules.machine import resident_now
+    from prunecli.text.tokens import load_tokenizer
+
+    if device.type != "cpu":
+        return 0
+    try:
+        tokenizer = load_tokenizer(checkpoint.path)
+    except PruneError:  # without one nothing runs, but what fits can be said
+        tokenizer = None
+    now = resident_now()
+    del tokenizer
+    return now
+
+
+def _one_pass(checkpoint: Checkpoint, *, sparse: bool) -> OnePass:
+    """Of a mixture of experts, gates are collected: no logits. Another model makes them."""
+    from prunecli.modules.speed import disk_speed
+
+    tokens = SENTENCES * SENTENCE_TOKENS
+    products = token_products(checkpoint.layout)
+    return OnePass(
+        checkpoint.total_bytes,
+        products.operations(tokens, tokens, tokens, output=not sparse),
+        disk_speed(checkpoint.files if checkpoint.is_local else (), MOST_READ, READ_SECONDS),
+        tuple(_computing(checkpoint)),
+    )
+
+
+def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
+    import torch
+
+    from prunecli.evaluation.hardware import device_name
+    from prunecli.modules.precision import choose_dtype
+    from prunecli.modules.speed import model_speed
+
+    family = checkpoint.require_architecture()
+    width = checkpoint.layout.sizes.count(model_dim(family))
+    widest = max(checkpoint.layout.sizes.count(stack.ffn.width) for stack in family.stacks)
+    for device in dict.fromkeys((torch.device("cpu"), _auto())):
+        dtype = choose_dtype("auto", checkpoint, device)
+        measured = model_speed(width, widest, dtype, device, PRODUCT_SECONDS)
+        yield Computing(device_name(device), _name(dtype), torch.get_num_threads(), measured)
+
+
+def _auto() -> torch.device:
+    from prunecli.modules.loading import choose_device
+
+    return choose_device("auto")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def capacity_json(fits: Capacity) -> dict[str, Any]:
+    """All of it, for `inspect`."""
+    ratio = {} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)
+    return {
+        "budget_bytes": fits.budget,
+        "batch": fits.load.batch,
+        "beam": fits.load.beam,
+        "length": fits.load.length,
+        **ratio,
+        "whole": [_whole_payload(whole) for whole in fits.wholes if whole.pruned is None],
+        "pruned": [
+            {**_whole_payload(whole), **_ratio(whole.pruned)} for whole in fits.wholes if whole.pruned
+        ],
+        "by_layer": {
+            "batch_tokens": BATCH_TOKENS,
+            "batch_length": BATCH_LENGTH,
+            "ways": [_layer_payload(way) for way in fits.layered],
+        },
+        "pass": _pass_payload(fits.one_pass),
+    }
+
+
+def _whole_payload(whole: Whole) -> dict[str, Any]:
+    return {
+        "dtype": whole.dtype,
+        "as_stored": whole.as_stored,
+        "weight_bytes": whole.weights,
+        "decoding_bytes": whole.decoding,
+        "needed_bytes": whole.needed,
+        "fits": whole.fits,
+    }
+
+
+def _ratio(fit: Fit) -> Mapping[str, Any]:
+    return {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
+
+
+def _layer_payload(way: ByLayer) -> dict[str, Any]:
+    return {
+        "device": way.device,
+        "dtype": way.dtype,
+        "weight_bytes": way.weights,
+        "needed_bytes": way.needed,
+        "fits": way.fits,
+        "state_tokens": way.tokens,
+    }
+
+
+def _pass_payload(one: OnePass) -> dict[str, Any]:
+    return {
+        "sentences": SENTENCES,
+        "sentence_tokens": SENTENCE_TOKENS,
+        "pairs": 1,
+        "bytes": one.bytes,
+        "operations": one.operations,
+        "disk_bytes_per_second": one.disk.rate,
+        "from_disk": one.disk.from_disk,
+        "reading_seconds": one.reading_seconds,
+        "computing": [
+            {
+                "device": on.device,
+                "dtype": on.dtype,
+                "threads": on.threads,
+                "operations_per_second": on.measured.speed,
+                "computing_seconds": one.computing_seconds(on),
+                "seconds": one.seconds(on),
+            }
+            for on in one.computing
+        ],
+    }
