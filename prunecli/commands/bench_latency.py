@@ -105,7 +105,7 @@ def bench_latency(
 
 
 def _draw(payload: Mapping[str, Any], plot: Path) -> None:
-    from prunecli.analysis.latency_plots import Speed, speed_plot
+    from prunecli.analysis.plots import Speed, save_figure, speed_figure
 
     speeds = [
         Speed(
@@ -118,7 +118,7 @@ def _draw(payload: Mapping[str, Any], plot: Path) -> None:
         for result in payload["results"]
         for timing in result["timings"]
     ]
-    speed_plot(speeds, plot)
+    save_figure(speed_figure(speeds), plot)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

@@ -146,7 +146,7 @@ def _show(payload: Mapping[str, Any]) -> None:
 def _plot(path: Path, payload: Mapping[str, Any]) -> None:
     import numpy as np
 
-    from prunecli.analysis.plots import plot_languages
+    from prunecli.analysis.plots import languages_figure, save_figure
     from prunecli.analysis.similarity import two_triangles
 
     titles = {
@@ -159,8 +159,7 @@ def _plot(path: Path, payload: Mapping[str, Any]) -> None:
         if payload["clustering"][side] is not None
     }
     layers, similarity = payload["experts_per_layer"], payload["similarity"]
-    plot_languages(
-        path,
+    figure = languages_figure(
         trees,
         None if layers is None else (layers["layers"], layers["mean"]),
         None
@@ -170,3 +169,4 @@ def _plot(path: Path, payload: Mapping[str, Any]) -> None:
             two_triangles(np.array(similarity["encoder"]), np.array(similarity["decoder"])),
         ),
     )
+    save_figure(figure, path)

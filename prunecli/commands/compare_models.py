@@ -153,9 +153,10 @@ def compare_models(
     write_json(output, payload, force=force)
     write_table(table, payload, force=force, leave_out=("matrices",))
     if plot is not None:
-        from prunecli.analysis.similarity_plots import similarity_map
+        from prunecli.analysis.heat_maps import similarity_figure
+        from prunecli.analysis.plots import save_figure
 
-        similarity_map(main, shown, plot)
+        save_figure(similarity_figure(main, shown), plot)
     if json:
         console.print_json(payload)
     elif not quiet:

@@ -36,7 +36,8 @@ def draw(
 ) -> None:
     """Write the PNG: the original table, the best projective embedding of the same n, the unit."""
     from prunecli.analysis.correlation import correlation_map
-    from prunecli.analysis.correlation_plots import plot_correlations
+    from prunecli.analysis.heat_maps import correlation_figure
+    from prunecli.analysis.plots import save_figure
     from prunecli.methods.embeddings.source import checkpoint_table
     from prunecli.tensors.hub.names import origin
 
@@ -48,7 +49,8 @@ def draw(
     if kind != "projective":
         maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim, progress))
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
-    plot_correlations(maps, path, f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}")
+    title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
+    save_figure(correlation_figure(maps, title), path)
 
 
 def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:

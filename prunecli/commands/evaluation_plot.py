@@ -17,7 +17,7 @@ SCORES = {
 
 def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping[str, Path]) -> None:
     """Draw the payload of evaluation.json; `checkpoints` are those of its labels."""
-    from prunecli.analysis.curve_plots import CurvePoint, score_curve
+    from prunecli.analysis.plots import CurvePoint, save_figure, score_figure
     from prunecli.analysis.removed import removed
     from prunecli.model.checkpoint import open_model
 
@@ -33,4 +33,4 @@ def plot_evaluation(path: Path, payload: Mapping[str, Any], checkpoints: Mapping
         )
         for row, lost in zip(payload["results"], fractions, strict=True)
     ]
-    score_curve(points, path, unit=unit)
+    save_figure(score_figure(points, unit=unit), path)

@@ -39,9 +39,11 @@ def _metric(scores: HeadScores) -> str:
 
 def draw(scores: HeadScores, layers: Any, path: Path) -> None:
     """The heat map of --plot."""
-    from prunecli.analysis.head_plots import head_map
+    from prunecli.analysis.heat_maps import head_figure
+    from prunecli.analysis.plots import save_figure
 
-    head_map({name: array.tolist() for name, array in _values(scores).items()}, layers, path, _title(scores))
+    values = {name: array.tolist() for name, array in _values(scores).items()}
+    save_figure(head_figure(values, layers, _title(scores)), path)
 
 
 def show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:

@@ -178,8 +178,7 @@ def _payload(written: Written, decision: Decision, options: Options) -> dict[str
 
 
 def _show(written: Written, decision: Decision) -> None:
-    from prunecli.analysis.head_plots import KIND_NAMES
-    from prunecli.model.attention import KINDS
+    from prunecli.model.attention import KIND_NAMES, KINDS
 
     layers = written.source.layout.attentions
     kept = decision.selection.kept

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
+from prunecli.model.attention import KIND_NAMES
 from prunecli.report.collect import Found, Material
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, counted, element, join, row_of
@@ -15,11 +16,6 @@ if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
     from prunecli.results.heads import HeadScores
 
-KIND_NAMES = {
-    "encoder": "encoder self-attention",
-    "decoder": "decoder self-attention",
-    "cross": "cross-attention",
-}
 METHODS = {
     "gradient": "importance by gradient (1905.10650, eq. 2)",
     "ablation": "what the score loses without the head",

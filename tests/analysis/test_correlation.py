@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.analysis.correlation import correlation_map, mean_correlation
-from prunecli.analysis.correlation_plots import plot_correlations
-from prunecli.errors import CheckpointError, PruneError
-from tests.pictures import pixels
+from prunecli.errors import CheckpointError
 
 
 def test_by_hand() -> None:
@@ -47,19 +43,6 @@ def test_dimensions_without_values_are_independent() -> None:
     assert mean_correlation(np.ones((1, 1))) == 0
 
 
-def test_the_picture_is_whole_and_repeatable(tmp_path: Path) -> None:
-    maps = {
-        name: correlation_map([np.random.default_rng(3).random((9, 4))]) for name in ("original", "DeFINE")
-    }
-    for name in ("a.png", "b.png"):
-        plot_correlations(maps, tmp_path / name, "Correlation of the dimensions")
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
-    maps["DeFINE"] = correlation_map([np.random.default_rng(4).random((9, 4))])
-    plot_correlations(maps, tmp_path / "other.png", "Correlation of the dimensions")
-    assert not np.array_equal(pixels(tmp_path / "a.png"), pixels(tmp_path / "other.png"))
-
-
 @pytest.mark.parametrize(
     ("chunks", "message"),
     [
@@ -73,11 +56,3 @@ def test_the_picture_is_whole_and_repeatable(tmp_path: Path) -> None:
 def test_tables_that_cannot_be_are_refused(chunks: list, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         correlation_map(chunks)
-
-
-def test_pictures_of_nothing_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PruneError, match="nothing to draw"):
-        plot_correlations({}, tmp_path / "a.png", "")
-    with pytest.raises(PruneError, match=r"of DeFINE has the shape \[2, 3\]"):
-        plot_correlations({"DeFINE": np.ones((2, 3))}, tmp_path / "a.png", "")
-    assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ from tests.commands.calls import call
 from tests.contracts.method_contract import digests, logits
 from tests.families import tiny_family
 from tests.ffn_layouts import weights
+from tests.pictures import pixels
 from tests.tiny import tiny_nllb_moe
 
 SMALL = ("--map-dim", "4", "--expand-dim", "12", "--depth", "2", "--max-groups", "2", "--epochs", "1")
@@ -184,7 +185,7 @@ def test_a_cached_input_is_stock(model: Path) -> None:
 def test_draws_correlations(model: Path, folder: Path, kind: str) -> None:
     result = run(model, *SMALL, "--kind", kind, "--plot", "maps.png")
     assert result.status == 0, result.err
-    assert (folder / "maps.png").read_bytes().startswith(b"\x89PNG")
+    pixels(folder / "maps.png")
 
 
 def test_inspect_names_the_unit(model: Path) -> None:

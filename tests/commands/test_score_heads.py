@@ -23,6 +23,7 @@ from prunecli.errors import (
 from tests.commands.heads import kept
 from tests.commands.heads import run as prune
 from tests.families import tiny_family
+from tests.pictures import pixels
 from tests.results.tables import rows
 from tests.tiny import write_json
 
@@ -170,7 +171,7 @@ def test_tasks(folder: Path, family: str, changes: dict[str, Any], arguments: An
 def test_draws_the_map(folder: Path) -> None:
     pytest.importorskip("matplotlib")
     run("m", "--data", "data", *PAIRS, "--plot", "heads.png")
-    assert (folder / "heads.png").read_bytes().startswith(b"\x89PNG")
+    pixels(folder / "heads.png")
 
 
 @pytest.mark.parametrize(
