@@ -12,9 +12,8 @@ from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.layout import resolve
-from prunecli.model.opening import result_config, shim_classes
+from prunecli.model.opening import SHIM_FILE, result_config, shim_classes, shim_source
 from prunecli.model.structure import Structure
-from prunecli.modules.shim import SHIM_FILE, shim_source
 from prunecli.progress import Progress, silent
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype

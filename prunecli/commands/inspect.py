@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from prunecli.evaluation.capacity import Capacity
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory
-    from prunecli.model.undeclared import Surmise
+    from prunecli.model.names import Surmise
 
 FORMAT = "prunecli.inspect/1"
 
@@ -116,7 +116,7 @@ def _opened(checkpoint: Path | None) -> Checkpoint:
 def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Capacity:
     from prunecli.evaluation.capacity import what_fits
     from prunecli.methods.experts.budget import Request, parse_balance
-    from prunecli.model.memory import Load
+    from prunecli.model.cost import Load
 
     return what_fits(opened, budget, dtype, Request(balance=parse_balance(balance)), Load(**load))
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.fit import Fit, fit_payload, margin_bytes, nearest_ratio
-from prunecli.model.memory import Load, decoding_bytes, stored_dtype, weight_bytes
-from prunecli.model.operations import model_dim, token_products
+from prunecli.model.cost import Load, decoding_bytes, model_dim, stored_dtype, token_products, weight_bytes
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from prunecli.model.memory import Load
+from prunecli.model.cost import Load
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.lengths import length_limit

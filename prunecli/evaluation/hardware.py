@@ -18,7 +18,7 @@ MEMORY_SHARE = 0.8
 
 def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype: torch.dtype) -> bool:
     """Whether all models, computed in `dtype`, fit in `MEMORY_SHARE` of the memory that is free."""
-    from prunecli.model.memory import weight_bytes
+    from prunecli.model.cost import weight_bytes
     from prunecli.modules.machine import new_memory
     from prunecli.tensors.dtypes import parse_dtype
 

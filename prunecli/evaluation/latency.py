@@ -105,7 +105,7 @@ def bench_latency(
 
 def _dtype(subjects: Sequence[Subject], options: LatencyOptions, say: Say) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
-    from prunecli.model.memory import Load
+    from prunecli.model.cost import Load
     from prunecli.modules.fitting import decoding, fitting_dtype
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import dtype_name

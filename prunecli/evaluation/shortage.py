@@ -29,7 +29,7 @@ def remedy(error: MemoryShortError) -> str:
 
 
 def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
-    from prunecli.model.memory import weight_bytes
+    from prunecli.model.cost import weight_bytes
     from prunecli.modules.fitting import FREE_SHARE
     from prunecli.tensors.dtypes import parse_dtype
 
@@ -63,7 +63,7 @@ def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
     from prunecli.methods.experts.budget import Request
     from prunecli.methods.experts.fit import MARGIN, nearest_ratio
-    from prunecli.model.memory import Load, stored_dtype
+    from prunecli.model.cost import Load, stored_dtype
     from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 
     if not checkpoint.mixtures:

@@ -10,7 +10,6 @@ from prunecli import PACKAGE
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.model.declared import class_names
 from prunecli.model.embedding import describe_embeddings
-from prunecli.model.embedding_change import EmbeddingChange
 from prunecli.model.ffn import describe_ffns
 from prunecli.model.layout import resolve
 from prunecli.model.opening import SHIM, WEIGHTS_KEY, shim_classes
@@ -21,7 +20,7 @@ from prunecli.model.source_card import (
     front_matter,
     original_text,
 )
-from prunecli.model.structure import Structure
+from prunecli.model.structure import EmbeddingChange, Structure
 
 PLACE = "path/to/this/directory"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
@@ -12,14 +16,16 @@ from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
-from prunecli.model.names import same_values, stored_names
+from prunecli.model.names import nearest_family, same_values, stored_names, text_type
 from prunecli.model.structure import KEY, Structure
 from prunecli.tensors.directory import find_weights, read_config
+from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
+from prunecli.tensors.reader import Stored, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
 
-__all__ = ["Checkpoint", "TensorInfo", "open_model"]
+FINGERPRINT_VALUES = 16
+"""Values of each tensor that enter the fingerprint: those in its middle, so that one short read a tensor is enough."""
 
 
 class Checkpoint(TensorReader):
@@ -35,7 +41,8 @@ class Checkpoint(TensorReader):
 
     def __init__(self, path: Path, config: dict[str, Any], files: tuple[WeightFile, ...]) -> None:
         self.config = config
-        self.structure = Structure() if config.get(KEY) is None else _structure(path, config)
+        where = str(path / "config.json")
+        self.structure = Structure() if config.get(KEY) is None else Structure.from_json(config[KEY], where)
         self.architecture = FAMILIES.get(str(config.get("model_type")).removeprefix(REDUCED_PREFIX))
         self._is_checked = False
         super().__init__(path, files)
@@ -52,10 +59,18 @@ class Checkpoint(TensorReader):
 
     @cached_property
     def fingerprint(self) -> str:
-        """See `prunecli.model.fingerprint`."""
-        from prunecli.model.fingerprint import fingerprint
+        """ "sha256:<hex>" over every tensor's name, shape and 16 values, rounded to float16: which model it is.
 
-        return fingerprint(self)
+        A float32 checkpoint and its float16 copy have the same fingerprint, as have its .bin and .safetensors
+        forms; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
+        """
+        # Read in file order, for the disk's sake; hashed in the order of names, so that files do not matter.
+        samples = {name: self._sample(name) for name in self.tensors}
+        digest = hashlib.sha256()
+        for name in sorted(samples):
+            digest.update(json.dumps([name, list(self.tensors[name].shape)]).encode())
+            digest.update(samples[name])
+        return f"sha256:{digest.hexdigest()}"
 
     @cached_property
     def layout(self) -> ModelLayout:
@@ -74,7 +89,7 @@ class Checkpoint(TensorReader):
     @cached_property
     def mixtures(self) -> tuple[SparseLayer, ...]:
         """The mixtures of experts that it holds; see `find_mixtures`."""
-        return find_mixtures(self)
+        return find_mixtures(self, self.layout)
 
     def require_mixtures(self) -> tuple[SparseLayer, ...]:
         """The mixtures of experts, at least one.
@@ -98,13 +113,13 @@ class Checkpoint(TensorReader):
         """
         if self._is_checked:
             return
-        held, expected = self.tensors, self.layout.shapes
-        missing = [name for name in expected if name not in held]
-        unexpected = [name for name in held if name not in expected and not self.layout.is_extra(name)]
+        tensors, expected = self.tensors, self.layout.shapes
+        missing = [name for name in expected if name not in tensors]
+        unexpected = [name for name in tensors if name not in expected and not self.layout.is_extra(name)]
         misshapen = [
-            f"{name} {list(held[name].shape)} instead of {list(shape)}"
+            f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
             for name, shape in expected.items()
-            if name in held and held[name].shape != shape
+            if name in tensors and tensors[name].shape != shape
         ]
         faults = [
             f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
@@ -133,8 +148,6 @@ class Checkpoint(TensorReader):
 
     def _resembles(self) -> str:
         """What an undeclared family has in common with a declared one."""
-        from prunecli.model.undeclared import nearest_family, text_type
-
         if (inner := text_type(self.config)) in FAMILIES:
             return f": it holds a {inner} beside other parts, which is supported only on its own"
         near = nearest_family(self.tensors)
@@ -144,22 +157,38 @@ class Checkpoint(TensorReader):
         return f"Checkpoint({str(self.path)!r}, {self.model_type}, {len(self.tensors)} tensors)"
 
     def _named(self) -> dict[str, tuple[int, Stored]]:
-        """Tensors under their stock names, without buffers and tied aliases: name -> (file number, place)."""
-        found = self._by_stored_name
+        """Under their stock names, without buffers and tied aliases: (file number, where its bytes lie)."""
+        tensors = self._by_stored_name
         if self.architecture is None:
-            return found
-
+            return tensors
         with located(self.path):
             sizes = Sizes(self.architecture, self.config)
             is_stock = self.structure.embedding.is_stock
             tied = resolve_ties(sizes, None if is_stock else resolve_tables(sizes, self.structure))
-        named = stored_names(self.architecture, tied, list(found), self._equal)
-        return {new: found[old] for old, new in named.items()}
+        named = stored_names(self.architecture, tied, list(tensors), self._equal)
+        return {new: tensors[old] for old, new in named.items()}
 
     def _equal(self, one: str, other: str) -> bool:
         """Whether two tensors of the files hold the same values."""
         (first, a), (second, b) = self._by_stored_name[one], self._by_stored_name[other]
         return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
+
+    def _sample(self, name: str) -> bytes:
+        """The values of a tensor that enter the fingerprint."""
+        info = self.tensors[name]
+        size = itemsize(info.dtype)
+        start = max(0, info.numel // 2 - FINGERPRINT_VALUES // 2)
+        count = min(FINGERPRINT_VALUES, info.numel - start)
+        if count == 0:
+            return b""
+        data = self.read_range(name, start * size, (start + count) * size, bytearray(count * size))
+        values = np.frombuffer(data, dtype=numpy_dtype(info.dtype))
+        if not is_float(info.dtype):
+            return values.tobytes()
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = values.astype(np.float16)
+        rounded[np.isnan(rounded)] = np.float16("nan")  # one NaN for all its bit patterns
+        return rounded.tobytes()
 
 
 def open_model(path: Path | str) -> Checkpoint:
@@ -175,7 +204,3 @@ def open_model(path: Path | str) -> Checkpoint:
     directory = local_directory(path)
     config = read_config(directory)
     return Checkpoint(directory, config, find_weights(directory))
-
-
-def _structure(path: Path, config: dict[str, Any]) -> Structure:
-    return Structure.from_json(config[KEY], str(path / "config.json"))

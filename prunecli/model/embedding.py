@@ -9,8 +9,7 @@ from typing import cast
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.declared import Sizes
 from prunecli.model.define import UnitKind, UnitShape
-from prunecli.model.embedding_change import EmbeddingChange, InputChange
-from prunecli.model.structure import Structure
+from prunecli.model.structure import EmbeddingChange, InputChange, Structure
 
 
 @dataclass(frozen=True)

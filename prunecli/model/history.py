@@ -9,14 +9,12 @@ import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prunecli import __version__
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.structure import KEY
 from prunecli.tensors.hub.names import origin
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 
 def history_step(

@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.mixtures import SparseLayer
-from prunecli.model.undeclared import Surmise, surmise
+from prunecli.model.names import Surmise, surmise
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
 

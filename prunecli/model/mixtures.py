@@ -6,13 +6,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from prunecli.architectures.records import Side, Stack
 from prunecli.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import ModelLayout
+from prunecli.tensors.reader import TensorReader
 
 
 @dataclass(frozen=True)
@@ -46,55 +44,57 @@ class SparseLayer:
         return f"{self.expert_prefix.format(expert=expert_index)}.{suffix}"
 
 
-def find_mixtures(checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
-    """The sparse layers, encoder first, by layer; none where the model has no experts.
+def find_mixtures(tensors: TensorReader, layout: ModelLayout) -> tuple[SparseLayer, ...]:
+    """The sparse layers of a model with these tensors, encoder first, by layer; none where it has no experts.
 
     Raises:
-        UnsupportedModelError: the family is not declared.
         CheckpointError: a layer lacks an expert, a tensor or its router, or disagrees with its structure.
     """
-    family = checkpoint.require_architecture()
-    return tuple(layer for stack in family.stacks for layer in _sparse_layers(checkpoint, stack))
+    return tuple(
+        _sparse_layer(tensors, layout, stack, number, experts)
+        for stack in layout.family.stacks
+        for number, experts in _experts_by_layer(tensors, stack)
+    )
 
 
-def _sparse_layers(checkpoint: Checkpoint, stack: Stack) -> Iterator[SparseLayer]:
-    ffn = stack.ffn
-    if ffn.expert is None:
+def _experts_by_layer(tensors: TensorReader, stack: Stack) -> Iterator[tuple[int, Mapping[int, list[str]]]]:
+    """Number of a layer, ascending -> number of an expert -> its tensors, relative to it."""
+    if stack.ffn.expert is None:
         return
-    pattern = _pattern(f"{stack.layers}.{ffn.name}.{ffn.expert}.", {"layer": r"(\d+)", "expert": r"(\d+)"})
+    template = re.escape(f"{stack.layers}.{stack.ffn.name}.{stack.ffn.expert}.")
+    pattern = re.compile(template.replace(r"\{layer\}", r"(\d+)").replace(r"\{expert\}", r"(\d+)"))
     layers: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in checkpoint.tensors:
+    for name in tensors.tensors:
         if match := pattern.match(name):
             layers[int(match[1])][int(match[2])].append(name[match.end() :])
-    for number in sorted(layers):
-        yield _sparse_layer(checkpoint, stack, number, layers[number])
+    yield from sorted(layers.items())
 
 
 def _sparse_layer(
-    checkpoint: Checkpoint, stack: Stack, number: int, experts: Mapping[int, list[str]]
+    tensors: TensorReader, layout: ModelLayout, stack: Stack, number: int, experts: Mapping[int, list[str]]
 ) -> SparseLayer:
-    ffn, path = stack.ffn, checkpoint.path
+    ffn, path, structure = stack.ffn, tensors.path, layout.structure
     name = f"{stack.layers.format(layer=number)}.{ffn.name}"
     count = len(experts)
     absent = sorted(set(range(count)) - set(experts))
     if absent:
         raise CheckpointError(f"{path}: {name} lacks expert {absent[0]} (its last is {max(experts)})")
     suffixes = tuple(spec.name for spec in ffn.tensors)
-    for expert, held in experts.items():
-        if sorted(held) != sorted(suffixes):
-            odd = sorted(set(held) ^ set(suffixes))
+    for expert, own in experts.items():
+        if sorted(own) != sorted(suffixes):
+            odd = sorted(set(own) ^ set(suffixes))
             raise CheckpointError(
                 f"{path}: expert {expert} of {name} has other tensors than its kind ({odd[0]})"
             )
-    routers = tuple(full for spec in ffn.router if (full := f"{name}.{spec.name}") in checkpoint.tensors)
+    routers = tuple(full for spec in ffn.router if (full := f"{name}.{spec.name}") in tensors.tensors)
     if not routers:
         raise CheckpointError(f"{path}: {name} has experts but no router")
     for router in routers:
-        if checkpoint.tensors[router].shape[:1] != (count,):
-            shape = list(checkpoint.tensors[router].shape)
+        if tensors.tensors[router].shape[:1] != (count,):
+            shape = list(tensors.tensors[router].shape)
             raise CheckpointError(f"{path}: {router} has the shape {shape}, the layer has {count} experts")
-    ids = checkpoint.structure.kept_experts(name, count)
-    original = checkpoint.structure.original_experts.get(name, count)
+    ids = structure.kept_experts(name, count)
+    original = structure.original_experts.get(name, count)
     if (
         len(ids) != count
         or len(set(ids)) != count
@@ -106,10 +106,3 @@ def _sparse_layer(
         )
     prefix = f"{name}.{ffn.expert}"
     return SparseLayer(name, stack.side, number, count, prefix, suffixes, routers, ids, original)
-
-
-def _pattern(template: str, numbers: Mapping[str, str], *, whole: bool = False) -> re.Pattern[str]:
-    """A regular expression for `template`, its "{layer}" and "{expert}" replaced by those of `numbers`."""
-    pieces = re.split(r"\{(\w+)\}", template)
-    text = "".join(numbers[piece] if index % 2 else re.escape(piece) for index, piece in enumerate(pieces))
-    return re.compile(text + (r"\Z" if whole else ""))

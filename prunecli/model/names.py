@@ -1,18 +1,51 @@
-"""From the names in the files to those of the family's stock layout: prefixes, buffers, tied aliases."""
+"""What tensors' names say: those of the stock layout that they stand for, and what an undeclared family is like."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from prunecli.architectures import Architecture
-from prunecli.tensors.reader import Stored
+from prunecli.architectures import FAMILIES, Architecture
+from prunecli.model.declared import Sizes
+from prunecli.tensors.reader import Stored, TensorInfo
 
 SAMPLES = 256
 """Blocks that are compared of two long tensors."""
 
 BLOCK = 4096
 """Bytes in a block."""
+
+NEAR = 0.5
+"""Part of a family's kinds of tensors that a checkpoint must have for its names to be called like that family's."""
+
+_TABLES = ("embed_tokens", "word_embeddings", "wte", "embed_in", "tok_embeddings", "shared")
+
+
+@dataclass(frozen=True)
+class Surmise:
+    """What the names of tensors suggest.
+
+    Attributes:
+        modules: name of a group of tensors, layers and experts as `*` -> its tensors.
+        tables: of these groups, those that look like the embeddings of tokens.
+        layers: column of layers -> how many: {"model.layers": 16}.
+        experts: mixture of experts, layers as `*` -> how many in each, the most where layers differ.
+        quantisation: method that config.json names ("awq"), or "".
+        text_type: model type of the language model that this one wraps, or "".
+        nearest: model type of the declared family with the most tensors of the same names, or "".
+    """
+
+    modules: Mapping[str, tuple[str, ...]]
+    tables: tuple[str, ...]
+    layers: Mapping[str, int]
+    experts: Mapping[str, int]
+    quantisation: str
+    text_type: str
+    nearest: str
 
 
 def stored_names(
@@ -65,6 +98,57 @@ def same_values(one: tuple[int, Stored], other: tuple[int, Stored]) -> bool:
     )
 
 
+def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Surmise:
+    """All that can be said of a checkpoint of an undeclared family."""
+    modules: dict[str, list[str]] = defaultdict(list)
+    layers: dict[str, set[int]] = defaultdict(set)
+    experts: dict[str, set[int]] = defaultdict(set)
+    for name, info in tensors.items():
+        pieces = name.split(".")
+        numbers = [place for place, piece in enumerate(pieces) if piece.isdecimal()]
+        last = len(pieces) - 1
+        if numbers and numbers[0] > 0:
+            layers[".".join(pieces[: numbers[0]])].add(int(pieces[numbers[0]]))
+            last = min(numbers[0] + 2, last)
+        modules[_starred(pieces[:last]) or name].append(name)
+        for place, piece in enumerate(pieces[:-1]):
+            if "expert" in piece and "shared" not in piece:
+                if number := re.fullmatch(r"(?:expert_)?(\d+)", pieces[place + 1]):
+                    experts[_starred(pieces[: place + 1])].add(int(number[1]))
+                elif len(info.shape) == 3:  # stacked: [experts, ...]
+                    experts[_starred(pieces[: place + 1])] |= set(range(min(info.shape[0], 1 << 16)))
+    tables = [group for group, names in modules.items() if group.endswith(_TABLES) and len(names) == 1]
+    return Surmise(
+        {group: tuple(names) for group, names in modules.items()},
+        tuple(tables),
+        {column: len(found) for column, found in layers.items()},
+        {group: len(found) for group, found in experts.items() if len(found) > 1},
+        quantisation(config),
+        text_type(config),
+        nearest_family(tensors),
+    )
+
+
+def quantisation(config: Mapping[str, Any]) -> str:
+    """The method that config.json names under `quantization_config`; "" where it names none."""
+    found = config.get("quantization_config")
+    return str(found.get("quant_method") or "of unknown method") if isinstance(found, Mapping) else ""
+
+
+def text_type(config: Mapping[str, Any]) -> str:
+    """Model type of the language model that config.json describes under `text_config`; "" where it has none."""
+    found = config.get("text_config")
+    return str(found.get("model_type") or "") if isinstance(found, Mapping) else ""
+
+
+def nearest_family(names: Iterable[str]) -> str:
+    """The declared family most of whose tensors, numbers and the first part of names aside, occur among `names`."""
+    held = {_kind(name) for name in names}
+    shares = {family.model_type: _share(family, held) for family in FAMILIES.values()}
+    best = max(shares, key=lambda model_type: shares[model_type])
+    return best if shares[best] > NEAR else ""
+
+
 def _with_new_ending(family: Architecture, name: str) -> str:
     for old, new in family.renamed.items():
         if name.endswith(old):
@@ -89,3 +173,30 @@ def _with_prefix(family: Architecture, name: str) -> str:
         *((f"{family.embedding.input}.",) if family.embedding else ()),
     )
     return prefix + name if f"{prefix}{name}".startswith(known) and not name.startswith(known) else name
+
+
+def _share(family: Architecture, held: set[str]) -> float:
+    """|common| / |either|, of the kinds of tensors in layers but for experts'."""
+    own = {
+        _kind(f"{owner}.{spec.name}")
+        for stack in family.stacks
+        for owner, specs in (
+            (stack.layers, stack.norms),
+            (f"{stack.layers}.{stack.ffn.name}".rstrip("."), stack.ffn.tensors),
+            *((stack.layers, attention.tensors) for attention in stack.attentions),
+        )
+        for spec in specs
+        if Sizes(family, {}).holds(spec.optional)
+    }
+    return len(own & held) / len(own | {kind for kind in held if "*" in kind and "expert" not in kind})
+
+
+def _kind(name: str) -> str:
+    """Numbers as `*`, and no more before them than a word: "model.layers.3.mlp.wo" -> "layers.*.mlp.wo"."""
+    starred = re.sub(r"(?<=\.)(?:\d+|\{\w+\})(?=\.|$)", "*", name)
+    before, star, after = starred.partition(".*")
+    return f"{before.rpartition('.')[2]}{star}{after}" if star else starred
+
+
+def _starred(pieces: Iterable[str]) -> str:
+    return ".".join("*" if piece.isdecimal() else piece for piece in pieces)

@@ -14,7 +14,7 @@ import torch
 
 from prunecli.errors import MemoryShortError, Shortage
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.memory import Load, decoding_bytes, weight_bytes
+from prunecli.model.cost import Load, decoding_bytes, weight_bytes
 from prunecli.modules.machine import new_memory
 from prunecli.modules.precision import candidates, dtype_name, stored_as
 from prunecli.processes import ALONE, ProcessGroup, neighbours

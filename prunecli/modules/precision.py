@@ -19,7 +19,7 @@ from collections.abc import Iterable
 import torch
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.memory import stored_dtype
+from prunecli.model.cost import stored_dtype
 from prunecli.modules.cpu_linear import onednn_bfloat16
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import parse_computed

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.mixtures import SparseLayer
-from prunecli.model.opening import WEIGHTS_KEY, shim_classes
+from prunecli.model.opening import SHIM_FILE, WEIGHTS_KEY, shim_classes, shim_source
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name
-from prunecli.modules.shim import SHIM_FILE, shim_source
 from prunecli.tensors.writer import INDEX_FILE, SINGLE_FILE
 
 REFUSED = {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prunecli.errors import DataError, PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import Inventory, take_inventory
+from prunecli.model.opening import SHIM_FILE
 from prunecli.model.structure import KEY
-from prunecli.modules.shim import SHIM_FILE
 from prunecli.progress import Progress, silent
 from prunecli.report.documents import GATES, HEADS, Document, read_document, refuse_many
 from prunecli.tensors.directory import read_config

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.memory import weight_bytes
+from prunecli.model.cost import weight_bytes
 from prunecli.modules.fitting import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.processes import ProcessGroup
 from prunecli.tensors.dtypes import parse_dtype

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from prunecli.errors import PruneError
-from prunecli.model.checkpoint import Checkpoint, TensorInfo, open_model
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.pipeline import Rewrite, rewrite_checkpoint
 from prunecli.tensors.dtypes import numpy_dtype
+from prunecli.tensors.reader import TensorInfo
 
 Decide = Callable[[Checkpoint], Rewrite]
 

@@ -11,9 +11,8 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import describe_embeddings
-from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.layout import resolve
-from prunecli.model.structure import Structure
+from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange, Structure
 from tests.families import MODEL_TYPES, stock_model, tiny_config_of
 from tests.tiny import tiny_config
 

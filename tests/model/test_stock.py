@@ -13,9 +13,8 @@ from transformers import CONFIG_MAPPING
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.stock import stock_verdict, uniform_heads
-from prunecli.model.structure import FfnChange, Structure
+from prunecli.model.structure import EmbeddingChange, FfnChange, InputChange, OutputChange, Structure
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 

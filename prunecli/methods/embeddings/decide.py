@@ -12,8 +12,8 @@ from prunecli.methods.embeddings.source import Text, checkpoint_table, zero_padd
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.history import given, history_step
+from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange
 from prunecli.modules.building import model_class
 
 COMMAND = "factorize-embeddings"

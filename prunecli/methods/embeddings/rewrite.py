@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from prunecli.methods.embeddings.decide import Decision
 from prunecli.methods.embeddings.factorize import Factors
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.embedding_change import EmbeddingChange
-from prunecli.model.structure import Structure
+from prunecli.model.structure import EmbeddingChange, Structure
 from prunecli.modules.define import DefineEmbedding
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros

@@ -1,7 +1,7 @@
 """The smallest ratio whose model fits in a given memory, with the arithmetic behind it.
 
 Memory = weights in the target type + what decoding holds at a stated batch, beam and length (both by the formulas of
-`model.memory`) + a margin of 10 % of the memory, for the device's own context and for fragmentation.
+`model.cost`) + a margin of 10 % of the memory, for the device's own context and for fragmentation.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Layer, Request, kept_counts
-from prunecli.model.memory import Load, decoding_bytes
-from prunecli.model.memory import weight_bytes as weight_bytes
+from prunecli.model.cost import Load, decoding_bytes
+from prunecli.model.cost import weight_bytes as weight_bytes
 from prunecli.model.mixtures import SparseLayer
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text

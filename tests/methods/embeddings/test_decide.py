@@ -13,7 +13,7 @@ from prunecli.methods.embeddings.decide import Decision, Options, _shape, decide
 from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.model.embedding_change import EmbeddingChange, InputChange, OutputChange
+from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange
 from tests.families import tiny_family
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import prunecli
-from prunecli.modules.shim import shim_source
+from prunecli.model.opening import shim_source
 
 SPACE: dict[str, Any] = {"__name__": "modeling_prunecli"}
 exec(

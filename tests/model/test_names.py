@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
-from prunecli.model.undeclared import nearest_family, surmise
+from prunecli.model.names import nearest_family, surmise
 from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
 from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits

@@ -13,9 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from prunecli import load_model
 from prunecli.architectures import FAMILIES
 from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import Products, model_dim, token_products
 from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
-from prunecli.model.operations import Products, model_dim, token_products
 from prunecli.model.structure import Structure
 from tests.families import DECODERS, ENCODERS, GATED_T5, MODEL_TYPES, stock_model, tiny_config_of
 from tests.ffn_layouts import tiny, write_changed
