@@ -23,11 +23,11 @@ from transformers import get_scheduler
 
 from prunecli import demo
 from prunecli.modules.loading import load_model
+from prunecli.running.encoding import translation_examples
+from prunecli.running.examples import Examples
 from prunecli.text.parallel import languages_of, parse_pairs, read_parallel
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.batches import BucketSampler, loader
-from prunecli.training.encoding import translations
-from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
@@ -100,7 +100,7 @@ def main() -> None:
     text = read_parallel(arguments.data, arguments.split, tuple({name for pair in pairs for name in pair}))
     made = training_arguments(options, Path(tempfile.gettempdir()), validates=False)
     model = load_model(arguments.checkpoint, device=made.device, dtype="float32")
-    examples = translations(load_tokenizer(arguments.checkpoint), model, text, pairs)
+    examples = translation_examples(load_tokenizer(arguments.checkpoint), model, text, pairs, skip_blank=True)
     sampler = BucketSampler(examples.lengths, options.batch_tokens, options.seed)
     if len(sampler) < arguments.steps:
         parser.error(f"the text has {len(sampler)} batches: fewer --steps, or a smaller --batch-tokens")

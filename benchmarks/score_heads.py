@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.losses import example_losses
 from prunecli.methods.heads import measure
 from prunecli.methods.heads.ablate import outcomes, without_each
 from prunecli.methods.heads.measure import AblationOptions, Subject
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.running.losses import example_losses
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
@@ -55,7 +55,7 @@ def passes(subject: Subject, what: Dataset, options: argparse.Namespace) -> dict
         hooks = [table.register_forward_hook(lambda _m, _i, made: made.requires_grad_()) for table in tables]
         for found in batches.values():
             for batch in found:
-                example_losses(model, batch, what.task).sum().backward()
+                example_losses(model, batch).sum().backward()
         model.zero_grad(set_to_none=True)
         model.requires_grad_(False)
         for hook in hooks:
@@ -63,7 +63,7 @@ def passes(subject: Subject, what: Dataset, options: argparse.Namespace) -> dict
 
     return {
         "plain": lambda: plain(False),
-        "gradient": lambda: gradient_importance(model, layers, batches, what.task),
+        "gradient": lambda: gradient_importance(model, layers, batches),
         "training": lambda: plain(True),
     }
 

@@ -241,14 +241,14 @@ def _represented(
 
 
 def _batches(tokenizer: Any, model: Any, portion: Portion, options: SimilarityOptions) -> Any:
-    from prunecli.analysis.representations import text_batches
-    from prunecli.evaluation.objective import translation_batches
+    from prunecli.running.encoding import text_examples, translation_examples
 
     if portion.pair is None or portion.targets is None:
-        return text_batches(tokenizer, model, portion.sources, options.batch_tokens, options.context)
+        texts = text_examples(tokenizer, model, portion.sources, options.context, skip_empty=False)
+        return texts.batches(options.batch_tokens)
     source, target = portion.pair
     text = ParallelText(portion.name, {source: portion.sources, target: portion.targets})
-    return translation_batches(tokenizer, model, text, portion.pair, options.batch_tokens)
+    return translation_examples(tokenizer, model, text, [portion.pair]).batches(options.batch_tokens)
 
 
 def _similarities(

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from prunecli.analysis.components import Component
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
-from prunecli.evaluation.losses import Batch, encoded, padding_id, window_length
 from prunecli.modules.attention import module_name
-from prunecli.text.batching import length_bucketed, pad
+from prunecli.running.examples import Batch
 
 Features = NDArray[np.float32]
 """`[sentences, width]`: a row per sentence."""
@@ -43,27 +42,6 @@ class Representations:
     def width(self) -> int:
         """Of the widest output."""
         return max((array.shape[1] for array in self.features), default=0)
-
-
-def text_batches(
-    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, context: int | None = None
-) -> list[Batch]:
-    """Texts as the tokenizer encodes them, for a model with one stack; cut to `window_length`.
-
-    Raises:
-        UsageError: the model has fewer positions than `context`.
-        DataError: a text without a token.
-    """
-    longest = window_length(model, tokenizer, context)
-    rows = encoded(tokenizer, texts, truncation=True, max_length=longest)
-    if empty := [number for number, row in enumerate(rows) if not row]:
-        raise DataError(f"text {empty[0] + 1:,} ({texts[empty[0]]!r}) has no token", "Leave it out.")
-    pad_id = padding_id(model, tokenizer)
-    batches = []
-    for indices in length_bucketed([len(row) for row in rows], batch_tokens):
-        ids, mask = pad([rows[index] for index in indices], pad_id)
-        batches.append(Batch({"input_ids": ids, "attention_mask": mask}, ids, tuple(indices)))
-    return batches
 
 
 def represent(
@@ -94,7 +72,6 @@ def represent(
     if not held:
         raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
     sentences = sum(len(batch.indices) for batch in batches)
-    options = {"use_cache": False} if held[-1].side == "decoder" else {}
     features: dict[int, Features] = {}
     runs = _headless(model)
     means: dict[int, Tensor] = {}
@@ -106,11 +83,11 @@ def represent(
 
     with _each_output(model, held, keep), torch.inference_mode():
         for batch in batches:
-            inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+            inputs = batch.arguments(runs)
             real["encoder"] = inputs["attention_mask"].bool()
             real["decoder"] = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
             means.clear()
-            runs(**inputs, **options)
+            runs(**inputs)
             for place, component in enumerate(held):
                 rows = _rows(means.get(place), component, batch)
                 if place not in features:

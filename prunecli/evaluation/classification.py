@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from prunecli.evaluation.objective import classification_batches, require_finite
+from prunecli.running.encoding import labelled_examples
+from prunecli.running.losses import require_finite
 from prunecli.text.labelled import LabelledText
 
 
@@ -49,20 +50,19 @@ def classify(
         advance: called with the number of examples of each finished batch.
 
     Raises:
-        PruneError: as `classification_batches`; a loss that is not finite.
+        PruneError: as `labelled_examples`; a loss that is not finite.
     """
     chosen, labels = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64)
     losses = np.zeros(len(text))
     with torch.inference_mode():
-        for batch in classification_batches(tokenizer, model, text, batch_tokens):
-            inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
-            logits = model(**inputs).logits.float().cpu()
-            made = functional.cross_entropy(logits, batch.labels, reduction="none")
-            require_finite(made, batch)
+        for batch in labelled_examples(tokenizer, model, text).batches(batch_tokens):
+            logits = model(**batch.arguments(model)).logits.float().cpu()
+            batch_losses = functional.cross_entropy(logits, batch.labels, reduction="none")
+            require_finite(batch_losses, batch)
             rows = list(batch.indices)
             chosen[rows] = logits.argmax(dim=1).numpy()
             labels[rows] = batch.labels.numpy()
-            losses[rows] = made.double().numpy()
+            losses[rows] = batch_losses.double().numpy()
             advance(len(rows))
     return Predictions(chosen, labels, losses)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from prunecli.model.cost import Load
 from prunecli.processes import ALONE, ProcessGroup
+from prunecli.running.lengths import length_limit, max_positions
 from prunecli.text.batching import length_bucketed, pad
-from prunecli.text.lengths import length_limit
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
 USUAL_LENGTH = 64
@@ -48,12 +48,6 @@ class Translation:
 
     text: str
     finished: bool
-
-
-def max_positions(config: Any) -> int | None:
-    """Tokens that the model of `config` has positions for, or None where it does not say."""
-    value = getattr(config, "max_position_embeddings", None)
-    return int(value) if isinstance(value, int) and value > 1 else None
 
 
 def generation_settings(tokenizer: Tokenizer, target: str, beam: int) -> dict[str, Any]:

@@ -13,15 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.evaluation.layer_major import Runner, in_memory
-from prunecli.evaluation.objective import (
-    Batch,
-    mlm_batches,
-    padding_id,
-    require_finite,
-    token_losses,
-)
-from prunecli.evaluation.windows import lm_windows, window_batches
-from prunecli.text.tasks import TaskName
+from prunecli.running.encoding import padding_id
+from prunecli.running.examples import Batch
+from prunecli.running.losses import require_finite, token_losses
+from prunecli.running.masking import mlm_examples
+from prunecli.running.windows import lm_windows, window_examples
 
 
 @dataclass(frozen=True)
@@ -64,8 +60,8 @@ def lm_losses(
         PruneError: as `lm_windows`; a loss that is not finite.
     """
     windows = lm_windows(tokenizer, model, texts, context=context, stride=stride)
-    batches = window_batches(windows, padding_id(model, tokenizer), batch_tokens)
-    made = _losses(model, batches, "lm", len(windows), advance, run)
+    batches = window_examples(windows, padding_id(model, tokenizer)).batches(batch_tokens)
+    made = _losses(model, batches, len(windows), advance, run)
     owners = np.array([window.text for window in windows])
     nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
     np.add.at(nats, owners, made.nats)
@@ -84,19 +80,18 @@ def mlm_losses(
     advance: Callable[[float], None] = lambda _tokens: None,
     run: Runner = in_memory,
 ) -> TextLosses:
-    """Losses of a masked language model on the tokens that `mlm_batches` hides.
+    """Losses of a masked language model on the tokens that `mlm_examples` hides.
 
     Raises:
-        PruneError: as `mlm_batches`; a loss that is not finite.
+        PruneError: as `mlm_examples`; a loss that is not finite.
     """
-    batches = mlm_batches(tokenizer, model, texts, batch_tokens, context=context, seed=seed)
-    return _losses(model, batches, "mlm", len(texts), advance, run)
+    batches = mlm_examples(tokenizer, model, texts, context=context, seed=seed).batches(batch_tokens)
+    return _losses(model, batches, len(texts), advance, run)
 
 
 def _losses(
     model: Any,
     batches: Sequence[Batch],
-    task: TaskName,
     examples: int,
     advance: Callable[[float], None],
     run: Runner,
@@ -110,7 +105,7 @@ def _losses(
         tokens[list(batch.indices)] = counts.numpy()
         advance(int(batch.inputs["attention_mask"].sum()))
 
-    run(batches, [partial(token_losses, model, batch, task) for batch in batches], finish)
+    run(batches, [partial(token_losses, model, batch) for batch in batches], finish)
     return TextLosses(nats, tokens)
 
 

@@ -17,9 +17,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.evaluation.decoding import generate, max_positions
+from prunecli.evaluation.decoding import generate
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.running.lengths import max_positions
 from prunecli.text.parallel import pair_name
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from prunecli.evaluation.losses import Batch
 from prunecli.progress import Progress, silent
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
 from prunecli.running.layerwise.entering import Pass
 from prunecli.running.layerwise.running import LayerwiseForward

@@ -202,7 +202,7 @@ def _causal(
     model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
 ) -> _Measured:
     from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
-    from prunecli.evaluation.losses import window_length
+    from prunecli.running.lengths import window_length
 
     length = window_length(model, tokenizer, options.context)
     stride = length - 1 if options.stride is None else options.stride
@@ -232,7 +232,7 @@ def _masked(
     model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
 ) -> _Measured:
     from prunecli.evaluation.language_model import mlm_losses, perplexity
-    from prunecli.evaluation.losses import window_length
+    from prunecli.running.lengths import window_length
 
     length = window_length(model, tokenizer, options.context)
     made = mlm_losses(

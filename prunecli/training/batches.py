@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from prunecli.errors import DataError
+from prunecli.running.examples import Examples
 from prunecli.text.batching import length_bucketed
-from prunecli.training.examples import Examples
 
 
 class BucketSampler(Sampler[list[int]]):
@@ -73,12 +74,14 @@ class EpochLoader(DataLoader[Any]):
 
 def loader(examples: Examples, sampler: BucketSampler, *, pin: bool = False) -> EpochLoader:
     """Batches of `examples` as the model takes them."""
+
+    def collate(rows: list[int]) -> dict[str, Tensor]:
+        return examples.batch(rows).with_labels
+
     rows: Any = range(len(examples.lengths))
     # A generator of its own: a loader draws from it at its start, which must not move that of dropout.
     generator = torch.Generator().manual_seed(sampler.seed)
-    return EpochLoader(
-        rows, batch_sampler=sampler, collate_fn=examples.batch, generator=generator, pin_memory=pin
-    )
+    return EpochLoader(rows, batch_sampler=sampler, collate_fn=collate, generator=generator, pin_memory=pin)
 
 
 def require_batch(examples: Examples, batch_tokens: int, batches: int) -> None:

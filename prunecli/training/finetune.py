@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -16,11 +16,11 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
+from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
-from prunecli.training.examples import Examples
-from prunecli.training.features import FEATURES, FeatureDistance, FeatureValidation
+from prunecli.training.features import FEATURES, FeatureDistance
 from prunecli.training.loss import Objective
 from prunecli.training.material import Material, encode_examples, make_validation
 from prunecli.training.options import TrainingOptions
@@ -199,7 +199,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     if material.task == FEATURES:
         objective = FeatureDistance(options.loss, teacher)
         if validation is not None:
-            validation = FeatureValidation(validation.examples, validation.batch_tokens, objective=objective)
+            validation = replace(validation, objective=objective)
     steps = arguments.max_steps = _steps(examples, options, process_group)
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prunecli.evaluation.losses import IGNORED
 from prunecli.modules.logits import Logits
+from prunecli.running.examples import IGNORED
 from prunecli.training.options import LossOptions
 
 
@@ -37,7 +37,7 @@ class Objective:
         self.options, self.teacher = options, teacher
 
     def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        """Sum over the scored tokens of `batch` (as `Examples.batch` makes it), differentiable, float32."""
+        """Sum over the scored tokens of `batch` (see `Batch.with_labels`), differentiable, float32."""
         inputs: dict[str, Any] = {name: value for name, value in batch.items() if name != "labels"}
         labels, options = batch["labels"], self.options
         kept = labels != IGNORED

@@ -9,15 +9,18 @@ from typing import Any
 
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
+from prunecli.running.examples import Examples
+from prunecli.running.masking import mlm_examples
+from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Text, TextChoice
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.encoding import labelled, masked, texts, translations
-from prunecli.training.examples import Examples
-from prunecli.training.features import FEATURES, features
-from prunecli.training.options import TrainingOptions
+from prunecli.training.features import FEATURES
+from prunecli.training.loss import Objective
+from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.validation import Translating, Validation
 
 
@@ -117,14 +120,14 @@ def encode_examples(
         PruneError: the model is for another task, or the text cannot be used.
     """
     if isinstance(text, ParallelText):
-        return translations(tokenizer, model, text, material.pairs, progress)
+        return translation_examples(tokenizer, model, text, material.pairs, progress, skip_blank=True)
     if isinstance(text, LabelledText):
-        return labelled(tokenizer, model, text)
+        return labelled_examples(tokenizer, model, text)
     if material.task == FEATURES:
-        return features(tokenizer, model, text.texts, context)
+        return text_examples(tokenizer, model, text.texts, context)
     if material.task == "mlm":
-        return masked(tokenizer, model, text.texts, seed, context)
-    return texts(tokenizer, model, text.texts, context)
+        return mlm_examples(tokenizer, model, text.texts, context=context, seed=seed)
+    return packed_examples(tokenizer, model, text.texts, context)
 
 
 def make_validation(
@@ -139,4 +142,5 @@ def make_validation(
         decoding = DecodingOptions(options.beam, options.batch_tokens)
         translating = Translating(material.valid, material.pairs, tokenizer, decoding)
     examples = encode_examples(tokenizer, model, material, material.valid, context=options.context)
-    return Validation(examples, options.batch_tokens, translating)
+    cross_entropy = Objective(LossOptions(label_smoothing=0.0))
+    return Validation(examples, options.batch_tokens, cross_entropy, translating)

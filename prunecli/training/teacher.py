@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.losses import position_count, require_task
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.running.encoding import require_task
+from prunecli.running.examples import Examples
+from prunecli.running.lengths import position_count
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.examples import Examples
 from prunecli.training.features import FEATURES
 from prunecli.training.options import LossOptions
 from prunecli.training.trainer import choose_attention

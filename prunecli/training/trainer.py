@@ -12,10 +12,9 @@ from torch import Tensor
 from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from prunecli.errors import UsageError
-from prunecli.evaluation.losses import IGNORED
 from prunecli.processes import ProcessGroup
+from prunecli.running.examples import IGNORED, Examples
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
-from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.state import TRAINER_STATE, load_weights, save_weights
@@ -160,7 +159,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             self.options.seed,
             self.process_group.rank,
             self.process_group.world_size,
-            getattr(self.examples, "set_epoch", lambda _epoch: None),
+            self.examples.set_epoch,
         )
         return loader(self.examples, sampler, pin=self.args.device.type == "cuda")
 

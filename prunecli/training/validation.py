@@ -11,11 +11,10 @@ import torch
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.processes import ProcessGroup
+from prunecli.running.examples import IGNORED, Examples
 from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText
-from prunecli.training.examples import Examples
 from prunecli.training.loss import Objective
-from prunecli.training.options import LossOptions
 
 
 @dataclass(frozen=True)
@@ -34,36 +33,36 @@ class Validation:
 
     Attributes:
         batch_tokens: padded tokens in a batch.
+        objective: what the loss is the mean of, over the scored tokens.
         translating: None where chrF++ is not measured.
     """
 
     examples: Examples
     batch_tokens: int
+    objective: Objective
     translating: Translating | None = None
 
     def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
-        """`loss`: mean cross-entropy per scored token in nats, without label smoothing; `chrf++`: mean over the pairs.
+        """`loss`: mean of the objective per scored token, in nats; `chrf++`: mean over the pairs.
 
         The model is put into evaluation mode.
         """
         model.eval()
-        found = {"loss": self._loss(model, process_group)}
+        scores = {"loss": self._loss(model, process_group)}
         if self.translating is not None:
-            found["chrf++"] = _chrf(model, self.translating, process_group)
-        return found
+            scores["chrf++"] = _chrf(model, self.translating, process_group)
+        return scores
 
     def _loss(self, model: Any, process_group: ProcessGroup) -> float:
-        cross_entropy = Objective(LossOptions(label_smoothing=0.0))
-        total = torch.zeros((), dtype=torch.float64)
-        count = 0
+        total, count = 0.0, 0
         for rows in process_group.share(length_bucketed(self.examples.lengths, self.batch_tokens)):
             batch = self.examples.batch(rows)
-            count += int((batch["labels"] != -100).sum())
-            moved = {name: value.to(model.device) for name, value in batch.items()}
+            count += int((batch.labels != IGNORED).sum())
+            tensors = {name: value.to(model.device) for name, value in batch.with_labels.items()}
             with torch.no_grad():
-                total += cross_entropy(model, moved).double().cpu()
-        nats, tokens = process_group.all_reduce([float(total), count])
-        return nats / max(tokens, 1)
+                total += float(self.objective(model, tensors))
+        total, tokens = process_group.all_reduce([total, count])
+        return total / max(tokens, 1)
 
 
 def _chrf(model: Any, task: Translating, process_group: ProcessGroup) -> float:

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from prunecli.analysis.components import components
-from prunecli.analysis.representations import Representations, represent, text_batches
+from prunecli.analysis.representations import Representations, represent
 from prunecli.architectures import FAMILIES
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
-from prunecli.evaluation.objective import translation_batches
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families import DECODERS, ENCODERS
@@ -58,10 +58,10 @@ class Subject:
     def represent(self, directory: Path, batch_tokens: int = 40) -> Representations:
         directory.mkdir()
         if self.case in ONE_STACK:
-            batches = text_batches(self.tokenizer, self.model, SOURCES, batch_tokens)
+            batches = text_examples(self.tokenizer, self.model, SOURCES).batches(batch_tokens)
         else:
             text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
-            batches = translation_batches(self.tokenizer, self.model, text, PAIR, batch_tokens)
+            batches = translation_examples(self.tokenizer, self.model, text, [PAIR]).batches(batch_tokens)
         return represent(self.model, self.components, batches, directory)
 
     def alone(self, sentence: int) -> dict[str, torch.Tensor]:
@@ -216,7 +216,7 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_text_without_tokens_is_refused(tmp_path: Path) -> None:
     subject = Subject(tiny(tmp_path / "model", "gpt2"), "gpt2")
     with pytest.raises(DataError, match=r"text 2 \(''\) has no token"):
-        text_batches(subject.tokenizer, subject.model, ("the hen", ""), 40)
+        text_examples(subject.tokenizer, subject.model, ("the hen", ""), skip_empty=False)
 
 
 def test_an_undeclared_family_is_refused(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ import torch
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation.language_model import TextLosses, lm_losses, mlm_losses
 from prunecli.evaluation.layer_major import by_layer, need_of
-from prunecli.evaluation.losses import Batch
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise import session as machinery
 from prunecli.running.layerwise.budget import (
     activation_bytes,

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from prunecli.evaluation.losses import Batch, token_losses
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.modules.logits import Logits
+from prunecli.running.examples import Batch
+from prunecli.running.losses import token_losses
 from prunecli.text.tasks import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
@@ -45,21 +46,22 @@ def batch_of(task: TaskName, seed: int = 0, vocabulary: int = VOCAB) -> Batch:
     labels = torch.randint(4, vocabulary, (3, 11), generator=generator) if task != "lm" else ids.clone()
     labels[mask == 0] = -100
     labels[0, 2:5] = -100
+    if task == "lm":  # each token is predicted at the one before it
+        labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=-100)
     inputs = {"input_ids": ids, "attention_mask": mask}
     if task == "translation":
         inputs |= {"decoder_input_ids": ids.flip(1), "decoder_attention_mask": torch.ones_like(ids)}
     return Batch(inputs, labels, (0, 1, 2))
 
 
-def expected(model: Any, batch: Batch, task: TaskName) -> list[float]:
+def expected(model: Any, batch: Batch) -> list[float]:
     """From the whole logits, one position at a time."""
     with torch.no_grad():
         logits = model(**batch.inputs).logits
-    shift = 1 if task == "lm" else 0
     return [
         sum(
-            nll(logits[row, place - shift].tolist(), int(batch.labels[row, place]))
-            for place in range(shift, batch.labels.shape[1])
+            nll(logits[row, place].tolist(), int(batch.labels[row, place]))
+            for place in range(batch.labels.shape[1])
             if batch.labels[row, place] != -100
         )
         for row in range(3)
@@ -82,15 +84,14 @@ def heads_given(model: Any) -> list[int]:
 def test_every_declared_family(model_type: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(tiny_family(tmp_path, model_type), device="cpu")
     batch = batch_of(TASK[model_type], vocabulary=model.config.vocab_size)
-    wanted = expected(model, batch, TASK[model_type])
+    wanted = expected(model, batch)
     positions(monkeypatch, 4, model.config.vocab_size)
     given = heads_given(model)
     with torch.no_grad():
-        sums, _ = token_losses(model, batch, TASK[model_type])
+        sums, _ = token_losses(model, batch)
     assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
     assert max(given) == 4
-    counted = batch.labels[:, 1:] if TASK[model_type] == "lm" else batch.labels
-    assert sum(given) == int((counted != -100).sum()), "no position that nobody counts"
+    assert sum(given) == int((batch.labels != -100).sum()), "no position that nobody counts"
 
 
 @pytest.mark.parametrize("model_type", UNDECLARED)
@@ -114,11 +115,11 @@ def test_other_families_heads(model_type: str, monkeypatch: pytest.MonkeyPatch) 
         for parameter in model.parameters():
             parameter.normal_(std=0.3)
     batch = batch_of("lm", vocabulary=60)
-    wanted = expected(model, batch, "lm")
+    wanted = expected(model, batch)
     positions(monkeypatch, 5, 60)
     given = heads_given(model)
     with torch.no_grad():
-        sums, _ = token_losses(model, batch, "lm")
+        sums, _ = token_losses(model, batch)
     assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
     assert max(given) == 5
 
@@ -166,9 +167,9 @@ class _Table(nn.Module):
 def test_heads_that_cannot_be_cut_are_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, batch = _Odd(kind), batch_of("lm", vocabulary=60)
-    wanted = expected(model, batch, "lm")
+    wanted = expected(model, batch)
     positions(monkeypatch, 5, 60)
-    sums, _ = token_losses(model, batch, "lm")
+    sums, _ = token_losses(model, batch)
     assert sums.tolist() == pytest.approx(wanted, rel=1e-4)
 
 
@@ -177,7 +178,7 @@ def test_an_error_below_the_head_is_not_hidden(monkeypatch: pytest.MonkeyPatch) 
     model.body.forward = lambda *_: 1 / 0  # type: ignore[method-assign]
     positions(monkeypatch, 5, 60)
     with pytest.raises(ZeroDivisionError):
-        token_losses(model, batch, "lm")
+        token_losses(model, batch)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "t5", "bert"])
@@ -213,7 +214,7 @@ def test_nothing_to_count(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     batch = batch_of("mlm", vocabulary=model.config.vocab_size)
     positions(monkeypatch, 4, model.config.vocab_size)
     nothing = Batch(batch.inputs, torch.full_like(batch.labels, -100), batch.indices)
-    sums, counts = token_losses(model, nothing, "mlm")
+    sums, counts = token_losses(model, nothing)
     assert sums.tolist() == counts.tolist() == [0, 0, 0]
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError
+from prunecli.running.examples import Batch
 from prunecli.training.batches import BucketSampler, loader, require_batch
 
 LENGTHS = st.lists(st.tuples(st.integers(1, 12), st.integers(1, 12)), min_size=1, max_size=60)
@@ -20,7 +21,7 @@ class Numbered:
         self.lengths = lengths
 
     def batch(self, rows):
-        return {"rows": torch.tensor(rows)}
+        return Batch({"rows": torch.tensor(rows)}, torch.tensor(rows), tuple(rows))
 
 
 @settings(max_examples=60)

@@ -13,9 +13,11 @@ from prunecli.commands.prune_heads import prune_heads
 from prunecli.errors import DataError, UsageError
 from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
+from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.features import FeatureDistance, FeatureValidation, feature_loss, features
+from prunecli.training.features import FeatureDistance, feature_loss
 from prunecli.training.options import LossOptions
+from prunecli.training.validation import Validation
 from tests.commands.calls import call, raising, refused
 from tests.families import tiny_family
 from tests.reference.training_loss import squared_distance
@@ -50,14 +52,12 @@ def test_the_distance_is_that_of_every_real_token(tmp_path: Path, family: str, n
     total, count = expected_distance(student, teacher)
     assert total > 0
     models = [load_model(path, device="cpu", dtype="float32").eval() for path in (student, teacher)]
-    examples = features(load_tokenizer(student), models[0], TEXTS)
+    examples = text_examples(load_tokenizer(student), models[0], TEXTS)
     objective = FeatureDistance(LossOptions(hidden=2.0), models[1])
     with torch.no_grad():
-        found = objective(models[0], examples.batch(range(len(TEXTS))))
+        found = objective(models[0], examples.batch(range(len(TEXTS))).with_labels)
     assert float(found) == pytest.approx(2 * total, rel=1e-4)
-    validation = FeatureValidation(
-        examples, batch_tokens=12, objective=FeatureDistance(LossOptions(hidden=1.0), models[1])
-    )
+    validation = Validation(examples, 12, FeatureDistance(LossOptions(hidden=1.0), models[1]))
     assert validation.measure(models[0], ProcessGroup())["loss"] == pytest.approx(total / count, rel=1e-4)
 
 
@@ -142,4 +142,4 @@ def test_a_teacher_of_another_shape_is_refused(folder: Path, changes: dict[str, 
 def test_text_without_tokens_is_refused(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "gpt2", architectures=["GPT2Model"])
     with pytest.raises(DataError, match="no text has a token"):
-        features(load_tokenizer(path), load_model(path, device="cpu"), ["", ""])
+        text_examples(load_tokenizer(path), load_model(path, device="cpu"), ["", ""])

@@ -15,11 +15,11 @@ import torch
 from prunecli import load_model
 from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
+from prunecli.running.encoding import translation_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training import loss as loss_module
-from prunecli.training.encoding import translations
 from prunecli.training.material import Material
 from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
@@ -73,7 +73,7 @@ def test_accumulated_batches_are_one_batch(tmp_path):
     french = ("the", "the the", "the the the", "the the the the")
     text = ParallelText("t", {"eng_Latn": english, "fra_Latn": french})
     material = Material("translation", text, None, PAIRS[:1])
-    examples = translations(load_tokenizer(model), load_model(model, device="cpu"), text, PAIRS[:1])
+    examples = translation_examples(load_tokenizer(model), load_model(model, device="cpu"), text, PAIRS[:1])
     longest = max(max(lengths) for lengths in examples.lengths)
     assert {max(lengths) for lengths in examples.lengths} == {longest}
     assert len({target for _, target in examples.lengths}) == 4

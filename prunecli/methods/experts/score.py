@@ -28,8 +28,8 @@ from prunecli.modules.sparse_ffn import Routing, SparseFFN
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, SUMS, GateStatistics, GateSums
+from prunecli.running.lengths import length_limit
 from prunecli.text.batching import pad
-from prunecli.text.lengths import length_limit
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import language_id
 

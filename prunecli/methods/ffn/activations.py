@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.errors import DataError, PruneError
-from prunecli.evaluation.losses import Batch, encoded, padding_id, window_length
 from prunecli.methods.ffn.rewrite import output_layer
 from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, silent
-from prunecli.text.batching import length_bucketed, pad
+from prunecli.running.examples import Batch
 
 
 def unit_activations(
@@ -49,11 +48,10 @@ def unit_activations(
         progress("measuring activations", total, "examples") as advance,
     ):
         for batch in batches:
-            inputs = {name: value.to(model.device) for name, value in batch.inputs.items()}
+            inputs = batch.arguments(model.base_model)
             watch.real = watch.encoder_real = inputs["attention_mask"].bool()
             watch.decoder_real = inputs.get("decoder_attention_mask", watch.real).bool()
-            cache = {"use_cache": False} if model.can_generate() else {}
-            model.base_model(**inputs, **cache)
+            model.base_model(**inputs)
             advance(len(batch.indices))
     found = {name: sums.cpu().numpy() / watch.tokens[name] for name, sums in watch.sums.items()}
     for name, values in found.items():
@@ -63,19 +61,6 @@ def unit_activations(
                 "The weights are damaged, or overflow the type they are run in: use --keep-units norms.",
             )
     return found
-
-
-def plain_batches(tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int) -> list[Batch]:
-    """Texts for a model with one stack; what is longer than `window_length` is cut, empty ones are left out."""
-    longest = window_length(model, tokenizer)
-    sequences = [row[:longest] for row in encoded(tokenizer, texts)]
-    numbers = [number for number, row in enumerate(sequences) if row]
-    batches = []
-    for rows in length_bucketed([len(sequences[number]) for number in numbers], batch_tokens):
-        chosen = tuple(numbers[row] for row in rows)
-        ids, mask = pad([sequences[number] for number in chosen], padding_id(model, tokenizer))
-        batches.append(Batch({"input_ids": ids, "attention_mask": mask}, ids, chosen))
-    return batches
 
 
 class _Watch:

@@ -70,10 +70,10 @@ def measure_activations(
         PruneError: a model or text that cannot be used.
     """
     from prunecli.evaluation.evaluate import labels_for
-    from prunecli.evaluation.objective import translation_batches
-    from prunecli.methods.ffn.activations import plain_batches, unit_activations
+    from prunecli.methods.ffn.activations import unit_activations
     from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import choose_device, load_model
+    from prunecli.running.encoding import text_examples, translation_examples
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
@@ -83,7 +83,9 @@ def measure_activations(
     text, size = data.text, options.batch_tokens
     if isinstance(text, ParallelText):
         pairs = data.pairs
-        batches = [b for pair in pairs for b in translation_batches(tokenizer, model, text, pair, size)]
+        batches = [
+            b for pair in pairs for b in translation_examples(tokenizer, model, text, [pair]).batches(size)
+        ]
     else:
-        batches = plain_batches(tokenizer, model, text.texts, size)
+        batches = text_examples(tokenizer, model, text.texts).batches(size)
     return unit_activations(model, checkpoint.layout.ffns, batches, progress)

@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings, max_positions
-from prunecli.evaluation.losses import Batch, example_losses
-from prunecli.methods.heads.score import check_finite
+from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.heads import masked_heads
 from prunecli.modules.replay import Outputs, recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
+from prunecli.running.examples import Batch
+from prunecli.running.lengths import length_limit, max_positions
+from prunecli.running.losses import example_losses, require_finite
 from prunecli.text.batching import length_bucketed
-from prunecli.text.lengths import length_limit
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode
 
 Example = tuple[str, int]
@@ -120,9 +119,9 @@ def _run(
         return piece.run()
 
 
-def loss_pieces(model: Any, batches: Mapping[str, Sequence[Batch]], task: TaskName) -> list[Piece]:
+def loss_pieces(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Piece]:
     """Each example's mean token loss; `batches`: what a message calls their text -> batches."""
-    return _pieces(batches, lambda batch, text: _losses(model, batch, task, text))
+    return _pieces(batches, lambda batch, text: _losses(model, batch, text))
 
 
 def accuracy_pieces(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Piece]:
@@ -140,15 +139,15 @@ def _pieces(
     ]
 
 
-def _losses(model: Any, batch: Batch, task: TaskName, text: str) -> list[float]:
-    losses = example_losses(model, batch, task)
-    check_finite(losses, batch, text)
+def _losses(model: Any, batch: Batch, text: str) -> list[float]:
+    losses = example_losses(model, batch)
+    require_finite(losses, batch, text)
     found: list[float] = losses.tolist()
     return found
 
 
 def _right(model: Any, batch: Batch) -> list[float]:
-    logits = model(**{name: value.to(model.device) for name, value in batch.inputs.items()}).logits
+    logits = model(**batch.arguments(model)).logits
     right: list[float] = (logits.argmax(dim=-1).cpu() == batch.labels).double().tolist()
     return right
 

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from prunecli.evaluation.layer_major import how, need_of
-from prunecli.evaluation.losses import Batch, example_losses
-from prunecli.methods.heads.score import HeadSums, check_finite, head_products, taken
+from prunecli.methods.heads.score import HeadSums, head_products, taken
 from prunecli.model.attention import AttentionLayer
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.session import Group, Session
 from prunecli.running.layerwise.swaps import frozen
-from prunecli.text.tasks import TaskName
+from prunecli.running.losses import example_losses, require_finite
 
 
 class GradientByLayer:
@@ -38,7 +38,6 @@ class GradientByLayer:
         model: Any,
         layers: Sequence[AttentionLayer],
         batches: Mapping[str, Sequence[Batch]],
-        task: TaskName,
         progress: Progress = silent,
         *,
         per: Per = "example",
@@ -60,20 +59,18 @@ class GradientByLayer:
             progress(f"scoring heads, {how(groups)}", steps, "batches x layers") as advance,
         ):
             for group in groups:
-                self._through(model, group, [named[number] for number in group.numbers], task, advance)
+                self._through(model, group, [named[number] for number in group.numbers], advance)
         return {layer.name: taken(layer, products.get(layer.name)) for layer in layers}
 
-    def _through(
-        self, model: Any, group: Group, named: Sequence[tuple[str, Batch]], task: TaskName, advance: Any
-    ) -> None:
+    def _through(self, model: Any, group: Group, named: Sequence[tuple[str, Batch]], advance: Any) -> None:
         """One group, forwards and back."""
 
         def start(number: int, losses: Tensor) -> Tensor:
             text, batch = named[number]
-            check_finite(losses.detach(), batch, text)
+            require_finite(losses.detach(), batch, text)
             return losses.sum()
 
-        passes = [lambda batch=batch: example_losses(model, batch, task) for _, batch in named]
+        passes = [lambda batch=batch: example_losses(model, batch) for _, batch in named]
         with self._session.running(group) as machinery, torch.enable_grad(), frozen(model):
             gradients = Gradients(
                 self._session.skeleton, machinery.reader, machinery.states, machinery.make_room

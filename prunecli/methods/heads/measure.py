@@ -9,9 +9,7 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import UsageError
-from prunecli.evaluation import objective
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.losses import Batch
 from prunecli.methods.heads.ablate import (
     Piece,
     Variant,
@@ -28,6 +26,10 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import VALUES, HeadScores, Method, Per
+from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
+from prunecli.running.examples import Batch, Examples
+from prunecli.running.masking import mlm_examples
+from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
@@ -101,7 +103,7 @@ def score_by_gradient(
     """
     layers = subject.checkpoint.layout.attentions
     batches = _batches(subject, data, batch_tokens)
-    sums = importance(subject.model, layers, batches, data.task, progress, per=per)
+    sums = importance(subject.model, layers, batches, progress, per=per)
     run = [batch for found in batches.values() for batch in found]
     count = sum(len(batch.indices) for batch in run)
     tokens = _tokens(layers, run) if per == "token" else {}
@@ -247,23 +249,25 @@ def _pieces(subject: Subject, data: Dataset, options: AblationOptions) -> list[P
     batches = _batches(subject, data, options.decoding.batch_tokens)
     if options.metric == "accuracy":
         return accuracy_pieces(model, batches)
-    return loss_pieces(model, batches, data.task)
+    return loss_pieces(model, batches)
 
 
 def _batches(subject: Subject, data: Dataset, batch_tokens: int) -> dict[str, list[Batch]]:
     """What a message calls a text -> its batches."""
     model, tokenizer, text = subject.model, subject.tokenizer, data.text
-    objective.require_task(model, data.task)
+    require_task(model, data.task)
+    examples: dict[str, Examples]
     if isinstance(text, ParallelText):
-        return {
-            pair_name(*pair): objective.translation_batches(tokenizer, model, text, pair, batch_tokens)
-            for pair in data.pairs
+        examples = {
+            pair_name(*pair): translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs
         }
-    if isinstance(text, LabelledText):
-        return {str(text.path): objective.classification_batches(tokenizer, model, text, batch_tokens)}
-    make = objective.mlm_batches if data.task == "mlm" else objective.lm_batches
-    return {
-        ", ".join(map(str, text.files)): make(
-            tokenizer, model, text.texts, batch_tokens, context=data.context
-        )
-    }
+    elif isinstance(text, LabelledText):
+        examples = {str(text.path): labelled_examples(tokenizer, model, text)}
+    else:
+        name = ", ".join(map(str, text.files))
+        if data.task == "mlm":
+            examples = {name: mlm_examples(tokenizer, model, text.texts, context=data.context)}
+        else:
+            windows = lm_windows(tokenizer, model, text.texts, context=data.context)
+            examples = {name: window_examples(windows, padding_id(model, tokenizer))}
+    return {name: made.batches(batch_tokens) for name, made in examples.items()}

@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.errors import DataError, PruneError
-from prunecli.evaluation.losses import Batch, example_losses, require_finite
+from prunecli.errors import PruneError
 from prunecli.model.attention import AttentionLayer
 from prunecli.modules.heads import output_projections
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
+from prunecli.running.examples import Batch
 from prunecli.running.layerwise.swaps import frozen
-from prunecli.text.tasks import TaskName
+from prunecli.running.losses import example_losses, require_finite
 
 HeadSums = dict[str, NDArray[np.float64]]
 """Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""
@@ -28,7 +28,6 @@ def gradient_importance(
     model: Any,
     layers: Sequence[AttentionLayer],
     batches: Mapping[str, Sequence[Batch]],
-    task: TaskName,
     progress: Progress = silent,
     *,
     per: Per = "example",
@@ -61,23 +60,11 @@ def gradient_importance(
     ):
         for text, found in batches.items():
             for batch in found:
-                losses = example_losses(model, batch, task)
-                check_finite(losses.detach(), batch, text)
+                losses = example_losses(model, batch)
+                require_finite(losses.detach(), batch, text)
                 losses.sum().backward()  # type: ignore[no-untyped-call]
                 advance(len(batch.indices))
     return {layer.name: taken(layer, products.get(layer.name)) for layer in layers}
-
-
-def check_finite(losses: Tensor, batch: Batch, text: str) -> None:
-    """Refuse losses that are not finite.
-
-    Raises:
-        DataError: the message names the text and the example.
-    """
-    try:
-        require_finite(losses, batch)
-    except DataError as error:
-        raise DataError(f"{text}, {error.message}", error.remedy) from None
 
 
 @contextmanager

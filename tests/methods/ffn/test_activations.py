@@ -12,11 +12,10 @@ import torch
 from torch.nn import functional
 
 from prunecli.errors import DataError, PruneError
-from prunecli.evaluation.losses import Batch
-from prunecli.methods.ffn.activations import plain_batches, unit_activations
+from prunecli.methods.ffn.activations import unit_activations
 from prunecli.methods.ffn.decide import Options
 from prunecli.model.checkpoint import open_model
-from prunecli.text.tokens import load_tokenizer
+from prunecli.running.examples import Batch
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_ffn_method import made_of
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
@@ -112,15 +111,6 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
         found = unit_activations(load(shared), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
     assert list(found) == ["model.encoder.layers.0"]
     np.testing.assert_allclose(found["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
-
-
-def test_plain_text_is_cut_to_the_positions_and_blank_lines_are_left_out(tmp_path: Path) -> None:
-    directory = tiny(tmp_path / "model", "gpt2")
-    model, tokenizer = load(directory), load_tokenizer(directory)
-    batches = plain_batches(tokenizer, model, ["ab", "", "abc " * 200], 100)
-    assert sorted(index for batch in batches for index in batch.indices) == [0, 2]
-    assert max(batch.inputs["input_ids"].shape[1] for batch in batches) == 64
-    assert all(int(batch.inputs["attention_mask"].sum()) for batch in batches)
 
 
 def test_no_text(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from prunecli.errors import DataError
-from prunecli.evaluation import objective
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.heads.ablate import (
     Variant,
@@ -22,6 +21,8 @@ from prunecli.methods.heads.ablate import (
     without_each,
 )
 from prunecli.modules.heads import output_projections
+from prunecli.running.encoding import labelled_examples
+from prunecli.running.losses import example_losses
 from prunecli.text.tokens import encode
 from tests.methods.heads.test_score import FAMILIES, LINES, PAIR, TEXT, Subject
 from tests.reference.head_importance import scaled_head
@@ -44,15 +45,14 @@ def zeroed(subject: Subject, variant: Variant) -> Any:
 def single_losses(subject: Subject) -> list[float]:
     with torch.inference_mode():
         found = {
-            batch.indices[0]: float(objective.example_losses(subject.model, batch, subject.task)[0])
-            for batch in subject.batches(1)
+            batch.indices[0]: float(example_losses(subject.model, batch)[0]) for batch in subject.batches(1)
         }
     return [found[index] for index in sorted(found)]
 
 
 def test_losses_without_each_head(subject: Subject) -> None:
     variants = without_each(subject.layers)
-    pieces = loss_pieces(subject.model, {"val": subject.batches(40)}, subject.task)
+    pieces = loss_pieces(subject.model, {"val": subject.batches(40)})
     examples, (base, *found) = outcomes(subject.checkpoint, subject.model, pieces, variants)
     assert examples == [("val", index) for index in range(len(LINES))]
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
@@ -66,7 +66,7 @@ def test_losses_without_each_head(subject: Subject) -> None:
 def test_nothing_stays_behind(subject: Subject) -> None:
     before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
     broken = subject.batches(1000)[0]
-    pieces = loss_pieces(subject.model, {"val": [broken]}, subject.task)
+    pieces = loss_pieces(subject.model, {"val": [broken]})
     with torch.no_grad():
         kept = subject.model.get_input_embeddings().weight.clone()
         subject.model.get_input_embeddings().weight.fill_(float("nan"))
@@ -101,7 +101,7 @@ def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
     assert len(variants) == 12
     assert variants[5].mask == (0.0, 1.0, 0.0, 0.0)
     assert variants[5].layer.layer == 1
-    pieces = loss_pieces(subject.model, {"val": subject.batches(40)}, "mlm")
+    pieces = loss_pieces(subject.model, {"val": subject.batches(40)})
     found = outcomes(subject.checkpoint, subject.model, pieces, variants)[1][1 + 5]
     weight = output_projections(subject.model, subject.layers)[variants[5].layer.name].weight
     with (
@@ -134,7 +134,7 @@ def test_accuracy(tmp_path: Path) -> None:
 
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
-    batches = objective.classification_batches(subject.tokenizer, subject.model, text, 60)
+    batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
     pieces = accuracy_pieces(subject.model, {"val": batches})
     found = outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers)[:2])[1]
     with torch.inference_mode():

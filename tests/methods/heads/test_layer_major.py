@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
-from prunecli.evaluation import objective
-from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.results.heads import Per
+from prunecli.running.encoding import labelled_examples
+from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise import session as machinery
 from prunecli.running.layerwise.session import Resources, RunReport, Session
 from prunecli.text.labelled import read_labelled
@@ -36,7 +36,7 @@ def layered(
         session = Session(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = GradientByLayer(session)(
-            session.skeleton.model, subject.layers, named, subject.task, *more.pop("progress", ()), **more
+            session.skeleton.model, subject.layers, named, *more.pop("progress", ()), **more
         )
         assert all(parameter.grad is None for parameter in session.skeleton.model.parameters())
     return found, work
@@ -75,11 +75,10 @@ def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytes
 
 def test_classes(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
-    subject.task = "classification"
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
-    batches = objective.classification_batches(subject.tokenizer, subject.model, text, 60)
-    wanted = gradient_importance(subject.model, subject.layers, {"val": batches}, "classification")
+    batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
+    wanted = gradient_importance(subject.model, subject.layers, {"val": batches})
     assert_close(layered(subject, batches)[0], wanted)
 
 
@@ -156,7 +155,7 @@ def test_a_shard_cut_short_meanwhile(after: int, tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert")
     batches = subject.batches(1)
-    batches[1].labels[:] = objective.IGNORED
+    batches[1].labels[:] = IGNORED
     batches[1].labels[0, 1] = 0
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
@@ -170,4 +169,4 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> Non
         model.cls.register_forward_hook(hurt)
         expected = rf"more, example {batches[1].indices[0] + 1}: the loss is nan"
         with pytest.raises(DataError, match=expected):
-            GradientByLayer(session)(model, subject.layers, {"val": batches[:1], "more": batches[1:]}, "mlm")
+            GradientByLayer(session)(model, subject.layers, {"val": batches[:1], "more": batches[1:]})

@@ -12,14 +12,16 @@ import pytest
 import torch
 
 from prunecli.errors import DataError
-from prunecli.evaluation import objective
-from prunecli.evaluation.objective import Batch
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.heads import Per
+from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
+from prunecli.running.examples import Batch, Examples
+from prunecli.running.masking import mlm_examples
+from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName
@@ -69,14 +71,19 @@ class Subject:
         self.task: TaskName = TASKS.get(model_type, "translation")
 
     def batches(self, batch_tokens: int) -> list[Batch]:
+        examples: Examples
         if self.task == "translation":
-            return objective.translation_batches(self.tokenizer, self.model, TEXT, PAIR, batch_tokens)
-        make: Callable[..., list[Batch]] = getattr(objective, f"{self.task}_batches")
-        return make(self.tokenizer, self.model, LINES, batch_tokens)
+            examples = translation_examples(self.tokenizer, self.model, TEXT, [PAIR])
+        elif self.task == "mlm":
+            examples = mlm_examples(self.tokenizer, self.model, LINES)
+        else:
+            windows = lm_windows(self.tokenizer, self.model, LINES)
+            examples = window_examples(windows, padding_id(self.model, self.tokenizer))
+        return examples.batches(batch_tokens)
 
     def score(self, batch_tokens: int = 40, per: Per = "example") -> HeadSums:
         batches = {"val": self.batches(batch_tokens)}
-        return gradient_importance(self.model, self.layers, batches, self.task, per=per)
+        return gradient_importance(self.model, self.layers, batches, per=per)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -127,7 +134,7 @@ def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
 @torch.no_grad()
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Subject) -> None:
     model, (batch, *_) = copy.deepcopy(subject.model).double(), subject.batches(1)
-    found = gradient_importance(subject.model, subject.layers, {"val": [batch]}, subject.task, per="token")
+    found = gradient_importance(subject.model, subject.layers, {"val": [batch]}, per="token")
     loss = losses_of(subject, model)[batch.indices[0]]
     exact = model.config.model_type not in PARTLY_FLOAT32
     step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
@@ -170,8 +177,8 @@ def test_classes(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert", architectures=["BertForSequenceClassification"], num_labels=3)
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
-    batches = objective.classification_batches(subject.tokenizer, subject.model, text, 60)
-    found = gradient_importance(subject.model, subject.layers, {"val": batches}, "classification")
+    batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
+    found = gradient_importance(subject.model, subject.layers, {"val": batches})
 
     model = copy.deepcopy(subject.model).double()
 
@@ -207,14 +214,12 @@ def test_absolute_values_are_per_example(tmp_path: Path) -> None:
     """The sum over two examples scored apart is that of both: signs of examples do not cancel."""
     subject = Subject(tmp_path / "m", "m2m_100")
     one, two = (
-        gradient_importance(subject.model, subject.layers, {"v": [batch]}, subject.task)
-        for batch in subject.batches(1)[:2]
+        gradient_importance(subject.model, subject.layers, {"v": [batch]}) for batch in subject.batches(1)[:2]
     )
     both = gradient_importance(
         subject.model,
         subject.layers,
         {"v": subject.batches(1)[:1], "w": subject.batches(1)[1:2]},
-        subject.task,
     )
     for name, values in both.items():
         np.testing.assert_allclose(values, one[name] + two[name], rtol=1e-6)
@@ -231,6 +236,6 @@ def test_a_loss_that_is_not_finite_names_the_example(value: float, tmp_path: Pat
         subject.model.get_input_embeddings().weight[token] = value
     wrong = next(b.indices[0] for b in batches if token in b.inputs["input_ids"]) if token in others else None
     with pytest.raises(DataError, match="my text, example") as caught:
-        gradient_importance(subject.model, subject.layers, {"my text": batches}, "mlm")
+        gradient_importance(subject.model, subject.layers, {"my text": batches})
     expected = hurt.indices[0] if wrong is None else wrong
     assert f"example {expected + 1}:" in str(caught.value)

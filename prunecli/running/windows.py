@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.errors import DataError, UsageError
-from prunecli.evaluation.losses import IGNORED, Batch, encoded, padding_id, require_task, window_length
-from prunecli.text.batching import length_bucketed, pad
+from prunecli.running.encoding import encoded, padding_id, require_task
+from prunecli.running.examples import IGNORED, Sequences, TextExamples
+from prunecli.running.lengths import window_length
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Window:
     text: int
     ids: tuple[int, ...]
     counted: int
+
+    @property
+    def labels(self) -> list[int]:
+        """Of each token, the one that it predicts where that is counted, else -100."""
+        before = len(self.ids) - self.counted
+        return [IGNORED] * (before - 1) + [*self.ids[before:], IGNORED]
 
 
 def lm_windows(
@@ -60,48 +67,63 @@ def lm_windows(
         )
     windows = []
     for number, ids in enumerate(encoded(tokenizer, texts)):
-        windows += _windows(number, started(tokenizer, ids), length, step)
+        windows += _windows(number, _started(tokenizer, ids), length, step)
     if not windows:
         raise DataError("the text has no token to predict")
     return windows
 
 
-def started(tokenizer: Any, ids: list[int]) -> list[int]:
+def window_examples(windows: Sequence[Window], pad_id: int) -> TextExamples:
+    """Windows as examples, each with the tokens that are counted in it."""
+    ids, labels = ([*window.ids] for window in windows), (window.labels for window in windows)
+    return TextExamples(Sequences([*ids]), Sequences([*labels]), pad_id)
+
+
+def packed_examples(
+    tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None
+) -> TextExamples:
+    """Texts one after another, each ended by the end token, cut into windows in which each token is predicted once.
+
+    A window may hold several texts and parts of them: attention and positions run on from one to the next within it, as
+    in the training of GPT-2 (and in transformers' run_clm). Where the tokenizer has no end token there is none.
+
+    Args:
+        context: tokens of a window; default: see `window_length`.
+
+    Raises:
+        UnsupportedModelError: not a causal language model.
+        UsageError: the model has fewer positions than `context`.
+        DataError: there is no token to predict.
+    """
+    require_task(model, "lm")
+    length, end = window_length(model, tokenizer, context), tokenizer.eos_token_id
+    stream: list[int] = []
+    for ids in encoded(tokenizer, texts):
+        stream += ids
+        if end is not None and ids[-1:] != [end]:
+            stream.append(end)
+    stream = _started(tokenizer, stream)
+    if len(stream) < 2:
+        raise DataError("there is no token to predict")
+    starts = range(0, len(stream) - 1, length)
+    return TextExamples(
+        Sequences([stream[start : min(start + length, len(stream) - 1)] for start in starts]),
+        Sequences([stream[start + 1 : start + 1 + length] for start in starts]),
+        padding_id(model, tokenizer),
+    )
+
+
+def _started(tokenizer: Any, ids: list[int]) -> list[int]:
     """Tokens behind the one that a text's first token is predicted from, where the tokenizer has one."""
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     return ids if start is None or ids[:1] == [start] else [start, *ids]
 
 
 def _windows(text: int, ids: Sequence[int], length: int, step: int) -> list[Window]:
-    made, done = [], 1  # nothing comes before the first token
+    windows, done = [], 1  # nothing comes before the first token
     for begin in range(0, len(ids), step):
         end = min(begin + length, len(ids))
         if end > done:
-            made.append(Window(text, tuple(ids[begin:end]), end - done))
+            windows.append(Window(text, tuple(ids[begin:end]), end - done))
             done = end
-    return made
-
-
-def window_batches(windows: Sequence[Window], pad_id: int, batch_tokens: int) -> list[Batch]:
-    """Batches of windows; `indices` count the windows."""
-    batches = []
-    for rows in length_bucketed([len(window.ids) for window in windows], batch_tokens):
-        ids, mask = pad([windows[i].ids for i in rows], pad_id)
-        labels, _ = pad(
-            [
-                [IGNORED] * (len(windows[i].ids) - windows[i].counted)
-                + list(windows[i].ids[-windows[i].counted :])
-                for i in rows
-            ],
-            IGNORED,
-        )
-        batches.append(Batch({"input_ids": ids, "attention_mask": mask}, labels, tuple(rows)))
-    return batches
-
-
-def lm_batches(
-    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, *, context: int | None = None
-) -> list[Batch]:
-    """`lm_windows` in batches: an example is a window, which is a whole text where that fits the context."""
-    windows = lm_windows(tokenizer, model, texts, context=context)
-    return window_batches(windows, padding_id(model, tokenizer), batch_tokens)
+    return windows

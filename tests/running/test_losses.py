@@ -8,21 +8,18 @@ import pytest
 import torch
 
 from prunecli.errors import DataError, UnsupportedModelError
-from prunecli.evaluation.objective import (
-    IGNORED,
-    Batch,
-    classification_batches,
-    context_length,
-    example_losses,
-    lm_batches,
-    mlm_batches,
-    padding_id,
-    require_finite,
-    require_task,
-    token_losses,
-    translation_batches,
-)
 from prunecli.modules.loading import load_model
+from prunecli.running.encoding import (
+    labelled_examples,
+    padding_id,
+    require_task,
+    translation_examples,
+)
+from prunecli.running.examples import IGNORED, Batch
+from prunecli.running.lengths import context_length
+from prunecli.running.losses import example_losses, require_finite, token_losses
+from prunecli.running.masking import mlm_examples
+from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
@@ -62,32 +59,36 @@ def made(tmp_path_factory):
     return make
 
 
-def _losses(model, batches, task):
+def lm_batches(tokenizer, model, texts, batch_tokens):
+    return window_examples(lm_windows(tokenizer, model, texts), padding_id(model, tokenizer)).batches(
+        batch_tokens
+    )
+
+
+def _losses(model, batches):
     found = {}
     with torch.no_grad():
         for batch in batches:
-            found |= dict(zip(batch.indices, example_losses(model, batch, task).tolist(), strict=True))
+            found |= dict(zip(batch.indices, example_losses(model, batch).tolist(), strict=True))
     return found
 
 
-def _the_same_however_batched(model, make, task):
+def _the_same_however_batched(model, make):
     """One batch, batches of one, and something between give the same losses; returns them."""
     whole = make(10_000)
     assert len(whole) == 1
-    found = _losses(model, whole, task)
+    found = _losses(model, whole)
     for batch_tokens in (1, 40):
         batches = make(batch_tokens)
         assert len(batches) > 1
-        assert _losses(model, batches, task) == pytest.approx(found, abs=1e-5)
+        assert _losses(model, batches) == pytest.approx(found, abs=1e-5)
     return found
 
 
 @pytest.mark.parametrize("family", ["nllb-moe", "m2m_100", "marian", "bart", "mbart", "t5"])
 def test_translation(made, family):
     model, tokenizer = made(family)
-    found = _the_same_however_batched(
-        model, lambda n: translation_batches(tokenizer, model, TEXT, PAIR, n), "translation"
-    )
+    found = _the_same_however_batched(model, translation_examples(tokenizer, model, TEXT, [PAIR]).batches)
     sources = encode(tokenizer, TEXT.sentences["eng_Latn"], "eng_Latn")
     targets = encode(tokenizer, TEXT.sentences["fra_Latn"], "fra_Latn", as_target=True)
     expected = {
@@ -99,7 +100,7 @@ def test_translation(made, family):
 
 def test_translation_marks_the_languages(made):
     model, tokenizer = made("m2m_100")
-    (batch,) = translation_batches(tokenizer, model, TEXT, PAIR, 10_000)
+    (batch,) = translation_examples(tokenizer, model, TEXT, [PAIR]).batches(10_000)
     english, french = tokenizer.convert_tokens_to_ids(["eng_Latn", "fra_Latn"])
     assert set(batch.inputs["input_ids"][:, 0].tolist()) == {english}
     assert set(batch.labels[:, 0].tolist()) == {french}
@@ -111,15 +112,15 @@ def test_translation_marks_the_languages(made):
 def test_sentences_beyond_the_positions_are_cut(made):
     model, tokenizer = made("bart")
     long = ParallelText("t", {"eng_Latn": ("the hat " * 40,), "fra_Latn": ("le chapeau " * 40,)})
-    (batch,) = translation_batches(tokenizer, model, long, PAIR, 10_000)
+    (batch,) = translation_examples(tokenizer, model, long, [PAIR]).batches(10_000)
     assert batch.inputs["input_ids"].shape[1] == batch.labels.shape[1] == 63
-    assert torch.isfinite(example_losses(model, batch, "translation")).all()
+    assert torch.isfinite(example_losses(model, batch)).all()
 
 
 @pytest.mark.parametrize(("family", "prefix"), [("gpt2", [2]), ("llama", [])])
 def test_causal_language_model(made, family, prefix):
     model, tokenizer = made(family)
-    found = _the_same_however_batched(model, lambda n: lm_batches(tokenizer, model, LINES, n), "lm")
+    found = _the_same_however_batched(model, lambda n: lm_batches(tokenizer, model, LINES, n))
     for index, line in enumerate(LINES):
         ids = prefix + tokenizer(line)["input_ids"]
         assert found[index] == pytest.approx(causal_nll(model, ids, len(ids) - 1) / (len(ids) - 1), abs=1e-5)
@@ -128,8 +129,8 @@ def test_causal_language_model(made, family, prefix):
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_masked_language_model(made, family):
     model, tokenizer = made(family)
-    found = _the_same_however_batched(model, lambda n: mlm_batches(tokenizer, model, LINES, n, seed=3), "mlm")
-    for batch in mlm_batches(tokenizer, model, LINES, 1, seed=3):
+    found = _the_same_however_batched(model, mlm_examples(tokenizer, model, LINES, seed=3).batches)
+    for batch in mlm_examples(tokenizer, model, LINES, seed=3).batches(1):
         hidden, labels = batch.inputs["input_ids"][0].tolist(), batch.labels[0].tolist()
         assert found[batch.indices[0]] == pytest.approx(masked_loss(model, hidden, labels), abs=1e-5)
 
@@ -139,7 +140,7 @@ def test_what_is_hidden(made):
     text = ["the hat on a hen then"] * 300
     rows = {
         index: (hidden, labels)
-        for batch in mlm_batches(tokenizer, model, text, 10_000, seed=1)
+        for batch in mlm_examples(tokenizer, model, text, seed=1).batches(10_000)
         for index, hidden, labels in zip(
             batch.indices, batch.inputs["input_ids"].tolist(), batch.labels.tolist(), strict=True
         )
@@ -168,7 +169,7 @@ def test_what_is_hidden(made):
 def test_another_seed_hides_other_tokens(made):
     model, tokenizer = made("bert")
     first, again, other = (
-        mlm_batches(tokenizer, model, LINES * 5, 10_000, seed=seed)[0] for seed in (1, 1, 2)
+        mlm_examples(tokenizer, model, LINES * 5, seed=seed).batches(10_000)[0] for seed in (1, 1, 2)
     )
     assert torch.equal(first.labels, again.labels)
     assert torch.equal(first.inputs["input_ids"], again.inputs["input_ids"])
@@ -193,11 +194,9 @@ def test_classification(made, tmp_path, family, name, lines):
     (tmp_path / "text.tsv").write_text(lines)
     text = read_labelled(tmp_path / "text.tsv")
 
-    def make(batch_tokens):
-        return classification_batches(tokenizer, model, text, batch_tokens)
-
-    found = _losses(model, make(10_000), "classification")
-    assert _losses(model, make(1), "classification") == pytest.approx(found, abs=1e-5)
+    make = labelled_examples(tokenizer, model, text).batches
+    found = _losses(model, make(10_000))
+    assert _losses(model, make(1)) == pytest.approx(found, abs=1e-5)
     for index, label in enumerate((0, 1, 2)[: len(text)]):
         second = None if text.seconds is None else text.seconds[index]
         ids = tokenizer(text.texts[index], second)["input_ids"]
@@ -207,9 +206,9 @@ def test_classification(made, tmp_path, family, name, lines):
 def test_a_decoder_without_padding_classifies_one_by_one(made, tmp_path):
     model, tokenizer = made("gpt2", "GPT2ForSequenceClassification", num_labels=3, pad_token_id=None)
     (tmp_path / "text.tsv").write_text(CLASSES)
-    batches = classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10_000)
+    batches = labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv")).batches(10_000)
     assert sorted(batch.indices for batch in batches) == [(0,), (1,), (2,)]
-    assert all(torch.isfinite(example_losses(model, batch, "classification")).all() for batch in batches)
+    assert all(torch.isfinite(example_losses(model, batch)).all() for batch in batches)
 
 
 def test_segments_of_a_pair_are_passed_on(made, tmp_path):
@@ -220,7 +219,7 @@ def test_segments_of_a_pair_are_passed_on(made, tmp_path):
         ["input_ids", "token_type_ids", "attention_mask"],
     )
     try:
-        (batch,) = classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10_000)
+        (batch,) = labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv")).batches(10_000)
     finally:
         tokenizer.model_input_names = before
     assert set(batch.inputs["token_type_ids"].unique().tolist()) == {0, 1}
@@ -230,7 +229,7 @@ def test_segments_of_a_pair_are_passed_on(made, tmp_path):
 def test_losses_have_gradients(made):
     model, tokenizer = made("gpt2")
     (batch,) = lm_batches(tokenizer, model, LINES, 10_000)
-    losses = example_losses(model, batch, "lm")
+    losses = example_losses(model, batch)
     assert losses.dtype == torch.float32
     (gradient,) = torch.autograd.grad(losses.sum(), [model.get_input_embeddings().weight])
     assert gradient.abs().sum() > 0
@@ -255,16 +254,16 @@ def test_few_and_many_counted_tokens_are_treated_alike(kept):
     logits = torch.randn(2, 8, 5, generator=torch.Generator().manual_seed(0))
     labels = torch.full((2, 8), IGNORED)
     labels[0, :kept] = torch.arange(kept) % 5
-    sums, counts = token_losses(_Fixed(logits), Batch({}, labels, (0, 1)), "mlm")
+    sums, counts = token_losses(_Fixed(logits), Batch({}, labels, (0, 1)))
     expected = sum(nll(logits[0, place].tolist(), place % 5) for place in range(kept))
     assert sums.tolist() == pytest.approx([expected, 0.0], abs=1e-5)
     assert counts.tolist() == [kept, 0]
-    assert example_losses(_Fixed(logits), Batch({}, labels, (0, 1)), "mlm")[1] == 0
+    assert example_losses(_Fixed(logits), Batch({}, labels, (0, 1)))[1] == 0
 
 
 def test_half_precision_logits_are_summed_in_float32():
     logits = torch.randn(1, 4, 300, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    found = example_losses(_Fixed(logits), Batch({}, torch.tensor([[1, 2, 3, 4]]), (0,)), "translation")
+    found = example_losses(_Fixed(logits), Batch({}, torch.tensor([[1, 2, 3, 4]]), (0,)))
     expected = sum(nll(logits[0, place].tolist(), place + 1) for place in range(4)) / 4
     assert found.dtype == torch.float32
     assert found.item() == pytest.approx(expected, abs=1e-5)
@@ -305,29 +304,29 @@ def test_a_regression_head_and_a_missing_mask_token_are_refused(made, tmp_path):
     model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=1)
     (tmp_path / "text.tsv").write_text("0\ta\n")
     with pytest.raises(UnsupportedModelError, match="one of several classes"):
-        classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10)
+        labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv"))
     model, _ = made("bert")
     with pytest.raises(UnsupportedModelError, match="no mask token"):
-        mlm_batches(SimpleNamespace(mask_token_id=None), model, LINES, 10)
+        mlm_examples(SimpleNamespace(mask_token_id=None), model, LINES)
 
 
 def test_unknown_labels_and_languages_are_refused(made, tmp_path):
     model, tokenizer = made("bert", "BertForSequenceClassification", num_labels=3)
     (tmp_path / "text.tsv").write_text("0\ta\n3\tb\n")
     with pytest.raises(DataError, match="line 2"):
-        classification_batches(tokenizer, model, read_labelled(tmp_path / "text.tsv"), 10)
+        labelled_examples(tokenizer, model, read_labelled(tmp_path / "text.tsv"))
     model, tokenizer = made("m2m_100")
     strange = ParallelText("t", {"eng_Latn": ("a",), "xxx_Latn": ("b",)})
     with pytest.raises(DataError, match="unknown language 'xxx_Latn'"):
-        translation_batches(tokenizer, model, strange, ("eng_Latn", "xxx_Latn"), 10)
+        translation_examples(tokenizer, model, strange, [("eng_Latn", "xxx_Latn")])
 
 
 def test_the_context_of_a_family_that_counts_from_behind_the_padding(made):
     model, tokenizer = made("roberta", max_position_embeddings=40)
     assert context_length(model, tokenizer) == 38
-    (batch,) = mlm_batches(tokenizer, model, ["the hat " * 40], 10_000)
+    (batch,) = mlm_examples(tokenizer, model, ["the hat " * 40]).batches(10_000)
     assert batch.inputs["input_ids"].shape == (1, 38)
-    assert torch.isfinite(example_losses(model, batch, "mlm")).all()
+    assert torch.isfinite(example_losses(model, batch)).all()
 
 
 def test_padding_where_model_and_tokenizer_have_none():

@@ -5,18 +5,21 @@ from __future__ import annotations
 from contextlib import contextmanager
 from itertools import permutations, product
 
+import numpy as np
 import pytest
 import torch
 
 from prunecli import load_model
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
-from prunecli.evaluation.objective import token_losses, translation_batches
+from prunecli.running import encoding
+from prunecli.running.encoding import labelled_examples, text_examples, translation_examples
+from prunecli.running.examples import Sequences
+from prunecli.running.losses import token_losses
+from prunecli.running.masking import mlm_examples
+from prunecli.running.windows import packed_examples
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
-from prunecli.training import encoding
-from prunecli.training.encoding import labelled, masked, texts, translations
-from prunecli.training.examples import Sequences
 from prunecli.training.loss import smoothed_cross_entropy
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll
@@ -30,7 +33,7 @@ def opened(path):
 
 
 def whole(examples):
-    return examples.batch(range(len(examples.lengths)))
+    return examples.batch(range(len(examples.lengths))).with_labels
 
 
 def loss_of(model, batch):
@@ -43,19 +46,19 @@ def test_sequences_come_back():
     rows = [[3, 1], [], [7, 7, 7]]
     made = Sequences(rows)
     assert made.lengths == [2, 0, 3]
-    assert made.rectangle([2, 0, 1], -1).tolist() == [[7, 7, 7], [3, 1, -1], [-1, -1, -1]]
-    assert made.rectangle([1], -1).shape == (1, 0)
+    assert made.padded([2, 0, 1], -1).tolist() == [[7, 7, 7], [3, 1, -1], [-1, -1, -1]]
+    assert made.padded([1], -1).shape == (1, 0)
 
 
 @pytest.mark.parametrize("family", ["m2m_100", "marian", "t5"])
 def test_translations_are_teacher_forced(tmp_path, family):
     tokenizer, model = opened(tiny_family(tmp_path, family))
     text = parallel(6)
-    examples = translations(tokenizer, model, text, PAIRS)
+    examples = translation_examples(tokenizer, model, text, PAIRS, skip_blank=True)
     expected = sum(
-        float(token_losses(model, batch, "translation")[0].sum().detach())
+        float(token_losses(model, batch)[0].sum().detach())
         for pair in PAIRS
-        for batch in translation_batches(tokenizer, model, text, pair, 1000)
+        for batch in translation_examples(tokenizer, model, text, [pair]).batches(1000)
     )
     assert loss_of(model, whole(examples)) == pytest.approx(expected, rel=1e-4)
     longest = max(max(lengths) for lengths in examples.lengths)
@@ -65,7 +68,7 @@ def test_translations_are_teacher_forced(tmp_path, family):
 def test_the_languages_are_marked(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
     text = ParallelText("t", {"eng_Latn": ("the hen",), "fra_Latn": ("ten",)})
-    batch = whole(translations(tokenizer, model, text, PAIRS))
+    batch = whole(translation_examples(tokenizer, model, text, PAIRS, skip_blank=True))
     english, french = (tokenizer.convert_tokens_to_ids(code) for code in ("eng_Latn", "fra_Latn"))
     assert batch["input_ids"][:, 0].tolist() == [english, french]
     assert batch["labels"][:, 0].tolist() == [french, english]
@@ -75,7 +78,7 @@ def test_the_languages_are_marked(tmp_path):
 def test_padding_is_not_scored(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
     text = ParallelText("t", {"eng_Latn": ("the hen", "no"), "fra_Latn": ("ten", "on no the")})
-    batch = whole(translations(tokenizer, model, text, PAIRS[:1]))
+    batch = whole(translation_examples(tokenizer, model, text, PAIRS[:1], skip_blank=True))
     assert bool(((batch["labels"] == -100) == (batch["decoder_attention_mask"] == 0)).all())
     assert bool((batch["input_ids"][batch["attention_mask"] == 0] == 1).all())
 
@@ -83,10 +86,10 @@ def test_padding_is_not_scored(tmp_path):
 def test_lines_that_are_blank_on_one_side_are_left_out(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
     text = ParallelText("t", {"eng_Latn": ("the", "", "no"), "fra_Latn": ("ten", "on", " ")})
-    assert len(translations(tokenizer, model, text, PAIRS).lengths) == 2
+    assert len(translation_examples(tokenizer, model, text, PAIRS, skip_blank=True).lengths) == 2
     blank = ParallelText("t", {"eng_Latn": ("", "no"), "fra_Latn": ("ten", " ")})
     with pytest.raises(DataError, match="every line is blank"):
-        translations(tokenizer, model, blank, PAIRS)
+        translation_examples(tokenizer, model, blank, PAIRS, skip_blank=True)
 
 
 def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
@@ -95,7 +98,9 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
         "t", {"eng_Latn": ("the hen", "no", ""), "fra_Latn": ("ten", "", "no"), "deu_Latn": ("on", "in", "a")}
     )
     pairs = [*permutations(text.languages, 2)][::-1]
-    one_by_one = [whole(translations(tokenizer, model, text, [pair])) for pair in pairs]
+    one_by_one = [
+        whole(translation_examples(tokenizer, model, text, [pair], skip_blank=True)) for pair in pairs
+    ]
     seen = []
 
     def watched(tokenizer, sentences, language, *, as_target=False, max_length=None):
@@ -111,7 +116,7 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
         opened_lines.append(line)
         yield advanced.append
 
-    made = translations(tokenizer, model, text, pairs, progress)
+    made = translation_examples(tokenizer, model, text, pairs, progress, skip_blank=True)
     assert len(seen) == len(set(seen))
     assert {(language, role) for _, language, role in seen} == {*product(text.languages, (False, True))}
     assert opened_lines == [("tokenising", 18, "lines")]
@@ -120,7 +125,7 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
     start = 0
     for expected in one_by_one:
         rows = range(start, start := start + len(expected["labels"]))
-        batch = made.batch(rows)
+        batch = made.batch(rows).with_labels
         assert all(torch.equal(batch[name], value) for name, value in expected.items())
     assert start == len(made.lengths) == 10  # English and French share one line, German two with each
 
@@ -128,7 +133,7 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
 def test_long_sentences_are_cut_to_the_positions(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "m2m_100"))
     text = ParallelText("t", {"eng_Latn": ("hen " * 99,), "fra_Latn": ("ten " * 99,)})
-    examples = translations(tokenizer, model, text, PAIRS)
+    examples = translation_examples(tokenizer, model, text, PAIRS, skip_blank=True)
     assert examples.lengths == [(63, 63), (63, 63)]
 
 
@@ -143,7 +148,7 @@ def test_texts_are_packed_and_ended(tmp_path, family, context):
         stream += ids if ids[-1] == 2 else [*ids, 2]
     if stream[0] != tokenizer.bos_token_id:
         stream = [tokenizer.bos_token_id, *stream]
-    examples = texts(tokenizer, model, lines, context)
+    examples = packed_examples(tokenizer, model, lines, context)
     length = context or 64
     assert [one for one, _ in examples.lengths[:-1]] == [length] * (len(examples.lengths) - 1)
     batch = whole(examples)
@@ -155,21 +160,21 @@ def test_texts_are_packed_and_ended(tmp_path, family, context):
     assert following == stream[1:], "every token but the first is predicted, and once"
     if context:
         expected = causal_nll(model, stream[: context + 1], context)
-        assert loss_of(model, examples.batch([0])) == pytest.approx(expected, rel=1e-4)
+        assert loss_of(model, examples.batch([0]).with_labels) == pytest.approx(expected, rel=1e-4)
 
 
 def test_texts_without_an_end_token(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
     tokenizer.eos_token = tokenizer.bos_token = None
-    examples = texts(tokenizer, model, ["the hen", "no"])
+    examples = packed_examples(tokenizer, model, ["the hen", "no"])
     assert 2 not in whole(examples)["labels"]
     tokenizer.eos_token = "</s>"
-    assert whole(texts(tokenizer, model, ["the hen", "no"]))["labels"][0, -1] == 2
+    assert whole(packed_examples(tokenizer, model, ["the hen", "no"]))["labels"][0, -1] == 2
 
 
-@pytest.mark.parametrize("make", [texts, lambda *given: masked(*given[:3], 0, given[3])])
+@pytest.mark.parametrize("make", [packed_examples, text_examples])
 def test_a_context_beyond_the_positions_is_refused(tmp_path, make):
-    tokenizer, model = opened(tiny_family(tmp_path, "llama" if make is texts else "bert"))
+    tokenizer, model = opened(tiny_family(tmp_path, "llama" if make is packed_examples else "bert"))
     with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
         make(tokenizer, model, ["the hen"], 99)
 
@@ -178,14 +183,14 @@ def test_text_without_a_token_to_predict_is_refused(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "gpt2"))
     tokenizer.eos_token = tokenizer.bos_token = None
     with pytest.raises(DataError, match="no token to predict"):
-        texts(tokenizer, model, [""])
+        packed_examples(tokenizer, model, [""])
 
 
 def test_labelled_texts(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "bert", **CLASSIFIER))
     tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     text = LabelledText(tmp_path, ("1", "0"), ("the hen", "no"), ("ten", "on no"), (1, 2))
-    batch = whole(labelled(tokenizer, model, text))
+    batch = whole(labelled_examples(tokenizer, model, text))
     assert batch["labels"].tolist() == [1, 0]
     assert set(batch) == {"input_ids", "attention_mask", "labels", "token_type_ids"}
     assert batch["input_ids"].shape == batch["token_type_ids"].shape
@@ -194,14 +199,14 @@ def test_labelled_texts(tmp_path):
 def test_a_model_without_the_head_is_refused(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "bert"))
     with pytest.raises(UnsupportedModelError, match="lm"):
-        texts(tokenizer, model, ["no"])
+        packed_examples(tokenizer, model, ["no"])
     with pytest.raises(UnsupportedModelError, match="classification"):
-        labelled(tokenizer, model, LabelledText(tmp_path, ("1",), ("the",), None, (1,)))
+        labelled_examples(tokenizer, model, LabelledText(tmp_path, ("1",), ("the",), None, (1,)))
 
 
 def test_hidden_tokens(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    examples = masked(tokenizer, model, ["the hen no ten on then " * 3, "", "no"], seed=3)
+    examples = mlm_examples(tokenizer, model, ["the hen no ten on then " * 3, "", "no"], seed=3)
     assert len(examples.lengths) == 2  # the blank one has nothing to hide
     plain = [tokenizer(text)["input_ids"] for text in ("the hen no ten on then " * 3, "no")]
     seen = []
@@ -218,13 +223,13 @@ def test_hidden_tokens(tmp_path):
     assert torch.equal(seen[0]["input_ids"], seen[2]["input_ids"])
     assert not torch.equal(seen[0]["input_ids"], seen[1]["input_ids"])
     # What is hidden in a text does not depend on its batch.
-    assert torch.equal(examples.batch([1])["labels"][0], seen[2]["labels"][1, : len(plain[1])])
+    assert torch.equal(examples.batch([1]).labels[0], seen[2]["labels"][1, : len(plain[1])])
 
 
 def test_how_tokens_are_hidden(tmp_path):
     """15 % of the tokens; of these 80 % by the mask, 10 % by another token, 10 % not (1810.04805, 3.1)."""
     tokenizer, model = opened(tiny_family(tmp_path, "bert"))
-    examples = masked(tokenizer, model, ["the hen no ten on then he " * 4] * 400, seed=0)
+    examples = mlm_examples(tokenizer, model, ["the hen no ten on then he " * 4] * 400, seed=0)
     batch = whole(examples)
     hidden = batch["labels"] != -100
     words = batch["attention_mask"].sum() - 2 * len(examples.lengths)
@@ -238,7 +243,30 @@ def test_how_tokens_are_hidden(tmp_path):
 def test_a_text_with_nothing_to_hide_is_refused(tmp_path):
     tokenizer, model = opened(tiny_family(tmp_path, "bert"))
     with pytest.raises(DataError, match="could be hidden"):
-        masked(tokenizer, model, [""], seed=0)
+        mlm_examples(tokenizer, model, [""], seed=0)
     tokenizer.mask_token = None
     with pytest.raises(UnsupportedModelError, match="no mask token"):
-        masked(tokenizer, model, ["no"], seed=0)
+        mlm_examples(tokenizer, model, ["no"], seed=0)
+
+
+def test_masked_texts_are_cut_to_the_context(tmp_path):
+    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    long = ["then ten of the hats " * 9]
+    assert mlm_examples(tokenizer, model, long).lengths == [(64, 64)]
+    assert mlm_examples(tokenizer, model, long, context=9).lengths == [(9, 9)]
+
+
+def test_the_epoch_leaves_what_is_measured_as_it_is(tmp_path):
+    """What `evaluate` hides is what the first epoch of training does."""
+    tokenizer, model = opened(tiny_family(tmp_path, "bert"))
+    examples = mlm_examples(tokenizer, model, ["", "the hen no ten on then"], seed=4)
+    (batch,) = examples.batches(100)
+    assert batch.indices == (1,)
+    random = np.random.default_rng((4, 1))
+    words = [
+        place
+        for place, token in enumerate(batch.inputs["input_ids"][0])
+        if 0 < place < len(batch.labels[0]) - 1
+    ]
+    chosen = [place for place in words if random.random() < 0.15] or [words[int(random.integers(len(words)))]]
+    assert [place for place, label in enumerate(batch.labels[0].tolist()) if label != -100] == chosen

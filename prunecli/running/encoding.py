@@ -1,0 +1,196 @@
+"""From text to the examples of a task, by the model's tokenizer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import chain, compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
+from prunecli.progress import Progress, silent
+from prunecli.running.examples import LabelledExamples, Sequences, TextExamples, TranslationExamples
+from prunecli.running.lengths import context_length, max_positions, window_length
+from prunecli.text.labelled import LabelledText, label_ids
+from prunecli.text.parallel import ParallelText
+from prunecli.text.tasks import TASKS, TaskName
+from prunecli.text.tokens import encode, tokenized
+
+AT_ONCE = 1 << 12
+"""Lines that are tokenised between two reports."""
+
+
+def require_task(model: Any, task: TaskName) -> None:
+    """Refuse a model without the head that a task needs.
+
+    Raises:
+        UnsupportedModelError: the model has another head, or none.
+        CheckpointError: a value of config.json that cannot be.
+    """
+    _require_sound(model.config)
+    name = type(model).__name__
+    generates, is_pair = bool(model.can_generate()), bool(getattr(model.config, "is_encoder_decoder", False))
+    able: Mapping[TaskName, bool] = {
+        "translation": generates and is_pair,
+        "classification": name.endswith("ForSequenceClassification"),
+        "mlm": name.endswith("ForMaskedLM"),
+        "lm": generates and not is_pair,
+    }
+    if not able[task]:
+        others = [other for other in TASKS if able[other]]
+        raise UnsupportedModelError(
+            f"{task}: the model is a {name}, which has no head for it",
+            f"It can do: {', '.join(others)}." if others else "Name a checkpoint with the head of the task.",
+        )
+
+
+def _require_sound(config: Any) -> None:
+    """Refuse tokens with a part of their own that no row of the table stands for, and dropouts that cannot be."""
+    for key in ("decoder_start_token_id", "pad_token_id", "bos_token_id"):
+        value = getattr(config, key, None)
+        if value is not None and (type(value) is not int or value >= config.vocab_size):
+            raise CheckpointError(
+                f"config.json: {key} is {value!r}; the model has the tokens 0 to {config.vocab_size - 1}",
+                "Correct the value.",
+            )
+    for key, value in vars(config).items():
+        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
+            raise CheckpointError(
+                f"config.json: {key} is {value}, not a number from 0 to 1", "Correct the value."
+            )
+
+
+def padding_id(model: Any, tokenizer: Any) -> int:
+    """The id that fills up rows; any would do, since it is masked, where neither model nor tokenizer has one."""
+    for value in (model.config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id):
+        if isinstance(value, int) and value >= 0:  # -1 stands for none in some configs
+            return value
+    return 0
+
+
+def encoded(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
+    """Token ids of each text, as the tokenizer makes them; `options` as it takes them."""
+    # Longer than the model takes is no news here.
+    return [list(row) for row in tokenized(tokenizer, list(texts), verbose=False, **options)["input_ids"]]
+
+
+def translation_examples(
+    tokenizer: Any,
+    model: Any,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    progress: Progress = silent,
+    *,
+    skip_blank: bool = False,
+) -> TranslationExamples:
+    """The sentences of all `pairs`, one pair after another.
+
+    Sentences that are longer than the model's positions are cut. Languages are marked as `collect-gates` does it,
+    where the tokenizer knows languages. The decoder's inputs are the model's own shift of the labels.
+
+    Args:
+        skip_blank: leave out lines that are blank on either side.
+
+    Raises:
+        UnsupportedModelError: not an encoder with a decoder.
+        DataError: the tokenizer lacks a language, or every line is left out.
+    """
+    require_task(model, "translation")
+    positions = max_positions(model.config)
+    rows = _tokenised(tokenizer, text, pairs, None if positions is None else positions - 1, progress)
+    filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}
+    sources: list[list[int]] = []
+    targets: list[list[int]] = []
+    for source, target in pairs:
+        both = zip(filled[source], filled[target], strict=True)
+        kept = [not skip_blank or (first and second) for first, second in both]
+        sources += compress(rows[source, False], kept)
+        targets += compress(rows[target, True], kept)
+    if skip_blank and not sources:
+        raise DataError(f"{text.split}: every line is blank in one of the languages", "Give other text.")
+    shift = partial(decoder_inputs, model)
+    return TranslationExamples(Sequences(sources), Sequences(targets), padding_id(model, tokenizer), shift)
+
+
+def _tokenised(
+    tokenizer: Any,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    longest: int | None,
+    progress: Progress,
+) -> dict[tuple[str, bool], list[list[int]]]:
+    """Token ids of each line, once for each (language, whether as a target), however many pairs it is in."""
+    roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
+    rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
+    with progress("tokenising", len(rows) * len(text), "lines") as advance:
+        for (name, as_target), ids in rows.items():
+            for start in range(0, len(text), AT_ONCE):
+                lines = text.sentences[name][start : start + AT_ONCE]
+                ids += encode(tokenizer, lines, name, as_target=as_target, max_length=longest)
+                advance(len(lines))
+    return rows
+
+
+def decoder_inputs(model: Any, labels: Tensor) -> Tensor:
+    """The model's own shift of `labels` `[B, T]` to the right, as its `forward` would make it."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        shifted: Tensor = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        return shifted
+    for base in type(model).__mro__:
+        shift = getattr(sys.modules.get(base.__module__), "shift_tokens_right", None)
+        if shift is not None:
+            inputs: Tensor = shift(labels, model.config.pad_token_id, model.config.decoder_start_token_id)
+            return inputs
+    raise UnsupportedModelError(f"{type(model).__name__} does not say how its decoder's inputs are made")
+
+
+def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> LabelledExamples:
+    """Texts, or pairs of them, with their classes; what is longer than the model's positions is cut.
+
+    Raises:
+        UnsupportedModelError: the model has no classification head, or one for something else than one of two or
+            more classes.
+        DataError: a label that the model does not know.
+    """
+    require_task(model, "classification")
+    if model.config.num_labels < 2 or model.config.problem_type not in (None, "single_label_classification"):
+        raise UnsupportedModelError("classification: the model's head does not choose one of several classes")
+    classes = label_ids(text, model.config.id2label)
+    options = {"truncation": True, "max_length": context_length(model, tokenizer), "verbose": False}
+    seconds = None if text.seconds is None else list(text.seconds)
+    ids = tokenized(tokenizer, list(text.texts), seconds, **options)
+    names = [name for name in ("input_ids", "token_type_ids") if name in ids]
+    return LabelledExamples(
+        {name: Sequences(ids[name]) for name in names},
+        torch.tensor(classes),
+        padding_id(model, tokenizer),
+        # Decoders look for the last token before the padding, and must know what padding is.
+        max_rows=1 if model.config.pad_token_id is None else None,
+    )
+
+
+def text_examples(
+    tokenizer: Any, model: Any, texts: Sequence[str], context: int | None = None, *, skip_empty: bool = True
+) -> TextExamples:
+    """Texts for a model with one stack, cut to `window_length`; a token's label is the token.
+
+    Args:
+        skip_empty: leave out texts without a token.
+
+    Raises:
+        UsageError: the model has fewer positions than `context`.
+        DataError: a text without a token, or no text with one.
+    """
+    longest = window_length(model, tokenizer, context)
+    rows = encoded(tokenizer, texts, truncation=True, max_length=longest)
+    empty = [number for number, row in enumerate(rows) if not row]
+    if empty and not skip_empty:
+        raise DataError(f"text {empty[0] + 1:,} ({texts[empty[0]]!r}) has no token", "Leave it out.")
+    if len(empty) == len(rows):
+        raise DataError("no text has a token", "Give other text.")
+    ids = Sequences([row for row in rows if row])
+    return TextExamples(ids, ids, padding_id(model, tokenizer))
