@@ -1,14 +1,15 @@
-"""The `prunecli` command: its subcommands, and the one table that turns failures into plain lines."""
+"""The `prunecli` command: its subcommands, how it ends, and the one table that turns failures into plain lines."""
 
 from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from importlib import import_module
 from typing import Annotated, Any, NoReturn
@@ -17,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
-from prunecli.commands import console, endings
+from prunecli.commands import console
 from prunecli.commands.signatures import value_names
 from prunecli.errors import MemoryShortError, PruneError
 from prunecli.tensors.hub.names import with_origins
@@ -36,6 +37,9 @@ COMMANDS = {
 
 INTERRUPTED = "Interrupted: no output is half-written."
 KILLED = "Ended by SIGTERM: no output is half-written."
+
+PIPE_CLOSED = 141
+"""128 + SIGPIPE: the status of a program that writes to a pipe without a reader, as `| head -1` leaves it."""
 
 
 class _Flags:
@@ -204,20 +208,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             app(args=arguments, prog_name="prunecli", standalone_mode=True)
         finally:
-            endings.flush_output()
+            _flush_output()
     except BaseException as error:
         try:
             _end(error, debug, "--json" in arguments)
         except BrokenPipeError:
-            endings.discard_output()
-            sys.exit(endings.PIPE_CLOSED)
+            _discard_output()
+            sys.exit(PIPE_CLOSED)
 
 
 def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     """Say what ended the command: on stderr in words, with --json on stdout too."""
-    if endings.is_closed_pipe(error):
-        endings.discard_output()
-        sys.exit(endings.PIPE_CLOSED)
+    if _is_closed_pipe(error):
+        _discard_output()
+        sys.exit(PIPE_CLOSED)
     if isinstance(error, SystemExit):
         text, status = _of_exit(error)
     else:
@@ -227,7 +231,7 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
             text, status = _unforeseen(bug)
     text = console.plain(text)
     if as_json and status != 0:
-        endings.print_error(text, status)
+        _print_error(text, status)
     if debug or isinstance(error, SystemExit):  # of which a line has been said
         raise error
     typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)
@@ -238,4 +242,56 @@ def _of_exit(error: SystemExit) -> tuple[str, int]:
     """What a process says that ends itself, and its exit status."""
     status = error.code if isinstance(error.code, int) else 1 if error.code else 0
     known = {130: INTERRUPTED, 128 + signal.SIGTERM: KILLED}
-    return endings.usage_error(error) or known.get(status, f"Error: exit status {status}"), status
+    return _usage_error(error) or known.get(status, f"Error: exit status {status}"), status
+
+
+def _is_closed_pipe(error: BaseException) -> bool:
+    """Whether output went to a pipe without a reader; rich and typer make an exit with status 1 of that."""
+    asked = _causes(error) if isinstance(error, SystemExit) else (error,)
+    return any(isinstance(each, OSError) and each.errno == errno.EPIPE for each in asked)
+
+
+def _usage_error(error: BaseException) -> str | None:
+    """What typer said of bad usage before it ended the process."""
+    for cause in _causes(error):
+        message = getattr(cause, "format_message", None)
+        if message is not None:
+            return f"Error: {message()}"
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen = set[int]()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _discard_output() -> None:
+    """Send to nowhere what Python still holds back, or it would fail once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+
+
+def _flush_output() -> None:
+    """Write what Python still holds back.
+
+    Raises:
+        BrokenPipeError: nobody reads it.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+
+
+def _print_error(text: str, status: int) -> None:
+    """A failure on stdout, for --json: `text` is that of stderr, its first line the message, the rest the remedy."""
+    message, _, remedy = text.removeprefix("Error: ").partition("\n")
+    said = {"message": message, "remedy": remedy.replace("\n", " ") or None, "status": status}
+    payload = {"format": "prunecli.error/1", "prunecli": __version__, "error": said}
+    if processes.rank() == 0:
+        console.out(json.dumps(payload, indent=1, ensure_ascii=False))
