@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import math
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,25 +32,11 @@ DEMO_STEPS = 100
 STEPS = 1000
 
 
-class MetricChoice(str, enum.Enum):
-    """Values of --metric."""
-
-    loss = "loss"
-    chrf = "chrf++"
-
-
 def _dtype_out(text: str) -> str:
     """Type of written weights."""
     from prunecli.tensors.dtypes import parse_computed
 
     return parse_computed(text, "--dtype-out")
-
-
-class ResumeChoice(str, enum.Enum):
-    """Values of --resume."""
-
-    auto = "auto"
-    never = "never"
 
 
 def finetune(
@@ -209,8 +194,8 @@ def finetune(
         ),
     ] = 500,
     metric: Annotated[
-        MetricChoice, typer.Option("--metric", help="By which the best model is chosen.")
-    ] = MetricChoice.loss,
+        Literal["loss", "chrf++"], typer.Option("--metric", help="By which the best model is chosen.")
+    ] = "loss",
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beams of the translations for chrf++.")] = 1,
     patience: Annotated[
         int | None,
@@ -246,8 +231,9 @@ def finetune(
         ),
     ] = None,
     resume: Annotated[
-        ResumeChoice, typer.Option("--resume", help="auto: go on where the same command was interrupted.")
-    ] = ResumeChoice.auto,
+        Literal["auto", "never"],
+        typer.Option("--resume", help="auto: go on where the same command was interrupted."),
+    ] = "auto",
     keep_state: Annotated[
         bool, typer.Option("--keep-state", help="Keep OUTPUT.training, from which --steps can go further.")
     ] = False,
@@ -267,9 +253,10 @@ def finetune(
     Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
     """
     from prunecli import demo
-    from prunecli.commands.finetune_run import How, Subject, Writing, run
+    from prunecli.commands.finetune_run import How, Writing, run
     from prunecli.text.choice import TextChoice
     from prunecli.training import options as training
+    from prunecli.training.start import Start
 
     choice = TextChoice(
         data=data,
@@ -334,7 +321,7 @@ def finetune(
         dtype=_dtype(dtype, device),
         device=device,
         eval_every=eval_every,
-        metric=metric.value,
+        metric=metric,
         patience=patience,
         beam=beam,
         teacher=teacher,
@@ -343,10 +330,10 @@ def finetune(
     )
     quiet = quiet or processes.rank() != 0
     of_logits = tuple(name for name, value in asked.items() if value is not None)
-    how = How(resume is ResumeChoice.auto, quiet, json, of_logits)
-    subject = Subject(checkpoint, from_scratch, tokenizer, seed, quiet)
+    how = How(resume == "auto", quiet, json, of_logits)
+    start = Start(checkpoint, from_scratch, tokenizer, seed)
     writing = Writing(output, dtype_out, force, keep_state)
-    run(subject, choice, valid, None if task is None else task.value, options, writing, how)
+    run(start, choice, valid, None if task is None else task.value, options, writing, how)
 
 
 def _dtype(asked: str, device: str) -> str:

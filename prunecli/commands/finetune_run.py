@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +13,13 @@ from prunecli.errors import UsageError
 from prunecli.progress import unsaid
 
 if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.stock import Verdict
     from prunecli.text.choice import TextChoice
     from prunecli.text.tasks import TrainingTask
     from prunecli.training.finetune import Trained
     from prunecli.training.material import Material
     from prunecli.training.options import TrainingOptions
+    from prunecli.training.start import Start
 
 
 @dataclass(frozen=True)
@@ -32,77 +30,6 @@ class How:
     quiet: bool
     json: bool
     of_logits: tuple[str, ...] = ()
-
-
-class Subject:
-    """What is trained: a checkpoint, or random weights that are kept in the state."""
-
-    def __init__(
-        self, checkpoint: Path | None, config: Path | None, tokenizer: Path | None, seed: int, quiet: bool
-    ) -> None:
-        self.config, self.tokenizer, self.seed, self.quiet = config, tokenizer, seed, quiet
-        self.path = checkpoint
-
-    def find(self) -> None:
-        """Turn what was named into a directory: fetched from the hub, or the demo model's."""
-        from prunecli import demo
-        from prunecli.commands.checkpoints import checkpoint_or_demo
-
-        if self.config is None:
-            self.path = demo.CHECKPOINT if self.quiet and self.path is None else checkpoint_or_demo(self.path)
-
-    def origin(self) -> dict[str, Any]:
-        """What it is, as JSON; refuses what cannot be trained before anything is written."""
-        if self.config is not None:
-            from prunecli.training.scratch import describe
-
-            return describe(self.config, self.tokenizer)
-        with self.open(Path()) as checkpoint:
-            checkpoint.require_architecture()
-            config = json.dumps(checkpoint.config, sort_keys=True).encode()
-            return {
-                "source": checkpoint.fingerprint,
-                "bytes": checkpoint.total_bytes,
-                "config": hashlib.sha256(config).hexdigest(),
-            }
-
-    def files(self, origin: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-        """Key of `origin` -> the file or directory that it is of -> its value, for messages."""
-        start = str(self.path or self.config)
-        places = dict.fromkeys(("source", "bytes"), start) | {
-            "config": str(Path(start) / "config.json") if Path(start).is_dir() else start,
-            "vocabulary": str(self.tokenizer or start),
-        }
-        return {key: {places[key]: str(value)} for key, value in origin.items() if value is not None}
-
-    def open(self, state: Path) -> Checkpoint:
-        """The checkpoint that training begins with."""
-        from prunecli.model.checkpoint import open_model
-
-        if self.config is None:
-            assert self.path is not None
-            return open_model(self.path)
-        from prunecli.training.scratch import initial_checkpoint
-
-        if not (state / "initial").is_dir():
-            initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
-        return open_model(state / "initial")
-
-    def task(self) -> TrainingTask:
-        """What the model is for."""
-        from prunecli.architectures import FAMILIES
-        from prunecli.model.declared import class_names
-        from prunecli.text.tasks import task_of_class, training_task_of
-
-        if self.config is None:
-            with self.open(Path()) as checkpoint:
-                return training_task_of(checkpoint)
-        from prunecli.training.scratch import read_config
-
-        values = read_config(self.config)
-        family = FAMILIES[str(values["model_type"])]
-        name = next(iter(class_names(values)), family.model_class)
-        return task_of_class(name, is_pair=len(family.stacks) > 1)
 
 
 class Writing:
@@ -122,7 +49,7 @@ class Writing:
 
 
 def run(
-    subject: Subject,
+    start: Start,
     choice: TextChoice,
     valid: TextChoice,
     task: TrainingTask | None,
@@ -135,17 +62,22 @@ def run(
     Raises:
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
-    from prunecli.commands.checkpoints import checkpoint_directory
+    from prunecli import demo
+    from prunecli.commands.checkpoints import checkpoint_directory, checkpoint_or_demo
     from prunecli.tensors.hub.names import local_path
     from prunecli.training.material import read_material
 
-    writing.check(local_path(subject.path))  # before anything is fetched
-    subject.find()
-    writing.check(subject.path)
+    writing.check(local_path(start.checkpoint))  # before anything is fetched
+    if start.config is None:
+        quiet_demo = how.quiet and start.checkpoint is None
+        start = replace(
+            start, checkpoint=demo.CHECKPOINT if quiet_demo else checkpoint_or_demo(start.checkpoint)
+        )
+    writing.check(start.checkpoint)
     if options.teacher is not None:
         options = replace(options, teacher=checkpoint_directory(options.teacher))
-    origin = subject.origin()
-    task = task or subject.task()
+    identity = start.identity()
+    task = task or start.task()
     validating = {
         "--valid-split": valid.split is not None,
         "--valid-text": bool(valid.files),
@@ -164,18 +96,18 @@ def run(
 
     state = state_directory(writing.output)
     trained = train(
-        lambda: subject.open(state),
+        lambda: start.open(state),
         material,
         options,
         state,
-        origin=origin,
-        origin_files=subject.files(origin),
+        origin=identity,
+        origin_files=start.files(identity),
         resume=how.resume,
         progress=console.progress(how.quiet or how.json),
         report=say,
     )
     if trained.is_main:
-        payload, verdict = _publish(subject, material, options, trained, state, writing)
+        payload, verdict = _publish(start, material, options, trained, state, writing)
         if how.json:
             console.print_json(payload)
         elif not how.quiet:
@@ -201,7 +133,7 @@ def _learning_features(options: TrainingOptions, of_logits: tuple[str, ...]) -> 
 
 
 def _publish(
-    subject: Subject,
+    start: Start,
     material: Material,
     options: TrainingOptions,
     trained: Trained,
@@ -218,8 +150,8 @@ def _publish(
     from prunecli.tensors.documents import write_json
     from prunecli.training.result import FORMAT, finetune_step, outputs_of
 
-    with subject.open(state) as source, open_model(trained.staged) as weights:
-        step = finetune_step(source, subject.config, material, options, trained.log)
+    with start.open(state) as source, open_model(trained.staged) as weights:
+        step = finetune_step(source, start.config, material, options, trained.log)
         structure = source.structure.after(step)
         made = Rewrite(
             structure, outputs_of(source, weights, writing.dtype), stock_config(weights, structure)
@@ -229,7 +161,7 @@ def _publish(
         rewrite_checkpoint(weights, made, writing.output, force=writing.force)
         verdict = stock_verdict(weights, structure)
         payload = {
-            **header(FORMAT, [] if subject.config is not None else [source], options.seed),
+            **header(FORMAT, [] if start.config is not None else [source], options.seed),
             "left_out": [*source.side_files.left_out],
             "output": str(writing.output),
             "stock": verdict.to_json(),
