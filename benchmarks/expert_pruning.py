@@ -23,7 +23,7 @@ from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
-from prunecli.methods.experts.plan import Layer, Request, keep_count, parse_balance, plan
+from prunecli.methods.experts.select import Layer, Request, keep_count, parse_balance, select_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model, sparse_ffns
@@ -127,7 +127,7 @@ def select(
         languages = ((), ()) if granularity == "global" else ((pair[0],), (pair[1],))
         values = metric_values(options.metric, aggregate(gates, granularity, *languages), gates)
     keep = keep_count(ratio, sum(len(layer.experts) for layer in held))
-    return plan(held, values, Request(keep=keep, balance=balance, strategy=options.strategy)).kept
+    return select_experts(held, values, Request(keep=keep, balance=balance, strategy=options.strategy)).kept
 
 
 def mask(modules: Mapping[str, Any], kept: Mapping[str, tuple[int, ...]]) -> None:

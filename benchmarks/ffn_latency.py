@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.ffn.decide import Options, decide
-from prunecli.methods.ffn.rewrite import rewrite
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 
 
 def main() -> None:
@@ -70,11 +70,8 @@ def write_big(directory: Path, options: argparse.Namespace) -> Path:
 def share(source: Path, output: Path, config: str) -> Path:
     """One of the paper's configurations of it."""
     with open_model(source) as checkpoint:
-        decision = decide(checkpoint, Options(config=config))
-        structure, outputs = rewrite(checkpoint, decision.plan, decision.units, None, 0)
-        rewrite_checkpoint(
-            checkpoint, Rewrite(structure, outputs, stock_config(checkpoint, structure)), output
-        )
+        rewrite = rewrite_ffn(checkpoint, plan_ffn(checkpoint, FfnOptions(config=config)))
+        apply(checkpoint, rewrite, output)
     return output
 
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from prunecli.methods.heads.decide import Options, decide
-from prunecli.methods.heads.rewrite import rewrite
+from prunecli.methods.heads.plan import HeadOptions, plan_heads
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 
 
 def main() -> None:
@@ -57,11 +57,9 @@ def write_bert(directory: Path) -> Path:
 def prune(source: Path, output: Path, ratio: float) -> Path:
     """Remove this fraction of the heads, drawn at random."""
     with open_model(source) as checkpoint:
-        decision = decide(checkpoint, Options(metric="random", ratio=ratio))
-        structure, outputs = rewrite(checkpoint, decision.selection.kept)
-        rewrite_checkpoint(
-            checkpoint, Rewrite(structure, outputs, stock_config(checkpoint, structure)), output
-        )
+        plan = plan_heads(checkpoint, HeadOptions(metric="random", ratio=ratio))
+        rewrite = rewrite_heads(checkpoint, plan)
+        apply(checkpoint, rewrite, output)
         held = json.loads((output / "config.json").read_text())["prunecli"]["heads"]
         print(f"heads left in the layers that lost some: {[len(ids) for ids in held.values()]}")
     return output

@@ -1,10 +1,11 @@
-"""From a decision to a directory: the same few steps for every method."""
+"""From a rewrite to a directory: the same few steps for every method."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.layout import resolve
-from prunecli.model.opening import SHIM_FILE, result_config, shim_classes, shim_source
-from prunecli.model.structure import Structure
+from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
+from prunecli.model.rewrite import Rewrite
+from prunecli.model.stock import Verdict, stock_verdict
 from prunecli.progress import Progress, silent
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
@@ -21,23 +23,6 @@ from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
 from prunecli.tensors.stream import Output, check_expressions
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
-
-
-@dataclass(frozen=True)
-class Rewrite:
-    """A decision made concrete; nothing is written yet.
-
-    Attributes:
-        structure: of the result, its history included.
-        outputs: every tensor of the result.
-        config: config.json of the result, but for the type of its weights.
-        files: side files that differ from the source's, by name; None: it is left out.
-    """
-
-    structure: Structure
-    outputs: tuple[Output, ...]
-    config: dict[str, Any]
-    files: Mapping[str, bytes | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +35,77 @@ class Summary:
     bytes_after: int
 
 
+@dataclass(frozen=True)
+class Applied:
+    """A result: written, or of a dry run only known.
+
+    Attributes:
+        source: what it was made of.
+        rewrite: what it is made of, and how.
+        summary: sizes before and after.
+        output: where it lies; None: nowhere, this was a dry run.
+    """
+
+    source: Checkpoint
+    rewrite: Rewrite
+    summary: Summary
+    output: Path | None
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What lies in the source's directory and not in the result's."""
+        unfit = (name for name, content in self.rewrite.files.items() if content is None)
+        return (*self.source.side_files.left_out, *unfit)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """Whether plain transformers opens it."""
+        return stock_verdict(self.source, self.rewrite.structure)
+
+
+def apply(
+    source: Checkpoint,
+    rewrite: Rewrite,
+    output: str | Path | None = None,
+    *,
+    force: bool = False,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress = silent,
+) -> Applied:
+    """Carry out `rewrite`: stream the result into `output`, which appears whole or not at all.
+
+    Args:
+        source: what the rewrite was made for.
+        rewrite: of any method's `rewrite_…`.
+        output: a new directory; None: a dry run, which checks what a run would and writes nothing.
+        force: replace `output` where it is an earlier result.
+        shard_bytes: size of a file of weights at most.
+        progress: hears of it.
+
+    Raises:
+        OutputError: `output` exists, overlaps the source, or the disk lacks room.
+        CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
+    """
+    if output is None:
+        return Applied(source, rewrite, summarize(source, rewrite), None)
+    refuse_pointers_beside_weights(source.path)
+    summary = summarize(source, rewrite)
+    copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
+    changed = sum(len(content) for content in rewrite.files.values() if content is not None)
+    needed = summary.bytes_after + copied + changed
+    output = Path(output)
+    with new_directory(output, force=force, needed_bytes=needed, source=source.path) as directory:
+        write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
+        _write_side_files(source, rewrite, directory)
+        write_json(directory / "config.json", _with_dtype(rewrite))
+        if classes := shim_classes(rewrite.config):
+            (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
+        (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
+        with open_model(directory) as result:
+            result.check()
+    return Applied(source, rewrite, summary, output)
+
+
 def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     """Parameters and bytes before and after; checks every name and shape, so that a dry run refuses what a run would.
 
@@ -58,18 +114,18 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     """
     source.check()
     check_expressions(source, rewrite.outputs)
-    layout = resolve(source.require_architecture(), rewrite.config, rewrite.structure)
-    wanted = layout.shapes
-    made = {
+    layout = resolve(source.require_architecture(), dict(rewrite.config), rewrite.structure)
+    stated = layout.shapes
+    written = {
         output.name: output.shape
         for output in rewrite.outputs
-        if output.name in wanted or not layout.is_extra(output.name)
+        if output.name in stated or not layout.is_extra(output.name)
     }
-    if made != wanted:
-        odd = sorted(name for name in {*made, *wanted} if made.get(name) != wanted.get(name))
+    if written != stated:
+        odd = sorted(name for name in {*written, *stated} if written.get(name) != stated.get(name))
         raise CheckpointError(
             f"{source.path}: the result would not be what its config says: {odd[0]} would have the shape "
-            f"{made.get(odd[0])}, not {wanted.get(odd[0])} ({len(odd)} such tensors)",
+            f"{written.get(odd[0])}, not {stated.get(odd[0])} ({len(odd)} such tensors)",
         )
     return Summary(
         parameters_before=sum(info.numel for info in source.tensors.values()),
@@ -77,43 +133,6 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
         bytes_before=source.total_bytes,
         bytes_after=sum(output.nbytes for output in rewrite.outputs),
     )
-
-
-def stock_config(source: Checkpoint, structure: Structure) -> dict[str, Any]:
-    """config.json of the result; see `prunecli.model.opening.result_config`."""
-    return result_config(source, structure)
-
-
-def rewrite_checkpoint(
-    source: Checkpoint,
-    rewrite: Rewrite,
-    output: Path,
-    *,
-    force: bool = False,
-    shard_bytes: int = SHARD_BYTES,
-    progress: Progress = silent,
-) -> Summary:
-    """Stream the result into `output`, which appears whole or not at all.
-
-    Raises:
-        OutputError: `output` exists, overlaps the source, or the disk lacks room.
-        CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
-    """
-    refuse_pointers_beside_weights(source.path)
-    summary = summarize(source, rewrite)
-    copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
-    changed = sum(len(content) for content in rewrite.files.values() if content is not None)
-    needed = summary.bytes_after + copied + changed
-    with new_directory(output, force=force, needed_bytes=needed, source=source.path) as directory:
-        write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
-        _write_side_files(source, rewrite, directory)
-        write_json(directory / "config.json", _with_dtype(rewrite))
-        if classes := shim_classes(rewrite.config):
-            (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
-        (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
-        with open_model(directory) as made:
-            made.check()
-    return summary
 
 
 def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.methods.embeddings.decide import Options, decide
-from prunecli.methods.embeddings.factorize import factorize
-from prunecli.methods.embeddings.rewrite import rewrite
+from prunecli.methods.embeddings.factorize import fit_embeddings
+from prunecli.methods.embeddings.plan import EmbeddingOptions, plan_embeddings
+from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.model.rewrite import Rewrite
+from prunecli.pipeline import apply
 from tests.families import GATED_T5, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.ffn_layouts import weights
 from tests.reference.define import unit as slow_unit
@@ -106,11 +107,9 @@ CASES = {
 
 def decided(source: Checkpoint, **options: Any) -> Rewrite:
     """The whole method; dimensions are small where none are given."""
-    asked = Options(**(SMALL | options) if not options.get("cache_alone") else {"cache": True})
-    decision = decide(source, asked)
-    structure, outputs = rewrite(source, decision, factorize(source, decision, asked), asked.dtype)
-    structure = structure.after(decision.step)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    asked = EmbeddingOptions(**(SMALL | options) if not options.get("cache_alone") else {"cache": True})
+    plan = plan_embeddings(source, asked)
+    return rewrite_embeddings(source, plan, fit_embeddings(source, plan))
 
 
 def factorised(source: Path, output: Path, **options: Any) -> Path:
@@ -118,14 +117,14 @@ def factorised(source: Path, output: Path, **options: Any) -> Path:
     if options.get("side") == "output":
         options = {"expand_dim": None, "depth": None, "max_groups": None, **options}
     with open_model(source) as opened:
-        rewrite_checkpoint(opened, decided(opened, **options), output)
+        apply(opened, decided(opened, **options), output)
     return output
 
 
 def cached(source: Path, output: Path) -> Path:
     """Cache the unit of `source`; returns `output`."""
     with open_model(source) as opened:
-        rewrite_checkpoint(opened, decided(opened, cache_alone=True), output)
+        apply(opened, decided(opened, cache_alone=True), output)
     return output
 
 

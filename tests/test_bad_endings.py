@@ -16,9 +16,10 @@ import pytest
 
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.tensors import copying, writer
 from tests.contracts.method_contract import digests
 from tests.tiny import tiny_nllb_moe
@@ -33,10 +34,8 @@ def source(tmp_path: Path) -> Path:
 
 def pruned(source: Path, output: Path, dtype: str | None = None, **options: Any) -> None:
     with open_model(source) as opened:
-        structure, outputs = rewrite(opened, KEPT, dtype)
-        rewrite_checkpoint(
-            opened, Rewrite(structure, outputs, stock_config(opened, structure)), output, **options
-        )
+        rewrite = rewrite_experts(opened, ExpertPlan(KEPT, dtype))
+        apply(opened, rewrite, output, **options)
 
 
 def names(directory: Path) -> list[str]:
@@ -126,9 +125,9 @@ def test_a_failure_with_force_keeps_the_old_result(
 
 SLOW = """
 import sys, time
-from prunecli.tensors import writer
+from prunecli.tensors.copying import Move
 
-real = writer.carry_out
+real = Move.carry_out
 
 def slow(move):
     count = real(move)
@@ -136,7 +135,7 @@ def slow(move):
     time.sleep(0.2)
     return count
 
-writer.carry_out = slow
+Move.carry_out = slow
 from prunecli.commands.app import main
 main()
 """

@@ -14,10 +14,11 @@ import torch
 from prunecli import pipeline
 from prunecli.errors import CheckpointError, OutputError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock
+from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import Structure
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.pipeline import Rewrite, Summary, rewrite_checkpoint, stock_config, summarize
+from prunecli.pipeline import Summary, apply, summarize
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.transaction import new_directory
 from tests.families import tiny_family
@@ -47,7 +48,7 @@ def keeping(source: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str = 
     structure = source.structure.keeping_experts(
         {n: tuple(ids) for n, ids in kept.items()}, dict.fromkeys(kept, 4)
     )
-    return Rewrite(structure, tuple(outputs), stock_config(source, structure))
+    return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 
 EVEN = {ENCODER: (0, 1), DECODER: (0, 1)}
@@ -59,7 +60,7 @@ def rewritten(
 ) -> Summary:
     dtype = str(options.pop("dtype", "F32"))
     with open_model(path) as source:
-        return rewrite_checkpoint(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
+        return apply(source, keeping(source, kept, dtype), output, **options)  # type: ignore[arg-type]
 
 
 def config_of(directory: Path) -> dict[str, object]:
@@ -184,7 +185,7 @@ def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Pat
         other = replace(keeping(source, UNEVEN), structure=Structure())
         for wrong in (short, other):
             with pytest.raises(CheckpointError, match="would not be what its config says"):
-                rewrite_checkpoint(source, wrong, tmp_path / "out")
+                apply(source, wrong, tmp_path / "out")
             with pytest.raises(CheckpointError, match="would not be what its config says"):
                 summarize(source, wrong)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
@@ -226,9 +227,9 @@ def test_side_files_are_replaced_or_left_out_and_need_room(
     monkeypatch.setattr(pipeline, "new_directory", recording)
     with open_model(source) as opened:
         made = keeping(opened, EVEN)
-        rewrite_checkpoint(opened, made, tmp_path / "plain")
+        apply(opened, made, tmp_path / "plain")
         files = {"changed.txt": b"longer", "gone.txt": None}
-        rewrite_checkpoint(opened, replace(made, files=files), tmp_path / "out")
+        apply(opened, replace(made, files=files), tmp_path / "out")
     before, after = ({p.name: p.read_bytes() for p in (tmp_path / out).iterdir()} for out in ("plain", "out"))
     assert before.pop("gone.txt") == b"old"
     assert after == {**before, "changed.txt": b"longer"}
@@ -248,15 +249,16 @@ def test_heads_that_transformers_would_refuse_are_no_stock_model(
     """6 query heads do not divide a width of 32: Llama's config is refused, whatever width it states."""
     from transformers import AutoModelForCausalLM
 
-    from prunecli.methods.heads.rewrite import rewrite
+    from prunecli.methods.heads.plan import HeadPlan
+    from prunecli.methods.heads.rewrite import rewrite_heads
     from prunecli.modules.loading import load_model
 
     for kept, is_stock in (((0, 1, 3), not divides), ((1, 3), True)):
         with open_model(tiny_family(tmp_path / f"in-{len(kept)}", model_type)) as source:
-            structure, outputs = rewrite(source, {f"model.layers.{n}.self_attn": kept for n in range(3)})
-            made = Rewrite(structure, outputs, stock_config(source, structure))
+            rewrite = rewrite_heads(source, HeadPlan({f"model.layers.{n}.self_attn": kept for n in range(3)}))
+            made = rewrite
             output = tmp_path / f"out-{len(kept)}"
-            rewrite_checkpoint(source, made, output)
+            apply(source, made, output)
         assert opens_as_stock(config_of(output)) == is_stock
         ours = load_model(output, device="cpu")
         ids = torch.tensor([[5, 6, 7]])
@@ -276,10 +278,7 @@ def test_a_mixture_of_experts_without_sparse_layers(tmp_path: Path, step: int) -
     tiny_nllb_moe(tmp_path / "m", layers=2, sparse_step=3, config=steps)
     with open_model(tmp_path / "m") as source:
         outputs = tuple(Output(name, "F32", info.shape, Copy(name)) for name, info in source.tensors.items())
-        structure = Structure()
-        rewrite_checkpoint(
-            source, Rewrite(structure, outputs, stock_config(source, structure)), tmp_path / "out"
-        )
+        apply(source, Rewrite(Structure(), outputs, result_config(source, Structure())), tmp_path / "out")
     model = load_model(tmp_path / "out", device="cpu")
     assert model.config.num_experts == 8
     assert not sparse_ffns(model)

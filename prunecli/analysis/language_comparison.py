@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
 
@@ -16,15 +16,14 @@ from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import balance_text
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_named, metric_values
-from prunecli.methods.experts.plan import (
+from prunecli.methods.experts.select import (
     MIN_PER_LAYER,
     STRATEGIES,
-    Layer,
     Request,
     Strategy,
     keep_count,
     parse_balance,
-    plan,
+    select_experts,
 )
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 
@@ -124,10 +123,20 @@ def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
     return chosen
 
 
+class StatedLayer(NamedTuple):
+    """A sparse layer, as far as statistics tell of it."""
+
+    name: str
+    side: Side
+    experts: tuple[int, ...]
+
+
 def _select(
     statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str], strategy: Strategy
 ) -> list[Kept]:
-    layers = [Layer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers]
+    layers = [
+        StatedLayer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers
+    ]
     keep = keep_count(options.ratio, len(layers) * statistics.num_experts)
     request = Request(
         keep=keep,
@@ -137,7 +146,9 @@ def _select(
         released=statistics.mode == "published",
     )
     return [
-        plan(layers, metric_values(options.metric, statistics.entries[pair], statistics), request).kept
+        select_experts(
+            layers, metric_values(options.metric, statistics.entries[pair], statistics), request
+        ).kept
         for pair in pairs
     ]
 

@@ -12,27 +12,27 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from prunecli.methods.embeddings.decide import Decision
     from prunecli.methods.embeddings.factorize import Factors
+    from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.progress import Progress
 
 
-def require_unit(decision: Decision) -> None:
+def require_unit(plan: EmbeddingPlan) -> None:
     """Refuse a picture of nothing, before any work is done.
 
     Raises:
         UsageError: no unit is fitted.
     """
-    if decision.shape is None:
+    if plan.shape is None:
         raise UsageError(
             "--plot draws the unit of the input side", "Choose --side input or both, without a unit."
         )
 
 
 def draw(
-    checkpoint: Checkpoint, decision: Decision, factors: Factors, path: Path, progress: Progress
+    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
 ) -> None:
     """Write the PNG: the original table, the best projective embedding of the same n, the unit."""
     from prunecli.analysis.correlation import correlation_map
@@ -43,7 +43,7 @@ def draw(
 
     assert factors.unit is not None
     unit = factors.unit
-    table = checkpoint_table(checkpoint, f"{decision.tables.input}.weight")
+    table = checkpoint_table(checkpoint, f"{plan.tables.input}.weight")
     kind = unit.shape.kind
     maps = {"original": correlation_map(rows for _, _, rows in table.chunks())}
     if kind != "projective":

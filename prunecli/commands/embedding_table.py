@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
-from prunecli.commands.rewriting import Written, change
+from prunecli.commands.rewriting import Shown, change
 
 if TYPE_CHECKING:
-    from prunecli.methods.embeddings.decide import Decision
     from prunecli.methods.embeddings.factorize import Factors
+    from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.quality import Quality
     from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.embedding/1"
 
 
-def embedding_parameters(checkpoint: Checkpoint, decision: Decision) -> tuple[int, int]:
+def embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[int, int]:
     """Of everything that is the token embeddings', before and after."""
     from math import prod
 
@@ -24,22 +24,22 @@ def embedding_parameters(checkpoint: Checkpoint, decision: Decision) -> tuple[in
 
     before, after = (
         sum(map(prod, embedding_shapes(checkpoint, change).values()))
-        for change in (checkpoint.structure.embedding, decision.change)
+        for change in (checkpoint.structure.embedding, plan.change)
     )
     return before, after
 
 
-def growth(checkpoint: Checkpoint, decision: Decision) -> str | None:
+def growth(checkpoint: Checkpoint, plan: EmbeddingPlan) -> str | None:
     """A warning where the embeddings take more room afterwards; None where they do not, or only --cache is asked."""
-    before, after = embedding_parameters(checkpoint, decision)
-    both = decision.shape is not None and decision.output_dim is not None
-    if after <= before or (decision.shape is None and decision.output_dim is None):
+    before, after = embedding_parameters(checkpoint, plan)
+    both = plan.shape is not None and plan.output_dim is not None
+    if after <= before or (plan.shape is None and plan.output_dim is None):
         return None
-    if decision.is_tied and not both:
-        asked, other = ("input", "output") if decision.output_dim is None else ("output", "input")
+    if plan.is_tied and not both:
+        asked, other = ("input", "output") if plan.output_dim is None else ("output", "input")
         why = f"input and output share a table, and --side {asked} stores the {other}'s apart"
         remedy = "--side both keeps one table for both."
-    elif decision.change.input is not None and decision.change.input.cached:
+    elif plan.change.input is not None and plan.change.input.cached:
         why = "--cache writes the rows down beside all that is left"
         remedy = "Leave out --cache for a small file; it can be given later, for the result."
     else:
@@ -49,15 +49,15 @@ def growth(checkpoint: Checkpoint, decision: Decision) -> str | None:
     return f"Warning: the embeddings grow, {grown}: {why}.\n{remedy}"
 
 
-def payload(written: Written, decision: Decision, factors: Factors | None, seed: int) -> dict[str, Any]:
+def payload(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> dict[str, Any]:
     """The result as JSON."""
-    before, after = embedding_parameters(written.source, decision)
+    before, after = embedding_parameters(shown.result.source, plan)
     made: dict[str, Any] = {
-        **written.header(FORMAT, seed),
-        "embedding": decision.change.to_json(),
+        **shown.header(FORMAT, plan.seed),
+        "embedding": plan.change.to_json(),
         "embedding_parameters_before": before,
         "embedding_parameters_after": after,
-        **written.sizes(),
+        **shown.sizes(),
     }
     if factors is not None and factors.fit is not None:
         fit = factors.fit
@@ -75,15 +75,15 @@ def payload(written: Written, decision: Decision, factors: Factors | None, seed:
     return made
 
 
-def show(written: Written, decision: Decision, factors: Factors | None) -> None:
+def show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
     """The same as tables."""
-    own = ["embedding parameters", *change(*embedding_parameters(written.source, decision))]
-    rows = [own, *written.rows()]
+    own = ["embedding parameters", *change(*embedding_parameters(shown.result.source, plan))]
+    rows = [own, *shown.rows()]
     console.show(console.table("Embeddings", ("", "Before", "After", "Left"), rows))
     if factors is not None and (lines := _lines(factors)):
         columns = ("", "Explained variance", "Mean cosine", "Parameters")
         console.show(console.table("How near the rows come", columns, lines))
-    written.show_place(dry="nothing is fitted or written")
+    shown.show_place(dry="nothing is fitted or written")
 
 
 def _lines(factors: Factors) -> list[list[str]]:

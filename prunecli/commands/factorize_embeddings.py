@@ -21,10 +21,10 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_plot
-from prunecli.commands.rewriting import How, write
+from prunecli.commands.rewriting import How
 
 if TYPE_CHECKING:
-    from prunecli.methods.embeddings.decide import Options
+    from prunecli.methods.embeddings.plan import EmbeddingOptions
     from prunecli.methods.embeddings.source import Text
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.define import UnitKind
@@ -149,11 +149,11 @@ def factorize_embeddings(
     and output share a table they go on sharing one: hidden states are projected to n in the output layer. Afterwards,
     finetune --teacher recovers the quality.
     """
-    from prunecli.methods.embeddings.decide import Options
+    from prunecli.methods.embeddings.plan import EmbeddingOptions
     from prunecli.methods.embeddings.source import Text
     from prunecli.text.choice import TextChoice
 
-    options = Options(
+    options = EmbeddingOptions(
         side=None if side is None else side.value,
         map_dim=map_dim,
         expand_dim=expand_dim,
@@ -174,24 +174,23 @@ def factorize_embeddings(
         _run(opened, options, Text.of(lines), plot, how)
 
 
-def _run(checkpoint: Checkpoint, options: Options, text: Text | None, plot: Path | None, how: How) -> None:
+def _run(
+    checkpoint: Checkpoint, options: EmbeddingOptions, text: Text | None, plot: Path | None, how: How
+) -> None:
     from prunecli.commands.embedding_plot import draw, require_unit
     from prunecli.commands.embedding_table import growth, payload, show
-    from prunecli.methods.embeddings.decide import decide
-    from prunecli.methods.embeddings.factorize import factorize
-    from prunecli.methods.embeddings.rewrite import rewrite
+    from prunecli.methods.embeddings.factorize import fit_embeddings
+    from prunecli.methods.embeddings.plan import plan_embeddings
+    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 
-    decision = decide(checkpoint, options, text)
+    plan = plan_embeddings(checkpoint, options, text)
     if plot is not None:
-        require_unit(decision)
-    how.note(*decision.reasons)
-    if (warning := growth(checkpoint, decision)) is not None:
+        require_unit(plan)
+    how.note(*plan.reasons)
+    if (warning := growth(checkpoint, plan)) is not None:
         console.warn(warning)
-    factors = None if how.output is None else factorize(checkpoint, decision, options, text, how.progress)
-    parts = rewrite(checkpoint, decision, factors, options.dtype)
-    written = write(checkpoint, parts, decision.step, how)
+    factors = None if how.output is None else fit_embeddings(checkpoint, plan, how.progress)
+    shown = how.apply(checkpoint, rewrite_embeddings(checkpoint, plan, factors))
     if plot is not None and factors is not None:
-        draw(checkpoint, decision, factors, plot, how.progress)
-    how.show(
-        lambda: payload(written, decision, factors, options.seed), lambda: show(written, decision, factors)
-    )
+        draw(checkpoint, plan, factors, plot, how.progress)
+    how.show(lambda: payload(shown, plan, factors), lambda: show(shown, plan, factors))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.commands.rewriting import Written
-    from prunecli.methods.ffn.plan import FfnPlan, Group
+    from prunecli.commands.rewriting import Shown
+    from prunecli.methods.ffn.arrange import FfnPlan, Group
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.ffn import FfnLayer
 
@@ -20,9 +20,9 @@ COLUMNS = ("Layers", "FFN", "Width", "Parameters")
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
 
 
-def ffn_payload(written: Written, plan: FfnPlan, seed: int) -> dict[str, Any]:
+def ffn_payload(shown: Shown, plan: FfnPlan) -> dict[str, Any]:
     """What `--json` prints."""
-    parameters = _parameters(written, plan)
+    parameters = _parameters(shown, plan)
     groups = [
         {
             "owner": group.owner,
@@ -36,26 +36,26 @@ def ffn_payload(written: Written, plan: FfnPlan, seed: int) -> dict[str, Any]:
         for group in plan.groups
     ]
     return {
-        **written.header(FORMAT, seed),
+        **shown.header(FORMAT, plan.seed),
         "groups": groups,
         "removed": list(plan.removed),
         "sparse": list(plan.sparse),
-        **written.sizes(),
+        **shown.sizes(),
     }
 
 
-def show_ffns(written: Written, plan: FfnPlan) -> None:
+def show_ffns(shown: Shown, plan: FfnPlan) -> None:
     """The table and the sizes, on stdout."""
-    console.show(ffn_table(written.source, plan, _parameters(written, plan)))
-    written.show_sizes()
-    written.show_place()
+    console.show(ffn_table(shown.result.source, plan, _parameters(shown, plan)))
+    shown.show_sizes()
+    shown.show_place()
 
 
-def _parameters(written: Written, plan: FfnPlan) -> dict[str, int]:
+def _parameters(shown: Shown, plan: FfnPlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN."""
 
-    tensors = {layer.name: layer.tensors for layer in written.source.layout.ffns}
-    sizes = {output.name: output.info.numel for output in written.made.outputs}
+    tensors = {layer.name: layer.tensors for layer in shown.result.source.layout.ffns}
+    sizes = {output.name: output.info.numel for output in shown.result.rewrite.outputs}
     return {
         group.owner: sum(sizes[f"{group.owner}.{suffix}"] for suffix in tensors[group.owner])
         for group in plan.groups

@@ -144,22 +144,19 @@ def _publish(
 
     from prunecli.commands.rewriting import not_carried
     from prunecli.model.checkpoint import open_model
-    from prunecli.model.stock import stock_verdict
-    from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+    from prunecli.model.rewrite import rewritten
+    from prunecli.pipeline import apply
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
     from prunecli.training.result import FORMAT, finetune_step, outputs_of
 
     with start.open(state) as source, open_model(trained.staged) as weights:
         step = finetune_step(source, start.config, material, options, trained.log)
-        structure = source.structure.after(step)
-        made = Rewrite(
-            structure, outputs_of(source, weights, writing.dtype), stock_config(weights, structure)
-        )
+        outputs = outputs_of(source, weights, writing.dtype)
         for line in not_carried(source):
             console.note(line)
-        rewrite_checkpoint(weights, made, writing.output, force=writing.force)
-        verdict = stock_verdict(weights, structure)
+        rewrite = rewritten(weights, source.structure, outputs, step)
+        verdict = apply(weights, rewrite, writing.output, force=writing.force).verdict
         payload = {
             **header(FORMAT, [] if start.config is not None else [source], options.seed),
             "left_out": [*source.side_files.left_out],

@@ -27,12 +27,12 @@ from prunecli.commands.options import (
     fit_load,
     removed_share,
 )
-from prunecli.commands.rewriting import How, Written, removal, write
+from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 from prunecli.tensors.quantities import parse_names
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.decide import Decision, Options
+    from prunecli.methods.experts.plan import ExpertOptions, ExpertPlan
     from prunecli.model.checkpoint import Checkpoint
 
 
@@ -189,13 +189,13 @@ def prune_experts(
     A checkpoint that was pruned before can be pruned further: --ratio counts from what it holds.
     """
     from prunecli.methods.experts.budget import parse_balance
-    from prunecli.methods.experts.decide import Amount, Options
+    from prunecli.methods.experts.plan import Amount, ExpertOptions
     from prunecli.tensors.quantities import parse_size
 
     if experts is not None and gates:
         raise UsageError("--gates and --experts exclude each other.", "Give statistics, or ids.")
     per_layer = None if experts_per_layer is None else _per_layer(experts_per_layer)
-    options = Options(
+    options = ExpertOptions(
         gates=tuple(gates or (Path("gates.json"),)),
         experts=experts,
         amount=Amount(ratio, None if fit is None else parse_size(fit), per_layer),
@@ -217,52 +217,50 @@ def prune_experts(
         _run(opened, options, how)
 
 
-def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
-    from prunecli.methods.experts.decide import decide
+def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
     from prunecli.methods.experts.metrics import RANDOM
-    from prunecli.methods.experts.rewrite import rewrite
+    from prunecli.methods.experts.plan import plan_experts
+    from prunecli.methods.experts.rewrite import rewrite_experts
 
-    decision = decide(checkpoint, options)
-    how.note(*decision.reasons)
-    if decision.warning is not None:
-        console.warn(decision.warning)
+    plan = plan_experts(checkpoint, options)
+    how.note(*plan.reasons)
+    if plan.warning is not None:
+        console.warn(plan.warning)
     if options.experts is None and options.metric != RANDOM and not options.sources + options.targets:
-        files = ", ".join(map(str, options.gates))
+        files = ", ".join(map(str, options.gates)) if isinstance(options.gates, tuple) else "the statistics"
         how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
-    parts = rewrite(checkpoint, decision.selection.kept, options.dtype)
-    written = write(checkpoint, parts, decision.step, how)
-    how.show(lambda: _payload(written, decision, options), lambda: _show(written, decision))
+    shown = how.apply(checkpoint, rewrite_experts(checkpoint, plan))
+    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
 
 
-def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
+def _payload(shown: Shown, plan: ExpertPlan, options: ExpertOptions) -> dict[str, Any]:
     from prunecli.methods.experts.fit import fit_payload
     from prunecli.methods.experts.selection import SELECTION_FORMAT
 
     return {
-        **written.header(SELECTION_FORMAT, options.seed),
-        "experts_before": sum(layer.num_experts for layer in written.source.require_mixtures()),
-        "experts_after": decision.selection.count,
-        **written.sizes(),
-        "thresholds": dict(decision.selection.thresholds),
-        **({} if decision.fit is None else {"fit": fit_payload(decision.fit)}),
-        "kept": {layer: list(ids) for layer, ids in decision.selection.kept.items()},
+        **shown.header(SELECTION_FORMAT, options.seed),
+        "experts_before": sum(layer.num_experts for layer in shown.result.source.require_mixtures()),
+        "experts_after": plan.count,
+        **shown.sizes(),
+        "thresholds": dict(plan.thresholds),
+        **({} if plan.fit is None else {"fit": fit_payload(plan.fit)}),
+        "kept": {layer: list(ids) for layer, ids in plan.kept.items()},
     }
 
 
-def _show(written: Written, decision: Decision) -> None:
+def _show(shown: Shown, plan: ExpertPlan) -> None:
     from prunecli.methods.experts.fit import explain
 
-    layers = written.source.require_mixtures()
-    kept = decision.selection.kept
-    rows = [[layer.name, *removal(layer.num_experts, len(kept[layer.name]))] for layer in layers]
+    layers = shown.result.source.require_mixtures()
+    rows = [[layer.name, *removal(layer.num_experts, len(plan.kept[layer.name]))] for layer in layers]
     held = sum(layer.num_experts for layer in layers)
-    rows.append(["all sparse layers", *removal(held, decision.selection.count)])
+    rows.append(["all sparse layers", *removal(held, plan.count)])
     console.show(console.table("Experts", ("Layer", "Before", "Kept", "Removed"), rows))
-    if decision.fit is not None:
-        for line in explain(decision.fit):
+    if plan.fit is not None:
+        for line in explain(plan.fit):
             console.out(line)
-    written.show_sizes()
-    written.show_place()
+    shown.show_sizes()
+    shown.show_place()
 
 
 def _per_layer(text: str) -> dict[Any, int]:

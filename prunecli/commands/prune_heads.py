@@ -20,11 +20,11 @@ from prunecli.commands.options import (
     SeedOption,
     removed_share,
 )
-from prunecli.commands.rewriting import How, Written, removal, write
+from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.decide import Decision, Options
+    from prunecli.methods.heads.plan import HeadOptions, HeadPlan
     from prunecli.model.attention import AttentionKind, AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
 
@@ -129,11 +129,11 @@ def prune_heads(
     A layer may lose all of its heads. A checkpoint that was pruned before can be pruned further: --ratio counts from
     what it holds.
     """
-    from prunecli.methods.heads.decide import Options
+    from prunecli.methods.heads.plan import HeadOptions
 
     if heads is not None and (scores or metric is MetricName.random):
         raise UsageError("--heads excludes --scores and --metric random.", "Give scores, or ids.")
-    options = Options(
+    options = HeadOptions(
         scores=tuple(scores or (Path("heads.json"),)),
         heads=heads,
         ratio=ratio,
@@ -153,35 +153,32 @@ def prune_heads(
         _run(opened, options, how)
 
 
-def _run(checkpoint: Checkpoint, options: Options, how: How) -> None:
-    from prunecli.methods.heads.decide import decide
-    from prunecli.methods.heads.rewrite import rewrite
+def _run(checkpoint: Checkpoint, options: HeadOptions, how: How) -> None:
+    from prunecli.methods.heads.plan import plan_heads
+    from prunecli.methods.heads.rewrite import rewrite_heads
 
-    decision = decide(checkpoint, options)
-    how.note(*decision.reasons)
-    parts = rewrite(checkpoint, decision.selection.kept, options.dtype)
-    written = write(checkpoint, parts, decision.step, how)
-    how.show(lambda: _payload(written, decision, options), lambda: _show(written, decision))
+    plan = plan_heads(checkpoint, options)
+    how.note(*plan.reasons)
+    shown = how.apply(checkpoint, rewrite_heads(checkpoint, plan))
+    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
 
 
-def _payload(written: Written, decision: Decision, options: Options) -> dict[str, Any]:
+def _payload(shown: Shown, plan: HeadPlan, options: HeadOptions) -> dict[str, Any]:
     from prunecli.methods.heads.selection import SELECTION_FORMAT
 
-    selection = decision.selection
     return {
-        **written.header(SELECTION_FORMAT, options.seed),
-        "heads_before": selection.count + selection.removed,
-        "heads_after": selection.count,
-        **written.sizes(),
-        "kept": {name: list(ids) for name, ids in selection.kept.items()},
+        **shown.header(SELECTION_FORMAT, options.seed),
+        "heads_before": sum(layer.num_heads for layer in shown.result.source.layout.attentions),
+        "heads_after": plan.count,
+        **shown.sizes(),
+        "kept": {name: list(ids) for name, ids in plan.kept.items()},
     }
 
 
-def _show(written: Written, decision: Decision) -> None:
+def _show(shown: Shown, plan: HeadPlan) -> None:
     from prunecli.model.attention import KIND_NAMES, KINDS
 
-    layers = written.source.layout.attentions
-    kept = decision.selection.kept
+    layers, kept = shown.result.source.layout.attentions, plan.kept
     rows = [[layer.name, *removal(layer.num_heads, len(kept[layer.name]))] for layer in layers]
     kinds = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
     if len(kinds) > 1:
@@ -190,8 +187,8 @@ def _show(written: Written, decision: Decision) -> None:
             rows.append([f"all of {KIND_NAMES[kind]}", *_total(own, kept)])
     rows.append(["all attentions", *_total(layers, kept)])
     console.show(console.table("Heads", ("Attention", "Before", "Kept", "Removed"), rows))
-    written.show_sizes()
-    written.show_place()
+    shown.show_sizes()
+    shown.show_place()
 
 
 def _total(layers: Sequence[AttentionLayer], kept: Any) -> tuple[str, str, str]:

@@ -11,11 +11,10 @@ from prunecli.commands import console
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import Verdict
-    from prunecli.model.structure import Structure
-    from prunecli.pipeline import Rewrite, Summary
+    from prunecli.pipeline import Applied
     from prunecli.progress import Progress
-    from prunecli.tensors.stream import Output
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,13 @@ class How:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
         return open_model(checkpoint_or_demo(checkpoint))
 
+    def apply(self, source: Checkpoint, rewrite: Rewrite) -> Shown:
+        """Write the result, or with --dry-run only check it; what it will lack is said before."""
+        from prunecli.pipeline import apply
+
+        self.note(*not_carried(source), *not_opened(source))
+        return Shown(apply(source, rewrite, self.output, force=self.force, progress=self.progress))
+
     def check(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
         from prunecli.tensors.transaction import refuse_target
@@ -65,46 +71,31 @@ class How:
 
 
 @dataclass(frozen=True)
-class Written:
-    """The result, in its place or, after a dry run (`output` is None), nowhere."""
+class Shown:
+    """What every rewriting command says of a result, as JSON and as lines."""
 
-    source: Checkpoint
-    made: Rewrite
-    summary: Summary
-    output: Path | None
-
-    @property
-    def left_out(self) -> tuple[str, ...]:
-        """What lies in the source's directory and not in the result's."""
-        unfit = (name for name, content in self.made.files.items() if content is None)
-        return (*self.source.side_files.left_out, *unfit)
-
-    @property
-    def verdict(self) -> Verdict:
-        """Whether plain transformers opens it."""
-        from prunecli.model.stock import stock_verdict
-
-        return stock_verdict(self.source, self.made.structure)
+    result: Applied
 
     def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
         """What its JSON begins with."""
         from prunecli.results.header import header
 
+        result = self.result
         return {
-            **header(format, [self.source], seed),
-            "left_out": [*self.left_out],
-            "output": None if self.output is None else str(self.output),
-            "stock": self.verdict.to_json(),
-            "arguments": dict(self.made.structure.history[-1]["arguments"]),
+            **header(format, [result.source], seed),
+            "left_out": [*result.left_out],
+            "output": None if result.output is None else str(result.output),
+            "stock": result.verdict.to_json(),
+            "arguments": dict(result.rewrite.structure.history[-1]["arguments"]),
         }
 
     def sizes(self) -> dict[str, int]:
         """Parameters and bytes, before and after, for its JSON."""
-        return asdict(self.summary)
+        return asdict(self.result.summary)
 
     def rows(self) -> list[list[str]]:
         """The same for a table."""
-        of = self.summary
+        of = self.result.summary
         return [
             ["parameters", *change(of.parameters_before, of.parameters_after)],
             ["bytes", *change(of.bytes_before, of.bytes_after, console.bytes_text)],
@@ -117,38 +108,16 @@ class Written:
 
     def show_place(self, dry: str = "nothing is written") -> None:
         """Whether it is a stock model, where it is, and what opens it."""
-        verdict = self.verdict
+        verdict = self.result.verdict
         console.out(verdict.line)
-        written = f"Written: {self.output} ({opened_by(verdict)})"
-        console.out(f"Dry run: {dry}." if self.output is None else written)
+        written = f"Written: {self.result.output} ({opened_by(verdict)})"
+        console.out(f"Dry run: {dry}." if self.result.output is None else written)
 
 
 def opened_by(verdict: Verdict) -> str:
     """What opens a result, for the line that says where it is."""
     opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
     return "stock layout" if verdict.is_stock else opens
-
-
-def write(
-    source: Checkpoint, parts: tuple[Structure, tuple[Output, ...]], step: Mapping[str, Any], how: How
-) -> Written:
-    """Write the structure and the tensors that a method made, `step` its entry in the history."""
-    from prunecli.pipeline import Rewrite, stock_config
-
-    structure = parts[0].after(step)
-    return write_made(source, Rewrite(structure, parts[1], stock_config(source, structure)), how)
-
-
-def write_made(source: Checkpoint, made: Rewrite, how: How) -> Written:
-    """Write `made`; of a dry run only its sizes are known."""
-    from prunecli.pipeline import rewrite_checkpoint, summarize
-
-    how.note(*not_carried(source), *not_opened(source))
-    if how.output is None:
-        summary = summarize(source, made)
-    else:
-        summary = rewrite_checkpoint(source, made, how.output, force=how.force, progress=how.progress)
-    return Written(source, made, summary, how.output)
 
 
 def not_carried(source: Checkpoint) -> list[str]:

@@ -26,12 +26,13 @@ from prunecli.commands.options import (
     SeedOption,
     TextFilesOption,
 )
-from prunecli.commands.rewriting import How, write
+from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.methods.ffn.decide import Decision, Options
+    from prunecli.methods.ffn.arrange import FfnPlan
     from prunecli.methods.ffn.measure import ActivationOptions
+    from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.text.choice import TextChoice
 
@@ -170,11 +171,11 @@ def share_ffn(
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
     from prunecli import demo
-    from prunecli.methods.ffn.decide import Options
     from prunecli.methods.ffn.measure import ActivationOptions
+    from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.text.choice import TextChoice
 
-    options = Options(
+    options = FfnOptions(
         config=config,
         encoder=None if encoder is None else encoder.value,
         decoder=None if decoder is None else decoder.value,
@@ -211,31 +212,33 @@ def share_ffn(
 
 
 def _run(
-    checkpoint: Checkpoint, options: Options, choice: TextChoice, running: ActivationOptions, how: How
+    checkpoint: Checkpoint, options: FfnOptions, choice: TextChoice, running: ActivationOptions, how: How
 ) -> None:
     from prunecli.commands.ffn_table import ffn_payload, show_ffns
-    from prunecli.methods.ffn.rewrite import rewrite
+    from prunecli.methods.ffn.rewrite import rewrite_ffn
 
-    decision = _decide(checkpoint, options, choice, running, quiet=how.quiet)
-    how.note(*decision.reasons)
-    parts = rewrite(checkpoint, decision.plan, decision.units, options.dtype, options.seed)
-    written = write(checkpoint, parts, decision.step, how)
-    how.show(
-        lambda: ffn_payload(written, decision.plan, options.seed), lambda: show_ffns(written, decision.plan)
-    )
+    plan = _plan(checkpoint, options, choice, running, quiet=how.quiet)
+    how.note(*plan.reasons)
+    shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
+    how.show(lambda: ffn_payload(shown, plan), lambda: show_ffns(shown, plan))
 
 
-def _decide(
-    checkpoint: Checkpoint, options: Options, choice: TextChoice, running: ActivationOptions, *, quiet: bool
-) -> Decision:
-    """The decision; text is read, and the model run, where hidden units are chosen by their activations."""
-    from prunecli.methods.ffn.decide import decide
+def _plan(
+    checkpoint: Checkpoint,
+    options: FfnOptions,
+    choice: TextChoice,
+    running: ActivationOptions,
+    *,
+    quiet: bool,
+) -> FfnPlan:
+    """The plan; text is read, and the model run, where hidden units are chosen by their activations."""
     from prunecli.methods.ffn.measure import activation_text, describe, measure_activations
+    from prunecli.methods.ffn.plan import plan_ffn
 
     if options.keep_units != "activations":
-        return decide(checkpoint, options)
+        return plan_ffn(checkpoint, options)
     data, progress = activation_text(checkpoint, choice, console.note), console.progress(quiet)
-    return decide(
+    return plan_ffn(
         checkpoint,
         replace(options, text=describe(data, choice)),
         lambda: measure_activations(checkpoint, data, running, progress, console.note),

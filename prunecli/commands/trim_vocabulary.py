@@ -19,13 +19,13 @@ from prunecli.commands.options import (
     QuietOption,
     TextFilesOption,
 )
-from prunecli.commands.rewriting import How, Written, change, write_made
+from prunecli.commands.rewriting import How, Shown, change
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.methods.vocabulary.decide import Options
     from prunecli.methods.vocabulary.measure import Text
-    from prunecli.methods.vocabulary.trim import Trim
+    from prunecli.methods.vocabulary.plan import VocabularyPlan
+    from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint
 
 FORMAT = "prunecli.vocabulary/1"
@@ -98,8 +98,8 @@ def trim_vocabulary(
     tokens as before, under new ids; this is checked before anything is written. Other text falls into smaller ones.
     """
     from prunecli import demo
-    from prunecli.methods.vocabulary.decide import Options
     from prunecli.methods.vocabulary.measure import Text
+    from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.text.choice import TextChoice
 
     choice = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ()))
@@ -112,7 +112,7 @@ def trim_vocabulary(
     how = How(None if dry_run else output, force, quiet, json)
     with how.open(checkpoint) as opened:
         how.check(opened)
-        options = Options(
+        options = VocabularyOptions(
             min_count=min_count,
             keep=_kept(keep),
             multiple_of=multiple_of,
@@ -121,61 +121,65 @@ def trim_vocabulary(
         _run(opened, options, Text.of(choice.lines(how.note)), how)
 
 
-def _run(checkpoint: Checkpoint, options: Options, text: Text, how: How) -> None:
-    from prunecli.methods.vocabulary.trim import trim, trimmed_config
-    from prunecli.pipeline import Rewrite, stock_config
+def _run(checkpoint: Checkpoint, options: VocabularyOptions, text: Text, how: How) -> None:
+    from prunecli.methods.vocabulary.plan import plan_vocabulary
+    from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary
 
-    made = trim(checkpoint, text, options, how.progress)
-    for name in made.left_out:
+    plan = plan_vocabulary(checkpoint, text, options, how.progress)
+    for name in (name for name, content in plan.files.items() if content is None):
         how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
-    structure = checkpoint.structure.after(made.decision.step)
-    config = trimmed_config(checkpoint, stock_config(checkpoint, structure), made.decision)
-    written = write_made(checkpoint, Rewrite(structure, made.outputs, config, made.files), how)
-    how.show(lambda: _payload(written, made, text), lambda: _show(written, made))
+    shown = how.apply(checkpoint, rewrite_vocabulary(checkpoint, plan))
+    how.show(lambda: _payload(shown, plan, text), lambda: _show(shown, plan))
 
 
-def _payload(written: Written, made: Trim, text: Text) -> dict[str, Any]:
+def _payload(shown: Shown, plan: VocabularyPlan, text: Text) -> dict[str, Any]:
     from dataclasses import asdict
 
-    decision = made.decision
+    from prunecli.methods.vocabulary.rewrite import embedding_sizes
+
+    tokens = plan.tokens
+    parameters, nbytes = embedding_sizes(shown.result.source, shown.result.rewrite)
     return {
-        **written.header(FORMAT, None),
-        "tokens_before": decision.size,
-        "tokens_after": len(decision.kept),
-        "parts": dict(decision.parts),
+        **shown.header(FORMAT, None),
+        "tokens_before": tokens.size,
+        "tokens_after": len(tokens.kept),
+        "parts": dict(tokens.parts),
         "text": {
             "sentences": text.sentences,
             "sha256": text.sha256,
-            "share_kept": decision.share,
-            **{f"compared_{name}": value for name, value in asdict(made.check).items()},
+            "share_kept": tokens.share,
+            **{f"compared_{name}": value for name, value in asdict(plan.check).items()},
         },
-        "embedding_parameters_before": made.embedding_parameters[0],
-        "embedding_parameters_after": made.embedding_parameters[1],
-        "embedding_bytes_before": made.embedding_bytes[0],
-        "embedding_bytes_after": made.embedding_bytes[1],
-        **written.sizes(),
-        "kept": list(decision.kept),
+        "embedding_parameters_before": parameters[0],
+        "embedding_parameters_after": parameters[1],
+        "embedding_bytes_before": nbytes[0],
+        "embedding_bytes_after": nbytes[1],
+        **shown.sizes(),
+        "kept": list(tokens.kept),
     }
 
 
-def _show(written: Written, made: Trim) -> None:
-    decision, check = made.decision, made.check
-    rows = [[name, "", f"{count:,}", ""] for name, count in decision.parts.items()]
+def _show(shown: Shown, plan: VocabularyPlan) -> None:
+    from prunecli.methods.vocabulary.rewrite import embedding_sizes
+
+    tokens, check = plan.tokens, plan.check
+    parameters, nbytes = embedding_sizes(shown.result.source, shown.result.rewrite)
+    rows = [[name, "", f"{count:,}", ""] for name, count in tokens.parts.items()]
     rows += [
-        ["tokens", *change(decision.size, len(decision.kept))],
-        ["embedding parameters", *change(*made.embedding_parameters)],
-        ["embedding bytes", *change(*made.embedding_bytes, console.bytes_text)],
-        *written.rows(),
+        ["tokens", *change(tokens.size, len(tokens.kept))],
+        ["embedding parameters", *change(*parameters)],
+        ["embedding bytes", *change(*nbytes, console.bytes_text)],
+        *shown.rows(),
     ]
     console.show(console.table("Vocabulary", ("", "Before", "After", "Left"), rows))
     if check.changed:
         console.out(
-            f"{decision.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
+            f"{tokens.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "
             f"sentences fall into other tokens ({check.running_before:,} -> {check.running_after:,} in all)."
         )
     else:
         console.out(f"All {check.sentences:,} different sentences fall into the same tokens as before.")
-    written.show_place()
+    shown.show_place()
 
 
 def _kept(path: Path | None) -> tuple[str, ...]:

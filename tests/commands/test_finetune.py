@@ -15,8 +15,9 @@ from prunecli.commands.finetune import finetune
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.model.checkpoint import open_model
-from prunecli.model.opening import opens_as_stock
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.rewrite import Rewrite
+from prunecli.pipeline import apply
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
@@ -88,9 +89,7 @@ def test_a_reduced_model_keeps_its_structure(folder):
 
         kept |= {layer.name: (2, 3, 6) for layer in source.require_mixtures() if layer.name not in kept}
         structure, outputs = expert_rewrite.rewrite(source, kept)
-        rewrite_checkpoint(
-            source, Rewrite(structure, outputs, stock_config(source, structure)), folder / "pruned"
-        )
+        apply(source, Rewrite(structure, outputs, result_config(source, structure)), folder / "pruned")
     _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
     with open_model("pruned") as before, open_model("out") as after:
         assert after.structure.experts == before.structure.experts == kept

@@ -8,7 +8,7 @@ import pytest
 
 from prunecli.commands import console
 from prunecli.commands.head_table import head_table
-from tests.analysis.test_head_plots import LAYERS, VALUES, layer
+from tests.analysis.test_heat_maps import LAYERS, VALUES, layer
 
 
 def lines(table: object, width: int = 200) -> list[list[str]]:

@@ -14,7 +14,7 @@ import pytest
 from prunecli.commands.prune_experts import GranularityName, MetricName, StrategyName, prune_experts
 from prunecli.methods.experts.granularity import GRANULARITIES
 from prunecli.methods.experts.metrics import METRICS, RANDOM
-from prunecli.methods.experts.plan import STRATEGIES
+from prunecli.methods.experts.select import STRATEGIES
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.results.gates import (

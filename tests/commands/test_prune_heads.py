@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
-from prunecli.methods.heads.decide import METRICS
-from prunecli.methods.heads.plan import NORMALIZE
+from prunecli.methods.heads.plan import METRICS
+from prunecli.methods.heads.select import NORMALIZE
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.tensors.documents import write_json

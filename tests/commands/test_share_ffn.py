@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
+from prunecli.methods.ffn.arrange import INITS, ORDERS
 from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
-from prunecli.methods.ffn.decide import KEEP_UNITS
-from prunecli.methods.ffn.plan import INITS, ORDERS
+from prunecli.methods.ffn.plan import KEEP_UNITS
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import opens_as_stock
 from tests.commands.calls import Result, call, repeats

@@ -13,7 +13,8 @@ import pytest
 
 from prunecli.errors import PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint
+from prunecli.model.rewrite import Rewrite
+from prunecli.pipeline import apply
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 
@@ -155,7 +156,7 @@ class WrittenFiles(MethodContract):
 def written(source: Path, decide: Decide, output: Path, **options: Any) -> Path:
     """Decide and write."""
     with open_model(source) as opened:
-        rewrite_checkpoint(opened, decide(opened), output, **options)
+        apply(opened, decide(opened), output, **options)
     return output
 
 

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.methods.experts import decide as experts_decide
-from prunecli.methods.experts.rewrite import rewrite as rewrite_experts
-from prunecli.methods.ffn import decide as ffn_decide
-from prunecli.methods.ffn.rewrite import rewrite as rewrite_ffns
-from prunecli.methods.heads import decide as heads_decide
-from prunecli.methods.heads.rewrite import rewrite as rewrite_heads
+from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.heads.plan import HeadOptions, plan_heads
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.pipeline import apply
 from prunecli.training.material import Material
 from prunecli.training.result import outputs_of
 from tests.commands.vocabulary import trimmed
@@ -75,27 +76,18 @@ def side_of(case: str) -> str:
 
 
 def experts(source: Checkpoint) -> Rewrite:
-    amount = experts_decide.Amount(ratio=0.4)
-    decision = experts_decide.decide(source, experts_decide.Options(metric="random", amount=amount))
-    structure, outputs = rewrite_experts(source, decision.selection.kept)
-    structure = structure.after(decision.step)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    amount = Amount(ratio=0.4)
+    plan = plan_experts(source, ExpertOptions(metric="random", amount=amount))
+    return rewrite_experts(source, plan)
 
 
 def heads(source: Checkpoint) -> Rewrite:
-    decision = heads_decide.decide(source, heads_decide.Options(metric="random", ratio=0.3))
-    structure, outputs = rewrite_heads(source, decision.selection.kept)
-    structure = structure.after(decision.step)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return rewrite_heads(source, plan_heads(source, HeadOptions(metric="random", ratio=0.3)))
 
 
 def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
     chosen: dict[str, Any] = {side: treatment}
-    asked = ffn_decide.Options(**chosen, dense_only=True)
-    decision = ffn_decide.decide(source, asked)
-    structure, outputs = rewrite_ffns(source, decision.plan, decision.units, None, asked.seed)
-    structure = structure.after(decision.step)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return rewrite_ffn(source, plan_ffn(source, FfnOptions(**chosen, dense_only=True)))
 
 
 def finetuned(case: str, source: Path, output: Path) -> Path:
@@ -103,9 +95,8 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
     state = output.with_name(f"{output.name}-state")
     made = train(source, state, options(steps=2, learning_rate=1e-2), material(case))
     with open_model(source) as before, open_model(made.staged) as weights:
-        structure = before.structure.after({"command": "finetune"})
         outputs = outputs_of(before, weights, None)
-        rewrite_checkpoint(weights, Rewrite(structure, outputs, stock_config(weights, structure)), output)
+        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
     return output
 
 

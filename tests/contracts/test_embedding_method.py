@@ -13,13 +13,15 @@ import torch
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.experts.rewrite import rewrite as without_experts
-from prunecli.methods.heads.rewrite import rewrite as without_heads
-from prunecli.methods.vocabulary.rewrite import rewrite as with_tokens
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.vocabulary.rewrite import trimmed_tensors
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
-from prunecli.model.opening import opens_as_stock
-from prunecli.pipeline import Rewrite, stock_config
+from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
 from tests.families import LAYOUT_OF, tiny_family
@@ -261,8 +263,7 @@ class TestOtherMethods:
 
         def fewer(opened: Checkpoint) -> Rewrite:
             kept = {layer.name: layer.heads[1:] for layer in opened.layout.attentions}
-            structure, outputs = without_heads(opened, kept)
-            return Rewrite(structure, outputs, stock_config(opened, structure))
+            return rewrite_heads(opened, HeadPlan(kept))
 
         one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
         two = factorised(written(source, fewer, tmp_path / "heads"), tmp_path / "two")
@@ -279,8 +280,7 @@ class TestOtherMethods:
             layers = [
                 f"model.{side}.layers.{number}.ffn" for side in ("encoder", "decoder") for number in (1, 3)
             ]
-            structure, outputs = without_experts(opened, dict.fromkeys(layers, (0, 2, 5)))
-            return Rewrite(structure, outputs, stock_config(opened, structure))
+            return rewrite_experts(opened, ExpertPlan(dict.fromkeys(layers, (0, 2, 5))))
 
         one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
         two = factorised(written(source, fewer, tmp_path / "fewer"), tmp_path / "two")
@@ -295,8 +295,8 @@ class TestOtherMethods:
         kept = [*range(5), *range(8, 40)]
 
         def fewer(opened: Checkpoint) -> Rewrite:
-            outputs = with_tokens(opened, kept)
-            made = stock_config(opened, opened.structure)
+            outputs = trimmed_tensors(opened, kept)
+            made = result_config(opened, opened.structure)
             return Rewrite(opened.structure, outputs, {**made, "vocab_size": len(kept), **decoder_size(made)})
 
         def decoder_size(made: dict[str, Any]) -> dict[str, int]:

@@ -6,20 +6,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from prunecli.methods.experts.decide import Amount, Options, decide
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import opens_as_stock
-from prunecli.pipeline import Rewrite, stock_config
+from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import WrittenFiles
 from tests.tiny import tiny_nllb_moe
 
 
-def pruned(source: Checkpoint, options: Options) -> Rewrite:
-    decision = decide(source, options)
-    structure, outputs = rewrite(source, decision.selection.kept, options.dtype)
-    structure = structure.after(decision.step)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+def pruned(source: Checkpoint, options: ExpertOptions) -> Rewrite:
+    return rewrite_experts(source, plan_experts(source, options))
 
 
 class TestExpertPruning(WrittenFiles):
@@ -29,19 +26,21 @@ class TestExpertPruning(WrittenFiles):
         return tiny_nllb_moe(directory, experts=8, layers=4, router_bias=True, shards=2)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return pruned(source, Options(metric="random", amount=Amount(ratio=0.0), dtype=self.cast))
+        return pruned(source, ExpertOptions(metric="random", amount=Amount(ratio=0.0), dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = pruned(
             source,
-            Options(metric="random", amount=Amount(ratio=0.6), balance=Fraction(3), seed=3, dtype=self.cast),
+            ExpertOptions(
+                metric="random", amount=Amount(ratio=0.6), balance=Fraction(3), seed=3, dtype=self.cast
+            ),
         )
         assert len({len(ids) for ids in made.structure.experts.values()}) > 1
         assert not opens_as_stock(made.config)
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return pruned(source, Options(metric="random", amount=Amount(ratio=0.95)))
+        return pruned(source, ExpertOptions(metric="random", amount=Amount(ratio=0.95)))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         import torch
@@ -62,7 +61,7 @@ class TestEvenExpertPruning(TestExpertPruning):
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         amount = Amount(per_layer={"encoder": 3, "decoder": 3})
-        made = pruned(source, Options(metric="random", amount=amount, dtype=self.cast))
+        made = pruned(source, ExpertOptions(metric="random", amount=amount, dtype=self.cast))
         assert {len(ids) for ids in made.structure.experts.values()} == {3}
         assert made.config["model_type"] == "nllb-moe"
         return made

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prunecli.methods.experts.rewrite import rewrite as expert_rewrite
-from prunecli.methods.ffn.decide import Options, decide
-from prunecli.methods.ffn.rewrite import rewrite
-from prunecli.methods.heads.rewrite import rewrite as head_rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.model.rewrite import Rewrite
+from prunecli.pipeline import apply
 from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
 from tests.contracts.test_heads_method import generated, tensors
 from tests.families import DECODERS, ENCODERS
@@ -26,18 +29,15 @@ from tests.reference import ffn as reference
 ONE_SIDED = (*ENCODERS, *DECODERS)
 
 
-def made_of(source: Checkpoint, options: Options) -> Rewrite:
-    decision = decide(source, options)
-    structure, outputs = rewrite(source, decision.plan, decision.units, options.dtype, options.seed)
-    structure = structure.after(decision.step)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+def made_of(source: Checkpoint, options: FfnOptions) -> Rewrite:
+    return rewrite_ffn(source, plan_ffn(source, options))
 
 
 class FfnSharing(MethodContract):
     """An FFN of several side by side, narrowed; the decoder of a model with both has none."""
 
     case = "m2m_100"
-    options = Options(config="SharedEncNoDec", init="concat", width=70)
+    options = FfnOptions(config="SharedEncNoDec", init="concat", width=70)
     stored = 1
 
     @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ class FfnSharing(MethodContract):
         return self.path
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, Options(encoder="keep", dtype=self.cast))
+        return made_of(source, FfnOptions(encoder="keep", dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         made = made_of(source, self.options)
@@ -58,7 +58,7 @@ class FfnSharing(MethodContract):
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, Options(config="OneWide", groups=(5,), dense_only=True))
+        return made_of(source, FfnOptions(config="OneWide", groups=(5,), dense_only=True))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         """Weights of the merged FFN, by the reference, in each layer that shares it; dropped ones passed by."""
@@ -119,7 +119,7 @@ class FfnSharing(MethodContract):
 
         side = "decoder" if self.case in DECODERS else "encoder"
         groups = 2 if self.case == "nllb-moe" else 3
-        options = Options(**{side: "share"}, groups=(groups,), width=140, init="first", dense_only=True)
+        options = FfnOptions(**{side: "share"}, groups=(groups,), width=140, init="first", dense_only=True)
         out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
         torch.testing.assert_close(logits(out), logits_of(self.original(source)), rtol=1e-5, atol=1e-5)
         name = next(iter(LAYOUTS[self.case].names))
@@ -134,13 +134,13 @@ class FfnSharing(MethodContract):
         """First one side, then the other; then a side that shares already is dropped."""
         if self.case in ONE_SIDED:
             pytest.skip("one side")
-        steps = [Options(encoder="share", dense_only=True), Options(decoder="drop", dense_only=True)]
+        steps = [FfnOptions(encoder="share", dense_only=True), FfnOptions(decoder="drop", dense_only=True)]
         one = written(source, lambda opened: made_of(opened, steps[0]), tmp_path / "one")
         two = written(one, lambda opened: made_of(opened, steps[1]), tmp_path / "two")
-        both = Options(config="SharedEncNoDec", dense_only=True)
+        both = FfnOptions(config="SharedEncNoDec", dense_only=True)
         direct = written(source, lambda opened: made_of(opened, both), tmp_path / "direct")
         assert tensors(two) == tensors(direct)
-        none = Options(encoder="drop", decoder="drop", dense_only=True)
+        none = FfnOptions(encoder="drop", decoder="drop", dense_only=True)
         last = written(two, lambda opened: made_of(opened, none), tmp_path / "none")
         assert tensors(last) == tensors(
             written(source, lambda opened: made_of(opened, none), tmp_path / "at-once")
@@ -178,13 +178,13 @@ class TestNllbMoe(FfnSharing, WrittenFiles):
     """Its dense FFNs; the experts stay."""
 
     case = "nllb-moe"
-    options = Options(config="SharedEncNoDec", init="concat", width=40, dense_only=True)
+    options = FfnOptions(config="SharedEncNoDec", init="concat", width=40, dense_only=True)
 
     def merged(self, ffns: list[reference.Ffn]) -> reference.Ffn:
         return reference.narrowed(reference.scaled(reference.concat(ffns), 1 / len(ffns)), 40)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return made_of(source, Options(encoder="keep"))
+        return made_of(source, FfnOptions(encoder="keep"))
 
     def test_experts_heads_and_ffns_go_in_any_order(self, source: Path, tmp_path: Path) -> None:
         steps = {"experts": experts, "heads": heads, "ffns": self.reduce}
@@ -204,14 +204,12 @@ class TestNllbMoe(FfnSharing, WrittenFiles):
 
 def experts(source: Checkpoint) -> Rewrite:
     kept = {layer.name: layer.experts[1:4] for layer in source.require_mixtures()}
-    structure, outputs = expert_rewrite(source, kept)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return rewrite_experts(source, ExpertPlan(kept))
 
 
 def heads(source: Checkpoint) -> Rewrite:
     kept = {layer.name: layer.heads[:1] for layer in source.layout.attentions[::2]}
-    structure, outputs = head_rewrite(source, kept)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return rewrite_heads(source, HeadPlan(kept))
 
 
 class TestM2M100(FfnSharing):
@@ -221,7 +219,7 @@ class TestM2M100(FfnSharing):
 class TestMeanOfMarian(FfnSharing):
     case = "marian"
     stored = 2
-    options = Options(config="SharedEncSharedDec", init="mean")
+    options = FfnOptions(config="SharedEncSharedDec", init="mean")
 
     def merged(self, ffns: list[reference.Ffn]) -> reference.Ffn:
         return reference.mean(ffns)
@@ -233,7 +231,7 @@ class TestBart(FfnSharing, WrittenFiles):
 
 class TestSumInMBart(FfnSharing):
     case = "mbart"
-    options = Options(config="SharedEncDec", init="concat", scale=1.0)
+    options = FfnOptions(config="SharedEncDec", init="concat", scale=1.0)
 
     def merged(self, ffns: list[reference.Ffn]) -> reference.Ffn:
         assert len(ffns) == 5
@@ -257,12 +255,12 @@ class TestMT5(FfnSharing):
 
 
 class OneSided(FfnSharing):
-    options = Options(config="Shared", init="concat", width=70)
+    options = FfnOptions(config="Shared", init="concat", width=70)
 
     def test_dropping_all(self, source: Path, tmp_path: Path) -> None:
         import torch
 
-        out = written(source, lambda opened: made_of(opened, Options(config="No")), tmp_path / "out")
+        out = written(source, lambda opened: made_of(opened, FfnOptions(config="No")), tmp_path / "out")
         original = self.original(source)
         with without_ffn(original, LAYOUTS[self.case], list(LAYOUTS[self.case].names)):
             torch.testing.assert_close(logits(out), logits_of(original), rtol=1e-5, atol=1e-5)
@@ -270,7 +268,7 @@ class OneSided(FfnSharing):
 
 class TestBert(OneSided, WrittenFiles):
     case = "bert"
-    options = Options(config="SharedEnc", init="concat", width=70)
+    options = FfnOptions(config="SharedEnc", init="concat", width=70)
 
 
 class TestRoberta(OneSided, WrittenFiles):
@@ -279,12 +277,12 @@ class TestRoberta(OneSided, WrittenFiles):
 
 class TestXLMRoberta(OneSided):
     case = "xlm-roberta"
-    options = Options(config="SharedEnc", init="concat", width=70)
+    options = FfnOptions(config="SharedEnc", init="concat", width=70)
 
 
 class TestDistilBert(OneSided, WrittenFiles):
     case = "distilbert"
-    options = Options(config="SharedEnc", init="concat", width=70)
+    options = FfnOptions(config="SharedEnc", init="concat", width=70)
 
 
 class TestOPT(OneSided, WrittenFiles):
@@ -295,7 +293,7 @@ class TestOPT(OneSided, WrittenFiles):
 
 class TestGPT2(OneSided, WrittenFiles):
     case = "gpt2"
-    options = Options(config="SharedDec", init="concat", width=70)
+    options = FfnOptions(config="SharedDec", init="concat", width=70)
 
 
 class TestLlama(OneSided, WrittenFiles):
@@ -333,7 +331,7 @@ class TestLastOfLlamaToBFloat16(OneSided, WrittenFiles):
 
     cast = "BF16"
     case = "llama"
-    options = Options(config="Shared", init="last", dtype="bfloat16")
+    options = FfnOptions(config="Shared", init="last", dtype="bfloat16")
 
     def merged(self, ffns: list[reference.Ffn]) -> reference.Ffn:
         return ffns[-1]
@@ -365,7 +363,7 @@ def test_an_even_width_is_a_stock_model(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "llama")
     out = tmp_path / "out"
     with open_model(source) as opened:
-        rewrite_checkpoint(opened, made_of(opened, Options(decoder="share", groups=(3,), width=64)), out)
+        apply(opened, made_of(opened, FfnOptions(decoder="share", groups=(3,), width=64)), out)
     with open_model(out) as made:
         assert (made.config["model_type"], made.config["intermediate_size"]) == ("llama", 64)
     torch.testing.assert_close(logits(out), logits(source), rtol=1e-5, atol=1e-5)

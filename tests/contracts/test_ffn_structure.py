@@ -15,9 +15,10 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads import rewrite as head_rewrite
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock
+from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import FfnChange
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.tensors.stream import Copy, Output, Slices
 from tests.contracts.method_contract import load, logits, logits_of, written
 from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
@@ -27,7 +28,7 @@ def without_heads(source: Checkpoint) -> Rewrite:
     """Every attention loses its head 0."""
     kept = {layer.name: layer.heads[1:] for layer in source.layout.attentions}
     structure, outputs = head_rewrite.rewrite(source, kept)
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return Rewrite(structure, outputs, result_config(source, structure))
 
 
 def one_of_each(case: str) -> dict[str, dict[str, Any]]:
@@ -78,7 +79,7 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
     def fewer(opened: Checkpoint) -> Rewrite:
         kept = {layer.name: (0, 2, 5) for layer in opened.require_mixtures()}
         structure, outputs = expert_rewrite.rewrite(opened, kept)
-        return Rewrite(structure, outputs, stock_config(opened, structure))
+        return Rewrite(structure, outputs, result_config(opened, structure))
 
     written(changed, fewer, tmp_path / "both")
     with open_model(tmp_path / "both") as made:
@@ -112,7 +113,7 @@ def narrowed(source: Checkpoint, widths: Mapping[str, int]) -> Rewrite:
     structure = source.structure.changing_ffn(
         {name: FfnChange(width=width) for name, width in widths.items()}
     )
-    return Rewrite(structure, tuple(outputs), stock_config(source, structure))
+    return Rewrite(structure, tuple(outputs), result_config(source, structure))
 
 
 @pytest.mark.parametrize("case", [case for case in LAYOUTS if case != "nllb-moe"])
@@ -186,9 +187,9 @@ def test_outputs_that_do_not_fit_the_structure_are_refused(tmp_path: Path) -> No
     with open_model(source) as opened:
         structure = opened.structure.changing_ffn({second: FfnChange(first)})
         outputs = narrowed(opened, {}).outputs
-        wrong = Rewrite(structure, outputs, stock_config(opened, structure))
+        wrong = Rewrite(structure, outputs, result_config(opened, structure))
         with pytest.raises(CheckpointError, match=r"would not be what its config says: .*\(4 such tensors\)"):
-            rewrite_checkpoint(opened, wrong, tmp_path / "out")
+            apply(opened, wrong, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -196,4 +197,4 @@ def test_a_structure_of_another_model_is_refused(tmp_path: Path) -> None:
     with open_model(tiny(tmp_path / "source", "bert")) as opened:
         structure = opened.structure.changing_ffn({"model.encoder.layers.0": FfnChange(removed=True)})
         with pytest.raises(CheckpointError, match="which is no FFN"):
-            stock_config(opened, structure)
+            result_config(opened, structure)

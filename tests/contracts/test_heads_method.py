@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from prunecli.methods.experts import decide as expert_decide
-from prunecli.methods.experts import rewrite as expert_rewrite
-from prunecli.methods.heads.decide import Options, decide
-from prunecli.methods.heads.rewrite import rewrite
+from prunecli.methods.experts.plan import Amount, ExpertOptions, ExpertPlan, plan_experts
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.pipeline import Rewrite, stock_config
+from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
 from tests.families import GATED_T5, MODEL_TYPES, NARROW_OPT, TIED_LLAMA, tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -25,13 +25,14 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
 
 
 def made_of(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | None = None) -> Rewrite:
-    structure, outputs = rewrite(source, kept, dtype)
-    structure = structure.after({"command": "prune-heads", "source": {"fingerprint": source.fingerprint}})
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return rewrite_heads(
+        source,
+        HeadPlan(kept, dtype, {"command": "prune-heads", "source": {"fingerprint": source.fingerprint}}),
+    )
 
 
-def decided(source: Checkpoint, options: Options) -> Rewrite:
-    return made_of(source, dict(decide(source, options).selection.kept), options.dtype)
+def decided(source: Checkpoint, options: HeadOptions) -> Rewrite:
+    return made_of(source, dict(plan_heads(source, options).kept), options.dtype)
 
 
 def generated(model: Any) -> Any:
@@ -62,7 +63,7 @@ class HeadPruning(MethodContract):
             yield
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
-        return decided(source, Options(metric="random", ratio=0.0, dtype=self.cast))
+        return decided(source, HeadOptions(metric="random", ratio=0.0, dtype=self.cast))
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
@@ -73,7 +74,7 @@ class HeadPruning(MethodContract):
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:
-        return decided(source, Options(metric="random", count=10_000))
+        return decided(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
         from prunecli.modules.heads import masked_heads
@@ -163,10 +164,8 @@ class TestNllbMoe(HeadPruning, WrittenFiles):
 
     def test_heads_and_experts_go_in_either_order(self, source: Path, tmp_path: Path) -> None:
         def experts(opened: Checkpoint) -> Rewrite:
-            amount = expert_decide.Amount(ratio=0.5)
-            decision = expert_decide.decide(opened, expert_decide.Options(metric="random", amount=amount))
-            structure, outputs = expert_rewrite.rewrite(opened, decision.selection.kept)
-            return Rewrite(structure, outputs, stock_config(opened, structure))
+            plan = plan_experts(opened, ExpertOptions(metric="random", amount=Amount(ratio=0.5)))
+            return rewrite_experts(opened, ExpertPlan(plan.kept))
 
         written(source, experts, tmp_path / "experts")
         written(tmp_path / "experts", self.reduce, tmp_path / "one")

@@ -13,10 +13,11 @@ import torch
 import transformers
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.heads.rewrite import rewrite
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.rewrite import Rewrite
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.pipeline import Rewrite, stock_config
 from tests.contracts.method_contract import load, logits_of, written
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -118,8 +119,7 @@ def tiny(path: Path, family: str, **changes: Any) -> Path:
 def uneven(source: Checkpoint) -> Rewrite:
     """One head of the first attention goes."""
     first = source.layout.attentions[0]
-    structure, outputs = rewrite(source, {first.name: first.heads[1:]})
-    return Rewrite(structure, outputs, stock_config(source, structure))
+    return rewrite_heads(source, HeadPlan({first.name: first.heads[1:]}))
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -247,8 +247,7 @@ def test_a_stock_result_of_a_shimmed_source_carries_no_code(tmp_path: Path) -> N
 
     def rest(source: Checkpoint) -> Rewrite:
         kept = {layer.name: layer.heads[-2:] for layer in source.layout.attentions}
-        structure, outputs = rewrite(source, kept)
-        return Rewrite(structure, outputs, stock_config(source, structure))
+        return rewrite_heads(source, HeadPlan(kept))
 
     half = written(tiny(tmp_path / "in", "llama"), uneven, tmp_path / "half")
     assert (half / "modeling_prunecli.py").is_file()

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from prunecli.architectures import FAMILIES
-from prunecli.methods.experts.rewrite import rewrite as without_experts
-from prunecli.methods.heads.rewrite import rewrite as without_heads
-from prunecli.methods.vocabulary.rewrite import rewrite, vocabulary_axes
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.vocabulary.rewrite import trimmed_tensors, vocabulary_axes
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock
-from prunecli.pipeline import Rewrite, stock_config
+from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.rewrite import Rewrite
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import digests, load, written
@@ -142,7 +144,9 @@ def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> No
 def test_keeping_everything_is_bit_identical(source: Path, tmp_path: Path) -> None:
     def everything(opened: Checkpoint) -> Rewrite:
         size = opened.config["vocab_size"]
-        return Rewrite(opened.structure, rewrite(opened, range(size)), stock_config(opened, opened.structure))
+        return Rewrite(
+            opened.structure, trimmed_tensors(opened, range(size)), result_config(opened, opened.structure)
+        )
 
     written(source, everything, tmp_path / "out")
     with open_model(source) as before, open_model(tmp_path / "out") as after:
@@ -177,9 +181,13 @@ def test_heads_stay_removed(model_type: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", model_type)
 
     def fewer(opened: Checkpoint) -> Rewrite:
-        structure, outputs = without_heads(opened, {opened.layout.attentions[0].name: (1, 3)})
-        structure = structure.after({"command": "prune-heads", "source": {"fingerprint": opened.fingerprint}})
-        return Rewrite(structure, outputs, stock_config(opened, structure))
+        return rewrite_heads(
+            opened,
+            HeadPlan(
+                {opened.layout.attentions[0].name: (1, 3)},
+                step={"command": "prune-heads", "source": {"fingerprint": opened.fingerprint}},
+            ),
+        )
 
     written(source, fewer, tmp_path / "heads")
     out = trimmed(tmp_path / "heads", tmp_path / "both", LINES)
@@ -198,8 +206,7 @@ def test_experts_stay_removed(tmp_path: Path) -> None:
     kept = {f"model.{side}.layers.{n}.ffn": (6, 1, n) for side in ("encoder", "decoder") for n in (3,)}
 
     def fewer(opened: Checkpoint) -> Rewrite:
-        structure, outputs = without_experts(opened, kept)
-        return Rewrite(structure, outputs, stock_config(opened, structure))
+        return rewrite_experts(opened, ExpertPlan(kept))
 
     written(source, fewer, tmp_path / "experts")
     out = trimmed(tmp_path / "experts", tmp_path / "both", LINES)

@@ -13,8 +13,8 @@ from prunecli.demo import CHECKPOINT, DATA
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
-from prunecli.methods.experts.plan import Layer, Request, keep_count, plan
 from prunecli.methods.experts.score import collect_gates
+from prunecli.methods.experts.select import Request, keep_count, select_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.text.parallel import read_parallel
@@ -32,7 +32,7 @@ def scores() -> Mapping[str, float]:
     with open_model(CHECKPOINT) as opened:
         text = read_parallel(DATA, "val", LANGUAGES).first(60)
         gates = collect_gates(opened, model, tokenizer, text, PAIRS)
-        layers = [Layer(layer.name, layer.side, layer.experts) for layer in opened.require_mixtures()]
+        layers = opened.require_mixtures()
     request = Request(keep=keep_count(0.8, sum(len(layer.experts) for layer in layers)), balance=Fraction(1))
     values = {
         "global": metric_values("importance", aggregate(gates, "global"), gates),
@@ -49,7 +49,7 @@ def scores() -> Mapping[str, float]:
                 keep = torch.ones(module.num_experts, dtype=torch.bool)
                 if way != "full":
                     keep[:] = False
-                    keep[list(plan(layers, values[way], request).kept[name])] = True
+                    keep[list(select_experts(layers, values[way], request).kept[name])] = True
                 module.expert_mask = keep
             options = DecodingOptions(beam=1, max_new_tokens=50)
             outputs = translate(model, tokenizer, text.sentences[pair[0]], pair, options)

@@ -11,7 +11,7 @@ import pytest
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.names import nearest_family, surmise
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
 from tests.families import MODEL_TYPES, stored_shapes, tiny_config_of
@@ -83,12 +83,11 @@ def test_results_of_older_types_have_the_name_of_today(tmp_path: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     write_json(source / "config.json", {**config, "model_type": "nllb_moe"})
     assert (logits(source) == wanted).all()
-    from prunecli.methods.heads.rewrite import rewrite
+    from prunecli.methods.heads.plan import HeadPlan
+    from prunecli.methods.heads.rewrite import rewrite_heads
 
     with open_model(source) as opened:
-        structure, outputs = rewrite(opened, {})
-        rewrite_checkpoint(
-            opened, Rewrite(structure, outputs, stock_config(opened, structure)), tmp_path / "out"
-        )
+        rewrite = rewrite_heads(opened, HeadPlan({}))
+        apply(opened, rewrite, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == "nllb-moe"
     assert (logits(tmp_path / "out") == wanted).all()

@@ -14,11 +14,12 @@ from safetensors.numpy import load_file
 
 import prunecli
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from tests.reference import routing as reference
 from tests.tiny import tiny_nllb_moe
 
@@ -35,8 +36,8 @@ def source(tmp_path: Path) -> Path:
 
 def pruned(source: Path, kept: dict[str, tuple[int, ...]], output: Path) -> Path:
     with open_model(source) as opened:
-        structure, outputs = rewrite(opened, kept)
-        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), output)
+        rewrite = rewrite_experts(opened, ExpertPlan(kept))
+        apply(opened, rewrite, output)
     return output
 
 

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.heads.rewrite import rewrite
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.results.heads import (
     FORMAT,
     HeadScores,
@@ -248,11 +249,10 @@ def check(made: HeadScores, path: Path) -> None:
 def pruned(source: Path, output: Path, head: int) -> Path:
     """Without one of the two heads of the first layer."""
     with open_model(source) as checkpoint:
-        structure, outputs = rewrite(checkpoint, {A: (1 - head,)})
-        structure = structure.after({"source": {"fingerprint": checkpoint.fingerprint}})
-        rewrite_checkpoint(
-            checkpoint, Rewrite(structure, outputs, stock_config(checkpoint, structure)), output
+        rewrite = rewrite_heads(
+            checkpoint, HeadPlan({A: (1 - head,)}, step={"source": {"fingerprint": checkpoint.fingerprint}})
         )
+        apply(checkpoint, rewrite, output)
     return output
 
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.budget import Layer
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import METRICS, metric_values
 from prunecli.results.gates import merge
@@ -19,7 +18,6 @@ from prunecli.results.published import NLLB_200_LAYERS, read_gates
 from tests.reference import released_statistics
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
-LAYERS = [Layer(NAMES[0], "encoder", tuple(range(4))), Layer(NAMES[1], "decoder", tuple(range(4)))]
 
 
 def ratios(seed: int, size: int = 8) -> dict[str, list[float]]:

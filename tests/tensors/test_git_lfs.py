@@ -10,11 +10,12 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, PruneError, StatisticsError
 from prunecli.evaluation.scoring import spm_file
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.selection import read_experts
 from prunecli.methods.heads.selection import read_selection
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
 from prunecli.tensors.git_lfs import refuse_pointer
@@ -76,12 +77,9 @@ def test_a_pointer_in_place_of_a_tokenizer_is_not_copied(tmp_path: Path) -> None
     made = tiny_nllb_moe(tmp_path / "tiny")
     (made / "tokenizer.json").write_text(POINTER)
     with open_model(made) as source:
-        structure, outputs = rewrite(
-            source, {layer.name: layer.experts for layer in source.require_mixtures()}, None
-        )
-        reduced = Rewrite(structure, outputs, stock_config(source, structure))
+        reduced = rewrite_experts(source, ExpertPlan({}))
         with pytest.raises(CheckpointError, match=r"tokenizer.json: a Git LFS pointer"):
-            rewrite_checkpoint(source, reduced, tmp_path / "out")
+            apply(source, reduced, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

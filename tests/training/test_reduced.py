@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 
 from prunecli import load_model
 from prunecli.commands.share_ffn import share_ffn
-from prunecli.methods.heads.rewrite import rewrite as without_heads
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.model.rewrite import rewritten
+from prunecli.pipeline import apply
 from prunecli.training.options import LossOptions
 from prunecli.training.result import outputs_of
 from tests.families import tiny_family
@@ -27,11 +29,8 @@ def trained_and_written(source, folder, material, **changes):
     """Train `source`, write the result as the command does, and give its path."""
     made = train(source, folder / "state", options(steps=2, learning_rate=1e-2, **changes), material)
     with open_model(source) as before, open_model(made.staged) as weights:
-        structure = before.structure.after({"command": "finetune"})
         outputs = outputs_of(before, weights, None)
-        rewrite_checkpoint(
-            weights, Rewrite(structure, outputs, stock_config(weights, structure)), folder / "out"
-        )
+        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), folder / "out")
     return folder / "out"
 
 
@@ -51,10 +50,8 @@ def material_for(family):
 def test_without_heads(tmp_path, family, dtype):
     with open_model(tiny_family(tmp_path / "model", family)) as source:
         kept = {layer.name: ids for layer, ids in zip(source.layout.attentions, cycle(KEPT), strict=False)}
-        structure, outputs = without_heads(source, kept)
-        rewrite_checkpoint(
-            source, Rewrite(structure, outputs, stock_config(source, structure)), tmp_path / "reduced"
-        )
+        rewrite = rewrite_heads(source, HeadPlan(kept))
+        apply(source, rewrite, tmp_path / "reduced")
     written = trained_and_written(tmp_path / "reduced", tmp_path, material_for(family), dtype=dtype)
     same = unchanged(tmp_path / "reduced", written)
     # Nothing reaches an attention without heads, nor the norm before it; Marian has a bias that is no parameter.

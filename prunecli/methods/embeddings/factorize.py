@@ -1,4 +1,4 @@
-"""Carries out a decision's fits: the unit of the input, the map and projection of the output."""
+"""Carries out a plan's fits: the unit of the input, the map and projection of the output."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.errors import PruneError
-from prunecli.methods.embeddings.decide import Decision, Options
 from prunecli.methods.embeddings.fit import DefineFit, fit_define
+from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.methods.embeddings.projective import Projective, moments, projective
 from prunecli.methods.embeddings.quality import Goal, Quality, measure
-from prunecli.methods.embeddings.source import Text, checkpoint_table, count_tokens, read_unit
+from prunecli.methods.embeddings.source import checkpoint_table, count_tokens, read_unit
 from prunecli.methods.embeddings.table import Array, Table, row_weights
 from prunecli.methods.embeddings.train import FitOptions
 from prunecli.model.checkpoint import Checkpoint
@@ -59,44 +59,38 @@ class Factors:
     output: OutputMap | None = None
 
 
-def factorize(
-    checkpoint: Checkpoint,
-    decision: Decision,
-    options: Options,
-    text: Text | None = None,
-    progress: Progress = silent,
-) -> Factors:
-    """Fit what `decide` chose.
+def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progress = silent) -> Factors:
+    """Fit what `plan_embeddings` chose.
 
     Raises:
         CheckpointError: a value of a table is not finite, or no tokenizer counts the text.
         PruneError: the fit does not fit in memory.
     """
-    tables = decision.tables
-    if decision.shape is not None:
-        _require_room(checkpoint, decision.shape)
+    tables = plan.tables
+    if plan.shape is not None:
+        _require_room(checkpoint, plan.shape)
     counts = None
-    if text is not None and (decision.shape is not None or decision.output_dim is not None):
-        counts = count_tokens(checkpoint, text.lines, tables.vocabulary, progress)
+    if plan.text is not None and (plan.shape is not None or plan.output_dim is not None):
+        counts = count_tokens(checkpoint, plan.text.lines, tables.vocabulary, progress)
     unit, fit, output = None, None, None
-    if decision.shape is not None:
+    if plan.shape is not None:
         fit = fit_define(
             checkpoint_table(checkpoint, f"{tables.input}.weight"),
-            decision.shape,
-            FitOptions(epochs=options.epochs, seed=options.seed),
+            plan.shape,
+            FitOptions(epochs=plan.epochs, seed=plan.seed),
             counts=counts,
-            padding_idx=decision.padding_id,
-            tied_output=decision.fits_both,
+            padding_idx=plan.padding_id,
+            tied_output=plan.fits_both,
             progress=progress,
         )
         unit = fit.unit
         if fit.output is not None:
             output = OutputMap(fit.output.projection, None, fit.output.explained_variance)
-    elif decision.change.input is not None and decision.change.input.cached and tables.unit is not None:
+    elif plan.change.input is not None and plan.change.input.cached and tables.unit is not None:
         unit = read_unit(checkpoint, tables)
-    if decision.output_dim is not None and output is None:
-        source = checkpoint_table(checkpoint, decision.output_table)
-        output = _output_map(source, decision.output_dim, counts, decision.padding_id, progress)
+    if plan.output_dim is not None and output is None:
+        source = checkpoint_table(checkpoint, plan.output_table)
+        output = _output_map(source, plan.output_dim, counts, plan.padding_id, progress)
     return Factors(unit, fit, output)
 
 

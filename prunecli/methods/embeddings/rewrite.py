@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.methods.embeddings.decide import Decision
 from prunecli.methods.embeddings.factorize import Factors
+from prunecli.methods.embeddings.plan import EmbeddingPlan
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.structure import EmbeddingChange, Structure
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.structure import EmbeddingChange
 from prunecli.modules.define import DefineEmbedding
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros
@@ -20,22 +21,21 @@ from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros
 Shape = tuple[int, ...]
 
 
-def rewrite(
-    checkpoint: Checkpoint, decision: Decision, factors: Factors | None, dtype: str | None = None
-) -> tuple[Structure, tuple[Output, ...]]:
-    """The structure and the tensors, in the order of the source, the embeddings' where its first one was.
+def rewrite_embeddings(
+    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None = None
+) -> Rewrite:
+    """The checkpoint with its embeddings as planned, its tensors in the order of the source.
 
     Args:
         checkpoint: the source.
-        decision: of `decide`, for this checkpoint.
+        plan: for this checkpoint.
         factors: what was fitted for it; None: zeros in their place, for a dry run.
-        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
     """
-    target = None if dtype is None else parse_dtype(dtype)
-    structure = replace(checkpoint.structure, embedding=decision.change)
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
+    structure = replace(checkpoint.structure, embedding=plan.change)
     shapes, expressions = (
-        embedding_shapes(checkpoint, decision.change),
-        _expressions(checkpoint, decision, factors),
+        embedding_shapes(checkpoint, plan.change),
+        _expressions(checkpoint, plan, factors),
     )
     gone = {*embedding_shapes(checkpoint, checkpoint.structure.embedding), *shapes}
     stored = next(info.dtype for name, info in checkpoint.tensors.items() if name in gone)
@@ -53,9 +53,9 @@ def rewrite(
         outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
     outputs += [
         Output(alias, target or checkpoint.info(name).dtype, checkpoint.info(name).shape, Copy(name))
-        for alias, name in _untied_beside(checkpoint, decision).items()
+        for alias, name in _untied_beside(checkpoint, plan).items()
     ]
-    return structure, tuple(outputs)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
 
 
 def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[str, Shape]:
@@ -75,27 +75,27 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
 
 
 def _expressions(
-    checkpoint: Checkpoint, decision: Decision, factors: Factors | None
+    checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors | None
 ) -> dict[str, Expression]:
     """Those that are known; without `factors` only what is copied."""
-    source, output = decision.tables.input, decision.tables.output
+    source, output = plan.tables.input, plan.tables.output
     found: dict[str, Expression] = {
         name: Copy(name)
         for name in embedding_shapes(checkpoint, checkpoint.structure.embedding)
         if name in checkpoint.tensors
     }
-    table = f"{source}.weight" if decision.tables.unit is None else f"{source}.map.weight"
-    if decision.is_tied:  # where the two part, the output layer takes a copy along
+    table = f"{source}.weight" if plan.tables.unit is None else f"{source}.map.weight"
+    if plan.is_tied:  # where the two part, the output layer takes a copy along
         found[f"{output}.weight"] = Copy(table)
-    if decision.shape is not None or _is_cached_now(decision):
+    if plan.shape is not None or _is_cached_now(plan):
         for name in [name for name in found if name.startswith(f"{source}.")]:
             del found[name]
-    if decision.output_dim is not None:
+    if plan.output_dim is not None:
         found.pop(f"{output}.weight", None)
     if factors is None:
         return found
     if factors.unit is not None:
-        found |= _unit_expressions(source, factors.unit, is_cached=_is_cached(decision))
+        found |= _unit_expressions(source, factors.unit, is_cached=_is_cached(plan))
     if factors.output is not None:
         found[f"{output}.project.weight"] = _given(factors.output.projection.T)
         if (mapped := factors.output.table) is not None:
@@ -105,12 +105,12 @@ def _expressions(
     return found
 
 
-def _is_cached(decision: Decision) -> bool:
-    return decision.change.input is not None and decision.change.input.cached
+def _is_cached(plan: EmbeddingPlan) -> bool:
+    return plan.change.input is not None and plan.change.input.cached
 
 
-def _is_cached_now(decision: Decision) -> bool:
-    return _is_cached(decision) and decision.tables.unit is not None
+def _is_cached_now(plan: EmbeddingPlan) -> bool:
+    return _is_cached(plan) and plan.tables.unit is not None
 
 
 def _unit_expressions(name: str, unit: DefineEmbedding, *, is_cached: bool) -> Mapping[str, Expression]:
@@ -132,13 +132,13 @@ def _array_rows(values: NDArray[np.float32], start: int, stop: int) -> NDArray[n
     return values[start:stop]
 
 
-def _untied_beside(checkpoint: Checkpoint, decision: Decision) -> dict[str, str]:
+def _untied_beside(checkpoint: Checkpoint, plan: EmbeddingPlan) -> dict[str, str]:
     """Aliases that become tensors of their own together with the output table: a bias -> what it was tied to.
 
     `tie_word_embeddings` false, which says that the tables are apart, parts these too.
     """
-    family, output = checkpoint.require_architecture(), decision.change.output
-    if not decision.is_tied or output is None or output.map_dim is not None:
+    family, output = checkpoint.require_architecture(), plan.change.output
+    if not plan.is_tied or output is None or output.map_dim is not None:
         return {}
     if family.embedding is None or not family.embedding.apart:
         return {}
@@ -146,7 +146,7 @@ def _untied_beside(checkpoint: Checkpoint, decision: Decision) -> dict[str, str]
         alias: name
         for alias, name in family.tied.items()
         if alias in family.loose
-        and alias != f"{decision.tables.output}.weight"
+        and alias != f"{plan.tables.output}.weight"
         and alias not in checkpoint.tensors
         and name in checkpoint.tensors
     }

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import floor
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
@@ -24,13 +24,20 @@ MIN_PER_LAYER = 4
 """What the paper keeps at least in each layer under a threshold."""
 
 
-@dataclass(frozen=True)
-class Layer:
-    """A sparse layer: its name, its side, the original ids of the experts that it holds."""
+class Layer(Protocol):
+    """What experts are chosen from: a `SparseLayer`, or what statistics alone say of one."""
 
-    name: str
-    side: Side
-    experts: tuple[int, ...]
+    @property
+    def name(self) -> str:
+        """Of its FFN."""
+
+    @property
+    def side(self) -> Side:
+        """Of which stack."""
+
+    @property
+    def experts(self) -> tuple[int, ...]:
+        """Original ids of the experts that it holds."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import Layer, Request, kept_counts
+from prunecli.methods.experts.budget import Request, kept_counts
 from prunecli.model.cost import Load, decoding_bytes
 from prunecli.model.cost import weight_bytes as weight_bytes
 from prunecli.model.mixtures import SparseLayer
@@ -115,9 +115,8 @@ def nearest_ratio(
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
     target = None if dtype is None else parse_dtype(dtype)
-    found = checkpoint.require_mixtures()
-    layers = [Layer(layer.name, layer.side, layer.experts) for layer in found]
-    each = {layer.name: expert_bytes(checkpoint, layer, target) for layer in found}
+    layers = checkpoint.require_mixtures()
+    each = {layer.name: expert_bytes(checkpoint, layer, target) for layer in layers}
     held = sum(len(layer.experts) for layer in layers)
     dense = weight_bytes(checkpoint, target) - sum(each[layer.name] * len(layer.experts) for layer in layers)
     cache, activations = decoding_bytes(checkpoint, load, target)

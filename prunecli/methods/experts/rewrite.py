@@ -8,34 +8,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prunecli.errors import UsageError
+from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
-from prunecli.model.structure import Structure
+from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows
 
 
-def rewrite(
-    checkpoint: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str | None = None
-) -> tuple[Structure, tuple[Output, ...]]:
-    """The structure and the tensors, in the order of the source, of the checkpoint with only `kept` experts.
+def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
+    """The checkpoint with only the experts that the plan keeps, its tensors in the order of the source.
 
     Kept experts become `expert_0 … expert_{n-1}` in the given order; the router's rows are those of their
     places in the file. A layer that keeps all of its experts in their order is copied as it is.
 
-    Args:
-        checkpoint: the source.
-        kept: layer's name -> original ids; a layer that is left out keeps all.
-        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
-
     Raises:
         UsageError: an id that the layer does not hold, or fewer than the router picks.
     """
-    target = None if dtype is None else parse_dtype(dtype)
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
     top_k = checkpoint.require_architecture().top_k or 1
     changed = {}
-    for name, ids in kept.items():
+    for name, ids in plan.kept.items():
         _check(layers, name, ids, top_k)
         if tuple(ids) != layers[name].experts:
             changed[name] = tuple(ids)
@@ -52,7 +46,7 @@ def rewrite(
     if changed:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
-    return structure, tuple(outputs)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
 
 
 def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int], top_k: int) -> None:

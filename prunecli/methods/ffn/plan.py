@@ -1,271 +1,198 @@
-"""Which FFNs are merged, which go, and how wide the merged ones are (2309.01826, 2.2): pure functions.
-
-Sharing N FFNs of width d_ff saves (N - 1) x 2 x d_model x d_ff parameters, dropping them N x 2 x d_model x d_ff; what
-biases and norms save comes on top. A gated FFN has three matrices in the place of two.
-"""
+"""From a checkpoint and options to a plan: which FFNs are merged, which go, which hidden units stay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import inf
-from typing import Literal, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
 
 from prunecli.architectures.records import Side
-from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.configurations import Treatment
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Init, Order, Request, arrange_ffn
+from prunecli.methods.ffn.configurations import Treatment, find_configuration
+from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
 from prunecli.model.ffn import FfnLayer
+from prunecli.model.history import given, history_step
 
-Init = Literal["mean", "first", "last", "concat"]
-INITS: tuple[Init, ...] = get_args(Init)
-Order = Literal["sequence", "cycle", "cycle-reverse"]
-ORDERS: tuple[Order, ...] = get_args(Order)
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
 
-MATCH: Literal["match"] = "match"
-"""The width at which the shared FFNs have as many hidden units as all that they stand for."""
+COMMAND = "share-ffn"
+DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "SharedDec"}
+"""Without options: what costs the paper's models least for what it saves."""
 
-SIDES: tuple[Side, ...] = get_args(Side)
+KeepUnits = Literal["norms", "activations"]
+KEEP_UNITS: tuple[KeepUnits, ...] = get_args(KeepUnits)
+
+Activations = Callable[[], Mapping[str, np.ndarray]]
+"""Measures the mean |activation| of each hidden unit: name of an FFN that holds tensors -> `[width]`."""
 
 
 @dataclass(frozen=True)
-class Request:
-    """What is asked for.
+class FfnOptions:
+    """What `share-ffn` is asked.
 
     Attributes:
+        config: name of a configuration; excludes `encoder` and `decoder`; with none of the three: DEFAULT_CONFIG.
         encoder: what happens to the encoder's FFNs.
         decoder: what happens to the decoder's.
-        across: whether encoder and decoder share theirs with each other.
-        groups: shared FFNs per side; of both together where they share across.
-        order: which layers share one, where there are several (Appendix A).
-        width: hidden units of a shared FFN; None: as the initialisation makes it.
-        init: how a shared FFN is made of those that it stands for; None: `concat` where it shall be wider than each
-            of them, else `mean`.
-        scale: factor of its output; None: 1, of a concatenation of k: 1/k, so that it computes their mean.
-        dense_only: whether mixtures of experts are left as they are; else they are refused.
+        width: hidden units of a shared FFN, or `match`.
+        init: how a shared FFN is made; see `Request`.
+        scale: factor of a shared FFN's output; see `Request`.
+        groups: shared FFNs of a side, or of encoder and decoder.
+        order: which layers share one, where there are several.
+        keep_units: which hidden units stay where an FFN gets narrower.
+        dense_only: leave mixtures of experts as they are.
+        dtype: type of the result; None: as stored.
+        seed: of new hidden units.
+        text: what activations are measured on, for the history.
     """
 
-    encoder: Treatment = "keep"
-    decoder: Treatment = "keep"
-    across: bool = False
-    groups: Mapping[Side, int] | None = None
-    order: Order = "sequence"
+    config: str | None = None
+    encoder: Treatment | None = None
+    decoder: Treatment | None = None
     width: int | Literal["match"] | None = None
     init: Init | None = None
     scale: float | None = None
+    groups: tuple[int, ...] | None = None
+    order: Order | None = None
+    keep_units: KeepUnits | None = None
     dense_only: bool = False
-
-    def treatment(self, side: Side) -> Treatment:
-        """Of the FFNs of this side."""
-        return self.encoder if side == "encoder" else self.decoder
-
-    @property
-    def shares(self) -> bool:
-        """Whether any are shared."""
-        return "share" in (self.encoder, self.decoder)
+    dtype: str | None = None
+    seed: int = 0
+    text: Mapping[str, Any] | None = None
 
 
-@dataclass(frozen=True)
-class Group:
-    """Layers that run one FFN in the result.
+def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activations | None = None) -> FfnPlan:
+    """Choose what to merge and what to drop.
 
-    Attributes:
-        members: names of their FFNs, in the order of the model; the first holds the tensors.
-        sources: names of the FFNs whose tensors it is made of.
-        init: how; None: it stays as it is.
-        init_width: hidden units that this makes.
-        width: hidden units of the result: the best of them, or these and new ones.
-        scale: factor of the output.
-    """
-
-    members: tuple[str, ...]
-    sources: tuple[str, ...]
-    init: Init | None
-    init_width: int
-    width: int
-    scale: float = 1.0
-
-    @property
-    def owner(self) -> str:
-        """The one that holds the tensors."""
-        return self.members[0]
-
-    @property
-    def is_merged(self) -> bool:
-        """Whether its tensors are others than those of its one source."""
-        return len(self.sources) > 1 or self.width != self.init_width or self.scale != 1
-
-
-@dataclass(frozen=True)
-class FfnPlan:
-    """The decision.
-
-    Attributes:
-        groups: every dense FFN that the result stores, those that stay as they are among them, in the order of the
-            model.
-        removed: names of the FFNs that the result has not.
-        sparse: names of the mixtures of experts, which stay as they are.
-    """
-
-    groups: tuple[Group, ...]
-    removed: tuple[str, ...] = ()
-    sparse: tuple[str, ...] = ()
-
-    @property
-    def merged(self) -> tuple[Group, ...]:
-        """The groups whose tensors are not plain copies."""
-        return tuple(group for group in self.groups if group.is_merged)
-
-
-def plan(layers: Sequence[FfnLayer], request: Request) -> FfnPlan:
-    """Merge and drop as asked. Layers that share an FFN already count as one FFN wherever FFNs are merged.
+    Args:
+        checkpoint: the source; its weights are read where hidden units are chosen by their norms.
+        options: see there.
+        activations: called where hidden units are chosen by their activations.
 
     Raises:
-        UnsupportedModelError: mixtures of experts on a side that is to be shared or dropped.
-        UsageError: what this model cannot hold: a side that it has not, groups that do not divide its layers, widths
-            that do not go together.
+        UnsupportedModelError: the family is not declared, or mixtures of experts would have to be merged.
+        UsageError: options that contradict each other, or that this model cannot hold.
+        CheckpointError: the weights are damaged.
     """
-    _check_sides(layers, request)
-    dense = [layer for layer in layers if not layer.is_sparse]
-    held = {layer.name: layer for layer in dense if not layer.removed}
-    dropped = [layer for layer in held.values() if request.treatment(layer.side) == "drop"]
-    kept = [layer for layer in held.values() if request.treatment(layer.side) == "keep"]
-    clusters = [
-        *((members, True) for members in _shared(list(held.values()), request)),
-        *((tuple(layer for layer in kept if layer.owner == owner), False) for owner in _owners(kept)),
-    ]
-    _check_whole([members for members, _ in clusters])
-    used = {layer.owner for members, _ in clusters for layer in members}
-    lost = sum({layer.owner: layer.width for layer in dropped if layer.owner not in used}.values())
-    count = sum(is_shared for _, is_shared in clusters)
-    groups = [
-        _group(members, request, lost // count) if is_shared else _kept(members)
-        for members, is_shared in clusters
-    ]
-    place = {layer.name: number for number, layer in enumerate(layers)}
-    return FfnPlan(
-        groups=tuple(sorted(groups, key=lambda group: place[group.owner])),
-        removed=tuple(layer.name for layer in dense if layer.removed or layer in dropped),
-        sparse=tuple(layer.name for layer in layers if layer.is_sparse),
+    layers = {layer.name: layer for layer in checkpoint.layout.ffns}
+    if not layers:
+        raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
+    name, request = _request(options, {layer.side for layer in layers.values()})
+    plan = arrange_ffn(tuple(layers.values()), request)
+    return replace(
+        plan,
+        units=_units(checkpoint, layers, plan, options, activations),
+        dtype=options.dtype,
+        seed=options.seed,
+        step=history_step(COMMAND, checkpoint, given(_arguments(name, options, request))),
+        reasons=_reasons(name, options, plan),
     )
 
 
-def group_numbers(layers: int, groups: int, order: Order) -> list[int]:
-    """The group of each of `layers` layers (Appendix A; Takase and Kiyono, 2104.06022).
-
-    Of six layers in three groups: `sequence` 0 0 1 1 2 2, `cycle` 0 1 2 0 1 2, `cycle-reverse` 0 1 2 2 1 0; the last
-    round of the latter is reversed, those before it are not.
-
-    Raises:
-        UsageError: the groups do not divide the layers.
-    """
-    if not 0 < groups <= layers or layers % groups:
-        divisors = [str(number) for number in range(1, layers + 1) if layers % number == 0]
-        what = "more groups than layers" if groups > layers else "the groups would be of different sizes"
-        what = "that is no number of groups" if groups < 1 else what
-        raise UsageError(
-            f"--groups {groups}: {layers} FFNs to share; {what}.", f"Choose one of {', '.join(divisors)}."
-        )
-    if order == "sequence":
-        return [layer // (layers // groups) for layer in range(layers)]
-    numbers = [layer % groups for layer in range(layers)]
-    return numbers if order == "cycle" else numbers[:-groups] + numbers[-groups:][::-1]
-
-
-def _check_sides(layers: Sequence[FfnLayer], request: Request) -> None:
-    sides = {layer.side for layer in layers}
-    if request.across and sides != set(SIDES):
-        raise UsageError("One FFN for encoder and decoder needs both.", f"The model has only {sides.pop()}s.")
-    for side in SIDES:
-        if request.treatment(side) == "keep":
-            continue
-        own = [layer for layer in layers if layer.side == side]
-        if not own:
-            raise UsageError(f"--{side} {request.treatment(side)}: the model has no {side}.", "Leave it out.")
-        dense = [layer for layer in own if not layer.is_sparse]
-        if len(dense) < len(own) and not (request.dense_only and dense):
-            remedy = (
-                f"Add --dense-only to {request.treatment(side)} the other {len(dense)} and leave these."
-                if dense
-                else "An FFN can only be shared or dropped where it is dense; see prunecli prune-experts."
-            )
-            raise UnsupportedModelError(
-                f"{len(own) - len(dense)} of the {len(own)} FFNs of the {side} are mixtures of experts.",
-                remedy,
-            )
-        if request.treatment(side) == "share" and all(layer.removed for layer in dense):
-            raise UsageError(f"--{side} share: the {side} has no FFN left to share.", f"Use --{side} keep.")
-    if request.scale is not None and not 0 < abs(request.scale) < inf:
-        raise UsageError(
-            f"--scale {request.scale:g}: the output would be lost.", "Give a factor such as 1 or 0.5."
-        )
-    if request.width == 0:
-        raise UsageError(
-            "--width 0: an FFN of no width is none.", "To remove FFNs: --encoder drop, --decoder drop."
-        )
-    if isinstance(request.width, int) and request.width < 0:
-        raise UsageError(f"--width {request.width}: not a width.", "Give a number of hidden units, or match.")
-
-
-def _shared(held: Sequence[FfnLayer], request: Request) -> list[tuple[FfnLayer, ...]]:
-    """The layers that shall share an FFN with each other."""
-    own = {side: [layer for layer in held if layer.side == side] for side in SIDES}
-    found: list[tuple[FfnLayer, ...]] = []
-    groups = request.groups or {}
-    if request.across:
-        own = {"encoder": [*own["encoder"], *own["decoder"]], "decoder": []}
-    for side in SIDES:
-        if request.treatment(side) != "share" or not own[side]:
-            continue
-        numbers = group_numbers(len(own[side]), groups.get(side, 1), request.order)
-        for number in range(max(numbers) + 1):
-            found.append(
-                tuple(layer for layer, mine in zip(own[side], numbers, strict=True) if mine == number)
-            )
-    return found
-
-
-def _check_whole(clusters: Sequence[tuple[FfnLayer, ...]]) -> None:
-    """Refuses to part layers that share an FFN."""
-    first: dict[str, int] = {}
-    for number, members in enumerate(clusters):
-        for layer in members:
-            if first.setdefault(layer.owner, number) != number:
-                other = next(one for one in clusters[first[layer.owner]] if one.owner == layer.owner)
-                raise UsageError(
-                    f"{layer.name} and {other.name} share one FFN already and would be parted.",
-                    "Share them together (encoder and decoder: --config SharedEncDec), or drop one side.",
-                )
-
-
-def _group(members: Sequence[FfnLayer], request: Request, lost: int) -> Group:
-    """The shared FFN of `members`; `lost`: hidden units of dropped FFNs that it also stands for."""
-    width_of = {layer.owner: layer.width for layer in members}
-    sources, widths = tuple(width_of), tuple(width_of.values())
-    wanted = sum(widths) + lost if request.width == MATCH else request.width
-    init = request.init or ("mean" if wanted is None or wanted <= max(widths) else "concat")
-    if init == "mean" and len(set(widths)) > 1:
-        raise UsageError(
-            f"The FFNs to share have different widths ({', '.join(map(str, sorted(set(widths))))}): no mean of them.",
-            "Choose --init first, last or concat.",
-        )
-    if init in ("first", "last"):
-        sources = sources[:1] if init == "first" else sources[-1:]
-    made = sum(width_of[name] for name in sources) if init == "concat" else width_of[sources[0]]
-    scale = request.scale if request.scale is not None else 1 / len(sources) if init == "concat" else 1.0
-    return Group(
-        tuple(layer.name for layer in members),
-        sources,
-        init,
-        made,
-        made if wanted is None else wanted,
-        scale,
+def _request(options: FfnOptions, sides: set[Side]) -> tuple[str | None, Request]:
+    """The name of the configuration, and what is asked for."""
+    named = options.config
+    if named is not None and (options.encoder is not None or options.decoder is not None):
+        raise UsageError("--config goes with neither --encoder nor --decoder.", "It says both already.")
+    if named is None and options.encoder is None and options.decoder is None:
+        named = DEFAULT_CONFIG["both" if len(sides) > 1 else next(iter(sides))]
+    request = Request(
+        encoder=options.encoder or "keep",
+        decoder=options.decoder or "keep",
+        order=options.order or "sequence",
+        width=options.width,
+        init=options.init,
+        scale=options.scale,
+        dense_only=options.dense_only,
     )
+    if named is not None:
+        found = find_configuration(named, sides)
+        width = options.width if options.width is not None or not found.match else MATCH
+        request = replace(
+            request, encoder=found.encoder, decoder=found.decoder, across=found.across, width=width
+        )
+        named = found.name
+    if not request.shares:
+        _refuse_unused(options)
+    return named, replace(request, groups=_groups(options.groups, request))
 
 
-def _kept(members: Sequence[FfnLayer]) -> Group:
-    width = members[0].width
-    return Group(tuple(layer.name for layer in members), (members[0].owner,), None, width, width)
+def _refuse_unused(options: FfnOptions) -> None:
+    """Options that only say something of shared FFNs."""
+    given = {
+        "--width": options.width,
+        "--init": options.init,
+        "--scale": options.scale,
+        "--groups": options.groups,
+        "--order": options.order,
+        "--keep-units": options.keep_units,
+    }
+    for option, value in given.items():
+        if value is not None:
+            raise UsageError(f"{option} speaks of shared FFNs, and none are shared.", "Leave it out.")
 
 
-def _owners(layers: Sequence[FfnLayer]) -> list[str]:
-    return list(dict.fromkeys(layer.owner for layer in layers))
+def _groups(groups: tuple[int, ...] | None, request: Request) -> dict[Side, int]:
+    if groups is None:
+        return {}
+    if len(groups) == 2 and request.across:
+        raise UsageError("--groups: encoder and decoder share the same FFNs.", "Give one number.")
+    return {"encoder": groups[0], "decoder": groups[-1]}
+
+
+def _units(
+    checkpoint: Checkpoint,
+    layers: Mapping[str, FfnLayer],
+    plan: FfnPlan,
+    options: FfnOptions,
+    activations: Activations | None,
+) -> dict[str, tuple[int, ...]]:
+    narrowed = [group for group in plan.groups if group.width < group.init_width]
+    if not narrowed:
+        if options.keep_units is not None:
+            raise UsageError(
+                "--keep-units: no FFN gets narrower.", "Leave it out, or give a smaller --width."
+            )
+        return {}
+    if options.keep_units == "activations":
+        if activations is None:
+            raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
+        measured = activations()
+        scores = {group.owner: merged_scores(group, measured) for group in narrowed}
+    else:
+        scores = {group.owner: unit_norms(checkpoint, layers, group) for group in narrowed}
+    return {group.owner: best_units(scores[group.owner], group.width) for group in narrowed}
+
+
+def _arguments(name: str | None, options: FfnOptions, request: Request) -> dict[str, Any]:
+    return {
+        "config": name,
+        "encoder": None if name else request.encoder,
+        "decoder": None if name else request.decoder,
+        "width": request.width,
+        "init": options.init,
+        "scale": options.scale,
+        "groups": None if options.groups is None else list(options.groups),
+        "order": options.order,
+        "keep_units": options.keep_units,
+        "text": None if options.text is None else dict(options.text),
+        "dense_only": options.dense_only or None,
+        "dtype": options.dtype,
+        "seed": options.seed,
+    }
+
+
+def _reasons(name: str | None, options: FfnOptions, plan: FfnPlan) -> tuple[str, ...]:
+    lines = []
+    if options.config is None and name is not None:
+        lines.append(f"No --config given: {name}.")
+    inits = {group.init for group in plan.merged if len(group.sources) > 1}
+    if options.init is None and "concat" in inits:
+        lines.append("No --init given: a shared FFN is those that it stands for side by side (concat).")
+    if options.init is None and "mean" in inits:
+        lines.append("No --init given: a shared FFN is the mean of those that it stands for.")
+    return tuple(lines)

@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.plan import FfnPlan, Group
+from prunecli.methods.ffn.arrange import FfnPlan, Group
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
-from prunecli.model.structure import FfnChange, Structure
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.model.structure import FfnChange
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import (
     Concat,
@@ -30,40 +31,28 @@ from prunecli.tensors.stream import (
     shape_of,
 )
 
-Units = Mapping[str, Sequence[int]]
-"""Name of a group's owner -> which of the hidden units that its initialisation makes stay, in order."""
 
-
-def rewrite(
-    checkpoint: Checkpoint, plan: FfnPlan, units: Units | None = None, dtype: str | None = None, seed: int = 0
-) -> tuple[Structure, tuple[Output, ...]]:
-    """The structure and the tensors, in the order of the source, of the checkpoint with its FFNs as planned.
+def rewrite_ffn(checkpoint: Checkpoint, plan: FfnPlan) -> Rewrite:
+    """The checkpoint with its FFNs as planned, its tensors in the order of the source.
 
     An FFN that stays as it is, is copied. New hidden units have small random inputs (of the standard deviation that
     the model's weights are drawn with at its making) and outputs of zero: what is computed stays the same, and the
     first step of training moves them.
 
-    Args:
-        checkpoint: the source.
-        plan: the decision, made for this checkpoint.
-        units: of every group that gets narrower than its initialisation.
-        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
-        seed: of new units.
-
     Raises:
         UsageError: units that a group has not, or not as many as it shall have.
         CheckpointError: tensors to be merged that are not floating-point numbers.
     """
-    target = None if dtype is None else parse_dtype(dtype)
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers = {layer.name: layer for layer in checkpoint.layout.ffns}
     std = initial_std(checkpoint.config)
     made: dict[str, list[Output]] = defaultdict(list)
     for group in plan.groups:
-        kept = _checked(group, (units or {}).get(group.owner))
+        kept = _checked(group, plan.units.get(group.owner))
         for suffix in layers[group.members[0]].tensors:
             place = f"{group.sources[0]}.{suffix}"
             name, stored = f"{group.owner}.{suffix}", checkpoint.info(place).dtype
-            expression = _all_blocks(checkpoint, layers, group, suffix, kept, std, f"{seed}:{name}")
+            expression = _all_blocks(checkpoint, layers, group, suffix, kept, std, f"{plan.seed}:{name}")
             if not (isinstance(expression, Copy) or is_float(stored)):
                 raise CheckpointError(
                     f"{checkpoint.path}: {place} is of type {stored}, which cannot be merged or resized",
@@ -78,7 +67,8 @@ def rewrite(
             outputs += made.get(name, ())
             continue
         outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
-    return checkpoint.structure.changing_ffn(changes(checkpoint, plan, layers)), tuple(outputs)
+    structure = checkpoint.structure.changing_ffn(changes(checkpoint, plan, layers))
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
 
 
 def changes(checkpoint: Checkpoint, plan: FfnPlan, layers: Mapping[str, FfnLayer]) -> dict[str, FfnChange]:

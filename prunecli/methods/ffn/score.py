@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from prunecli.methods.ffn.plan import Group
+from prunecli.methods.ffn.arrange import Group
 from prunecli.methods.ffn.rewrite import tensor_expression
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer

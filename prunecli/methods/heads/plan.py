@@ -1,201 +1,215 @@
-"""Which heads to keep (1905.10650, 4 and 5): pure functions from importances to a selection.
-
-All heads are sorted by their importance I_h, normalised within each layer (4.1); the lowest go first (4.2), over the
-whole model or over some of its kinds of attention (5).
-"""
+"""From a checkpoint, scores and options to a plan: which heads stay. Nothing is written."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil, fsum, sqrt
-from typing import Literal, get_args
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.heads.select import Importance, Normalize, Request, random_importance, select_heads
+from prunecli.methods.heads.selection import read_selection
+from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
+from prunecli.model.history import given, history_step
+from prunecli.model.stock import uniform_heads
+from prunecli.results.heads import HeadScores, Method, check_matches, merge, read_scores
 
-from prunecli.errors import UsageError
-from prunecli.model.attention import KINDS, AttentionKind
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
 
-Normalize = Literal["per-layer", "none"]
-NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
-Importance = Mapping[str, Mapping[int, float]]
-"""Attention's name -> original id -> importance of the head."""
+COMMAND = "prune-heads"
+DEFAULT_RATIO = 0.2
+"""What goes without a noticeable loss in both of the paper's models (4.2)."""
+
+IMPORTANCE = "importance"
+RANDOM = "random"
+METRICS = (IMPORTANCE, RANDOM)
+DEFAULT_NORMALIZE: dict[Method, Normalize] = {"gradient": "per-layer", "ablation": "none"}
+"""The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """An attention: its name, its kind, the original ids of the heads that it holds."""
-
-    name: str
-    kind: AttentionKind
-    heads: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Request:
-    """How many heads go, and which may.
+class HeadOptions:
+    """What `prune-heads` is asked.
 
     Attributes:
-        ratio: fraction of the held heads of these kinds to remove; None where `count` says it.
-        count: heads to remove, instead of `ratio`.
+        scores: scores, or files of them, merged; not looked at for the metric `random`.
+        heads: a saved selection, instead of scores, metric and amount.
+        ratio: fraction of the heads of these kinds to remove; with neither it nor `count`: DEFAULT_RATIO.
+        count: heads to remove.
         kinds: the kinds of attention that may lose heads.
         minimum: heads that each of their layers keeps at least.
-        normalize: `per-layer` divides by the l2 norm over the layer's heads (4.1), `none` compares as they are.
-        uniform: the numbers of heads of which every layer keeps the same one, the largest that removes enough; None:
-            each layer keeps what its heads are worth.
+        uniform: whether every layer keeps the same number of heads, one that a stock model can have.
+        normalize: None: DEFAULT_NORMALIZE.
+        metric: `importance`, or `random`.
+        dtype: type of the result; None: as stored.
+        seed: of the metric `random`.
     """
 
+    scores: tuple[Path, ...] | HeadScores = (Path("heads.json"),)
+    heads: Path | None = None
     ratio: float | None = None
     count: int | None = None
     kinds: tuple[AttentionKind, ...] = KINDS
     minimum: int = 0
-    normalize: Normalize = "per-layer"
-    uniform: tuple[int, ...] | None = None
+    uniform: bool = False
+    normalize: Normalize | None = None
+    metric: str = IMPORTANCE
+    dtype: str | None = None
+    seed: int = 0
 
 
 @dataclass(frozen=True)
-class Selection:
-    """The decision.
+class HeadPlan:
+    """Which heads stay, and why.
 
     Attributes:
-        kept: attention's name -> original ids that stay, in the order in which they are stored.
-        removed: how many heads go.
+        kept: attention's name -> original ids that stay; an attention that is left out keeps all.
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
+        step: the entry for `Structure.history`.
+        reasons: plain lines that say how the heads were chosen.
     """
 
-    kept: Mapping[str, tuple[int, ...]]
-    removed: int
+    kept: Mapping[str, Sequence[int]]
+    dtype: str | None = None
+    step: Mapping[str, Any] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
-        """Heads kept in the whole model."""
+        """Heads kept in the attentions that it names."""
         return sum(map(len, self.kept.values()))
 
 
-def normalized(importance: Importance) -> dict[str, dict[int, float]]:
-    """I_h / sqrt(sum_h' I_h'^2) within each layer (4.1), over all heads that were scored; zeros stay zeros.
-
-    Heads that a checkpoint no longer holds count in the norm, so that pruning in steps by the scores of the original
-    removes the same heads as pruning at once.
-    """
-    found = {}
-    for name, values in importance.items():
-        # Relative to the largest first: squares of small gradients would vanish, and equal layers stay equal.
-        largest = max((abs(value) for value in values.values()), default=0.0) or 1.0
-        relative = {head: value / largest for head, value in values.items()}
-        norm = sqrt(fsum(value**2 for value in relative.values())) or 1.0
-        found[name] = {head: value / norm for head, value in relative.items()}
-    return found
-
-
-def removed_count(ratio: float, held: int) -> int:
-    """Heads to remove: ceil(ratio x held), never less than asked.
-
-    The ratio is taken as the decimal that it prints as: 0.7 of 10 removes 7, not the 8 of binary rounding.
+def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
+    """Choose the heads to keep.
 
     Raises:
-        UsageError: the ratio is outside [0, 1).
+        UnsupportedModelError: the family is not declared.
+        StatisticsError: damaged files, of another model, or that rank no heads.
+        UsageError: options that contradict each other, or that remove more heads than there are.
     """
-    if not 0 <= ratio < 1:
-        raise UsageError(
-            f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the heads to remove: 0.2 removes 20 %.",
-        )
-    return ceil(Fraction(repr(float(ratio))) * held)
-
-
-def plan(layers: Sequence[Layer], importance: Importance, request: Request) -> Selection:
-    """Choose the heads to keep: the least important go first, ties by place in the model.
-
-    Args:
-        layers: the checkpoint's attentions.
-        importance: of at least every head that they hold.
-        request: how many go, and which may.
-
-    Raises:
-        UsageError: a kind that the model lacks, a ratio outside [0, 1), or more heads to remove than may go.
-    """
-    chosen = _chosen(layers, request.kinds)
-    removed = _removed(chosen, request)
-    values = normalized(importance) if request.normalize == "per-layer" else importance
-    if request.uniform is not None:
-        each = _each(chosen, removed, request)
-        kept = {layer.name: layer.heads for layer in layers}
-        kept |= {layer.name: _best(layer, values[layer.name], each) for layer in chosen}
-        return Selection(kept, sum(len(layer.heads) - each for layer in chosen))
-    waiting = sorted(
-        (values[layer.name][head], number, place)
-        for number, layer in enumerate(chosen)
-        for place, head in enumerate(layer.heads)
+    if options.ratio is not None and options.count is not None:
+        raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
+    layers = checkpoint.layout.attentions
+    if options.heads is not None:
+        return _from_selection(checkpoint, options.heads, options, layers)
+    importance, scores = _importance(checkpoint, options, layers)
+    default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
+    ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
+    uniform = _uniform(checkpoint) if options.uniform else None
+    request = Request(
+        ratio, options.count, options.kinds, options.minimum, options.normalize or default, uniform
     )
-    going: list[set[int]] = [set() for _ in chosen]
-    left = removed
-    for _, number, place in waiting:
-        if left == 0:
-            break
-        layer = chosen[number]
-        if len(layer.heads) - len(going[number]) > request.minimum:
-            going[number].add(layer.heads[place])
-            left -= 1
-    gone = {layer.name: ids for layer, ids in zip(chosen, going, strict=True)}
-    kept = {
-        layer.name: tuple(head for head in layer.heads if head not in gone.get(layer.name, ()))
-        for layer in layers
-    }
-    return Selection(kept, removed)
-
-
-def _each(layers: Sequence[Layer], removed: int, request: Request) -> int:
-    """How many heads each of `layers` keeps, so that all keep the same number and `removed` go at least."""
-    held = [len(layer.heads) for layer in layers]
-    most = min(*held, (sum(held) - removed) // len(held))
-    able = [number for number in request.uniform or () if max(request.minimum, 1) <= number <= most]
-    if not able:
-        choices = ", ".join(map(str, request.uniform or ())) or "none"
-        raise UsageError(
-            f"--uniform: at most {most} heads may stay in each layer, and at least {max(request.minimum, 1)} have to; "
-            f"a stock model may keep {choices}.",
-            "Remove fewer heads, lower --min-per-layer, or leave --uniform out.",
+    kept = select_heads(layers, importance, request)
+    arguments = _arguments(options, request, _removed(layers, kept), scores)
+    files = () if scores is None or isinstance(options.scores, HeadScores) else options.scores
+    reasons = _reasons(options, request, scores)
+    if uniform is not None:
+        each = min(map(len, kept.values()))
+        reasons += (
+            f"{each} heads stay in every layer; a stock model may keep {', '.join(map(str, uniform))}.",
         )
-    return max(able)
+    return HeadPlan(kept, options.dtype, history_step(COMMAND, checkpoint, given(arguments), files), reasons)
 
 
-def _best(layer: Layer, values: Mapping[int, float], number: int) -> tuple[int, ...]:
-    """The most important heads of a layer, in the order in which they are stored; of equal ones the later stay."""
-    order = sorted(range(len(layer.heads)), key=lambda place: (values[layer.heads[place]], place))
-    return tuple(layer.heads[place] for place in sorted(order[len(order) - number :]))
+def _removed(layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]]) -> int:
+    return sum(layer.num_heads - len(kept[layer.name]) for layer in layers)
 
 
-def _chosen(layers: Sequence[Layer], kinds: Sequence[AttentionKind]) -> list[Layer]:
-    """The layers of these kinds."""
-    present = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
-    for kind in kinds:
-        if kind not in present and tuple(kinds) != KINDS:
-            raise UsageError(
-                f"--attention {kind}: the model has no such attention.", f"It has {', '.join(present)}."
-            )
-    return [layer for layer in layers if layer.kind in kinds]
-
-
-def _removed(layers: Sequence[Layer], request: Request) -> int:
-    """How many heads of `layers` go; refuses what their minimum forbids."""
-    if (request.ratio is None) == (request.count is None):
-        raise UsageError("Give either --ratio or --count.", "Each says how many heads go.")
-    held = sum(len(layer.heads) for layer in layers)
-    removed = removed_count(request.ratio, held) if request.ratio is not None else request.count or 0
-    free = sum(max(len(layer.heads) - request.minimum, 0) for layer in layers)
-    if not 0 <= removed <= free:
-        bound = f", of which each layer keeps {request.minimum}" if request.minimum else ""
+def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
+    """The numbers of heads that every layer of a stock model may keep."""
+    numbers = uniform_heads(checkpoint)
+    if not numbers:
+        family = checkpoint.require_architecture()
+        why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
         raise UsageError(
-            f"{removed} heads would go; the {len(layers)} attentions hold {held}{bound}: at most {free} can.",
-            "Remove fewer heads" + (", or lower --min-per-layer." if request.minimum else "."),
+            f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
+            "Leave --uniform out: the result opens with prunecli.",
         )
-    return removed
+    return numbers
 
 
-def random_importance(original: Mapping[str, int], seed: int) -> dict[str, dict[int, float]]:
-    """Uniform in (0, 1], the baseline; `original` counts the heads of each original attention."""
-    generator = np.random.default_rng(seed)
+def _from_selection(
+    checkpoint: Checkpoint, path: Path, options: HeadOptions, layers: Sequence[AttentionLayer]
+) -> HeadPlan:
+    others = (options.ratio is not None, options.count is not None, options.kinds != KINDS, options.minimum)
+    if any(others) or options.uniform:
+        raise UsageError(
+            "--heads names what stays; it goes with none of --ratio, --count, --attention, --min-per-layer, --uniform.",
+            "Leave them out, or select by --scores.",
+        )
+    kept = read_selection(path, layers)
+    arguments = {"removed": _removed(layers, kept), "dtype": options.dtype}
+    step = history_step(COMMAND, checkpoint, given(arguments), (path,))
+    return HeadPlan(kept, options.dtype, step, (f"Heads by {path}.",))
+
+
+def _importance(
+    checkpoint: Checkpoint, options: HeadOptions, layers: Sequence[AttentionLayer]
+) -> tuple[Importance, HeadScores | None]:
+    if options.metric == RANDOM:
+        return random_importance({layer.name: layer.original_heads for layer in layers}, options.seed), None
+    if options.metric != IMPORTANCE:
+        raise UsageError(f"No metric {options.metric!r}.", f"Choose one of {', '.join(METRICS)}.")
+    if isinstance(options.scores, HeadScores):
+        check_matches(options.scores, checkpoint, layers)
+        return options.scores.importance(), options.scores
+    scores = read_all(checkpoint, options.scores, layers)
+    try:
+        return scores.importance(), scores
+    except StatisticsError as error:
+        raise StatisticsError(f"{options.scores[0]}: {error.message}", error.remedy) from error
+
+
+def read_all(
+    checkpoint: Checkpoint, paths: Sequence[Path], layers: Sequence[AttentionLayer] | None = None
+) -> HeadScores:
+    """The scores of several files, merged, of this checkpoint or of one that it was made from.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or that do not go together.
+    """
+    layers = checkpoint.layout.attentions if layers is None else layers
+    parts = []
+    for path in paths:
+        if not path.exists():
+            raise StatisticsError(f"{path}: no such file", "Score the heads first: prunecli score-heads.")
+        parts.append(read_scores(path))
+        try:
+            check_matches(parts[-1], checkpoint, layers)
+        except StatisticsError as error:
+            raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
+    return merge(parts, [str(path) for path in paths])
+
+
+def _arguments(
+    options: HeadOptions, request: Request, removed: int, scores: HeadScores | None
+) -> dict[str, Any]:
     return {
-        name: dict(enumerate((1.0 - generator.random(heads)).tolist())) for name, heads in original.items()
+        "ratio": request.ratio,
+        "count": options.count,
+        "removed": removed,
+        "attention": None if request.kinds == KINDS else list(request.kinds),
+        "min_per_layer": request.minimum or None,
+        "uniform": options.uniform or None,
+        "metric": options.metric,
+        "method": None if scores is None else scores.method,
+        "normalize": None if scores is None else request.normalize,
+        "seed": options.seed if scores is None else None,
+        "dtype": options.dtype,
     }
+
+
+def _reasons(options: HeadOptions, request: Request, scores: HeadScores | None) -> tuple[str, ...]:
+    of = "all attentions" if request.kinds == KINDS else f"{', '.join(request.kinds)} attention"
+    if scores is None:
+        return (f"Heads of {of}, drawn at random (seed {options.seed}); no scores are read.",)
+    default = "" if options.normalize else " (default)"
+    normalised = "not normalised" if request.normalize == "none" else f"normalised {request.normalize}"
+    files = () if isinstance(options.scores, HeadScores) else options.scores
+    where = f", from {', '.join(map(str, files))}" if files else ""
+    return (
+        f"Heads of {of} by {scores.method} over {scores.examples:,} examples, {normalised}{default}{where}.",
+    )

@@ -8,33 +8,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from prunecli.errors import UsageError
+from prunecli.methods.heads.plan import HeadPlan
 from prunecli.model.attention import AttentionLayer, HeadPlaces
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.structure import Structure
+from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Slices, joined
 
 
-def rewrite(
-    checkpoint: Checkpoint, kept: Mapping[str, Sequence[int]], dtype: str | None = None
-) -> tuple[Structure, tuple[Output, ...]]:
-    """The structure and the tensors, in the order of the source, of the checkpoint with only `kept` heads.
+def rewrite_heads(checkpoint: Checkpoint, plan: HeadPlan) -> Rewrite:
+    """The checkpoint with only the heads that the plan keeps, its tensors in the order of the source.
 
     An attention that keeps all of its heads in their order is copied as it is. Of one that keeps none, the tensors
     that would be empty are left out; the bias of its output projection stays.
 
-    Args:
-        checkpoint: the source.
-        kept: attention's name -> original ids; an attention that is left out keeps all.
-        dtype: type of the floating-point tensors (`float16`, `F16`, …); None: as stored.
-
     Raises:
         UsageError: no such attention, or a head that it does not hold.
     """
-    target = None if dtype is None else parse_dtype(dtype)
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
     layers = {layer.name: layer for layer in checkpoint.layout.attentions}
     changed: dict[str, tuple[int, ...]] = {}
-    for name, ids in kept.items():
+    for name, ids in plan.kept.items():
         _check(layers, name, ids)
         if tuple(ids) != layers[name].heads:
             changed[name] = tuple(ids)
@@ -58,7 +52,7 @@ def rewrite(
     structure = checkpoint.structure
     if changed:
         structure = structure.keeping_heads(changed, {name: layers[name].original_heads for name in changed})
-    return structure, tuple(outputs)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
 
 
 def head_ranges(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.methods.vocabulary.ids import renumbered, with_defaults
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import resolve
+from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows, Slices, joined
+
+if TYPE_CHECKING:
+    from prunecli.methods.vocabulary.plan import VocabularyPlan
+    from prunecli.methods.vocabulary.select import TokenChoice
 
 SIZE = "vocab_size"
 
@@ -57,7 +64,47 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
     return found
 
 
-def rewrite(checkpoint: Checkpoint, kept: Sequence[int], dtype: str | None = None) -> tuple[Output, ...]:
+def rewrite_vocabulary(checkpoint: Checkpoint, plan: VocabularyPlan) -> Rewrite:
+    """The checkpoint with only the tokens that the plan keeps, its tensors in the order of the source."""
+    whole = rewritten(
+        checkpoint, checkpoint.structure, trimmed_tensors(checkpoint, plan.tokens.kept, plan.dtype), plan.step
+    )
+    return replace(whole, config=trimmed_config(checkpoint, whole.config, plan.tokens), files=plan.files)
+
+
+def trimmed_config(checkpoint: Checkpoint, config: Mapping[str, Any], tokens: TokenChoice) -> dict[str, Any]:
+    """A config.json of the checkpoint with the new size and ids; ids that it leaves to its class are written out."""
+    full = with_defaults(config, default_ids(checkpoint))
+    patched = renumbered(full, tokens.renumbering)
+    changed = {key: value for key, value in patched.items() if key in config or value != full[key]}
+    return resized(checkpoint, changed, len(tokens.kept))
+
+
+def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The ids that transformers takes where config.json names none (`eos_token_id`: 50256 of GPT-2)."""
+    from transformers import AutoConfig
+
+    made = AutoConfig.for_model(checkpoint.require_architecture().model_type)
+    size = vocabulary_size(checkpoint)
+    return {
+        key: value
+        for key, value in made.to_dict().items()
+        if key.endswith("_token_id") and type(value) is int and 0 <= value < size
+    }
+
+
+def embedding_sizes(checkpoint: Checkpoint, rewrite: Rewrite) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Elements of the tensors with an axis of tokens, before and after; and their bytes."""
+    axes = vocabulary_axes(checkpoint)
+    before = [checkpoint.tensors[name] for name in axes]
+    after = [output.info for output in rewrite.outputs if output.name in axes]
+    numbers = sum(info.numel for info in before), sum(info.numel for info in after)
+    return numbers, (sum(info.nbytes for info in before), sum(info.nbytes for info in after))
+
+
+def trimmed_tensors(
+    checkpoint: Checkpoint, kept: Sequence[int], dtype: str | None = None
+) -> tuple[Output, ...]:
     """The tensors, in the order of the source, of the checkpoint with only the tokens `kept`.
 
     Args:

@@ -17,12 +17,13 @@ from prunecli.methods.experts import layer_major
 from prunecli.methods.experts.layer_groups import Room
 from prunecli.methods.experts.layer_major import collect_gates_by_layer
 from prunecli.methods.experts.layer_snapshots import Snapshots
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import cpu_experts, threads
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.progress import Progress
 from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.running.layerwise import session
@@ -100,9 +101,9 @@ def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pyte
 def test_a_pruned_model(path: Path, tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     with open_model(path) as opened:
-        structure, outputs = rewrite(opened, kept)
+        rewrite = rewrite_experts(opened, ExpertPlan(kept))
         pruned = tmp_path / "pruned"
-        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+        apply(opened, rewrite, pruned)
     assert_same(by_layer(pruned), whole(pruned))
 
 

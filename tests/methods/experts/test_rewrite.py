@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.layout import resolve
 from prunecli.tensors.stream import Copy, Rows
@@ -33,7 +34,8 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
     kept: dict[str, tuple[int, ...]], model: Path
 ) -> None:
     with open_model(model) as checkpoint:
-        structure, outputs = rewrite(checkpoint, kept)
+        reduced = rewrite_experts(checkpoint, ExpertPlan(kept))
+        structure, outputs = reduced.structure, reduced.outputs
         wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
     assert {output.name: output.shape for output in outputs} == wanted
     assert len({output.name for output in outputs}) == len(outputs)
@@ -44,7 +46,8 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
 
 def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
     with open_model(model) as checkpoint:
-        structure, outputs = rewrite(checkpoint, {LAYERS[0]: (1, 4, 6)})
+        reduced = rewrite_experts(checkpoint, ExpertPlan({LAYERS[0]: (1, 4, 6)}))
+        structure, outputs = reduced.structure, reduced.outputs
         sources = {info: output for output in outputs for info in [output.name]}
         for new, old in enumerate((1, 4, 6)):
             for suffix in ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"):
@@ -61,7 +64,8 @@ def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
 
 def test_keeping_all_copies_every_tensor(model: Path) -> None:
     with open_model(model) as checkpoint:
-        structure, outputs = rewrite(checkpoint, dict.fromkeys(LAYERS, EVERY))
+        reduced = rewrite_experts(checkpoint, ExpertPlan(dict.fromkeys(LAYERS, EVERY)))
+        structure, outputs = reduced.structure, reduced.outputs
         assert [output.name for output in outputs] == list(checkpoint.tensors)
         assert all(output.expression == Copy(output.name) for output in outputs)
         assert structure == checkpoint.structure
@@ -70,7 +74,7 @@ def test_keeping_all_copies_every_tensor(model: Path) -> None:
 @pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
 def test_types(asked: str | None, stored: str, model: Path) -> None:
     with open_model(model) as checkpoint:
-        _, outputs = rewrite(checkpoint, {LAYERS[1]: (0, 7)}, asked)
+        outputs = rewrite_experts(checkpoint, ExpertPlan({LAYERS[1]: (0, 7)}, asked)).outputs
     assert {output.dtype for output in outputs} == {stored}
 
 
@@ -85,12 +89,12 @@ def test_types(asked: str | None, stored: str, model: Path) -> None:
 )
 def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
     with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
-        rewrite(checkpoint, kept)
+        rewrite_experts(checkpoint, ExpertPlan(kept))
 
 
 def test_unknown_types_are_refused(model: Path) -> None:
     with open_model(model) as checkpoint, pytest.raises(UsageError, match="int3"):
-        rewrite(checkpoint, {}, "int3")
+        rewrite_experts(checkpoint, ExpertPlan({}, "int3"))
 
 
 def test_the_source_is_seen_in_its_layers(model: Path) -> None:

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from prunecli.errors import DataError, StatisticsError
+from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.resume import Saver, read_state, write_state
-from prunecli.methods.experts.rewrite import rewrite
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateStatistics, gates_payload
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
@@ -116,9 +117,8 @@ def test_the_encoder_runs_once_whatever_the_number_of_targets(subject: Subject) 
 
 def test_a_pruned_model_keeps_the_original_numbers(subject: Subject, tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
-    structure, outputs = rewrite(subject.checkpoint, kept)
-    config = stock_config(subject.checkpoint, structure)
-    rewrite_checkpoint(subject.checkpoint, Rewrite(structure, outputs, config), tmp_path / "pruned")
+    rewrite = rewrite_experts(subject.checkpoint, ExpertPlan(kept))
+    apply(subject.checkpoint, rewrite, tmp_path / "pruned")
     pruned = Subject(tmp_path / "pruned")
     found = pruned.collect(MODES[0])
     assert found.num_experts == 8

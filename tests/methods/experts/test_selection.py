@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from prunecli.errors import PruneError, StatisticsError, UsageError
-from prunecli.methods.experts.budget import Layer
 from prunecli.methods.experts.selection import read_experts
+from tests.methods.experts.layer import Layer
 
 NAMES = ("model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn")
 LAYERS = [Layer(NAMES[0], "encoder", tuple(range(4))), Layer(NAMES[1], "decoder", tuple(range(4)))]

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from prunecli.errors import DataError, PruneError
 from prunecli.methods.ffn.activations import unit_activations
-from prunecli.methods.ffn.decide import Options
+from prunecli.methods.ffn.plan import FfnOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import Batch
 from tests.contracts.method_contract import load, written
@@ -96,7 +96,7 @@ def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
     """The mean over the tokens of all layers, which are each of one side."""
     source = tiny(tmp_path / "source", "m2m_100")
-    options = Options(config="SharedEncDec", init="first")
+    options = FfnOptions(config="SharedEncDec", init="first")
     shared = written(source, lambda opened: made_of(opened, options), tmp_path / "shared")
     model = load(shared)
     sums, tokens = [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.decide import Options, decide
-from prunecli.methods.ffn.plan import Request, plan
-from prunecli.methods.ffn.rewrite import initial_std, rewrite
+from prunecli.methods.ffn.arrange import Request, arrange_ffn
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import initial_std, rewrite_ffn
 from prunecli.model.checkpoint import open_model
 from prunecli.model.structure import FfnChange
 from prunecli.tensors.stream import Copy, check_expressions
@@ -46,7 +47,7 @@ def first_side(case: str) -> str:
 
 def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, reference.Ffn]:
     """FFNs of the result with one shared in the encoder, or in the only stack there is."""
-    chosen = Options(**{first_side(case): "share"}, dense_only=True, **options)
+    chosen = FfnOptions(**{first_side(case): "share"}, dense_only=True, **options)
     return ffns_of(weights(written(source, lambda opened: made_of(opened, chosen), target)), case)
 
 
@@ -174,25 +175,25 @@ def test_parameters_saved_are_those_of_the_paper(case: str, config: str, saved: 
 
 def parameters(source: Path, config: str) -> tuple[int, int]:
     with open_model(source) as opened:
-        made = made_of(opened, Options(config=config))
+        made = made_of(opened, FfnOptions(config=config))
         return sum(info.numel for info in opened.tensors.values()), sum(o.info.numel for o in made.outputs)
 
 
 def test_transformer_big_as_one_wide_ffn() -> None:
     """d'_ff = (6 + 6) x 4,096 = 49,152; at 24,576 half of the FFNs' parameters (4.3)."""
-    from tests.methods.ffn.test_plan import ffn
+    from tests.methods.ffn.test_arrange import ffn
 
     layers = [ffn(f"{side}{n}", width=4096) for side in "ed" for n in range(6)]
-    (wide,) = plan(layers, Request("share", "drop", width="match")).groups
+    (wide,) = arrange_ffn(layers, Request("share", "drop", width="match")).groups
     assert wide.width == 49_152
-    (half,) = plan(layers, Request("share", "drop", width=24_576)).groups
+    (half,) = arrange_ffn(layers, Request("share", "drop", width=24_576)).groups
     assert (half.init, half.init_width, half.width) == ("concat", 24_576, 24_576)
 
 
 def test_what_is_kept_is_copied_and_the_structure_says_what_changed(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "m2m_100")
     with open_model(source) as opened:
-        made = made_of(opened, Options(config="SharedEncNoDec", init="first", groups=(1,)))
+        made = made_of(opened, FfnOptions(config="SharedEncNoDec", init="first", groups=(1,)))
         check_expressions(opened, made.outputs)
         assert all(output.expression == Copy(output.name) for output in made.outputs)
         order = [name for name in opened.tensors if name in {output.name for output in made.outputs}]
@@ -212,9 +213,9 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
     out = written(
         source,
         lambda opened: (
-            made_of(opened, Options(encoder="share", dense_only=True))
+            made_of(opened, FfnOptions(encoder="share", dense_only=True))
             if first_side(case) == "encoder"
-            else made_of(opened, Options(decoder="share"))
+            else made_of(opened, FfnOptions(decoder="share"))
         ),
         tmp_path / "out",
     )
@@ -223,9 +224,9 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
     for norm in norms:
         assert np.array_equal(weights(out)[f"{norm}weight"], held[f"{norm}weight"])
     gone = (
-        Options(config="No")
+        FfnOptions(config="No")
         if case in (*ENCODERS, *DECODERS)
-        else Options(config="NoEncNoDec", dense_only=True)
+        else FfnOptions(config="NoEncNoDec", dense_only=True)
     )
     none = weights(written(source, lambda opened: made_of(opened, gone), tmp_path / "none"))
     assert not any(name.startswith(norms) for name in none)
@@ -234,8 +235,10 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
 
 def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "t5")
-    both = written(source, lambda opened: made_of(opened, Options(config="SharedEncDec")), tmp_path / "both")
-    out = written(both, lambda opened: made_of(opened, Options(encoder="drop")), tmp_path / "out")
+    both = written(
+        source, lambda opened: made_of(opened, FfnOptions(config="SharedEncDec")), tmp_path / "both"
+    )
+    out = written(both, lambda opened: made_of(opened, FfnOptions(encoder="drop")), tmp_path / "out")
     owner, heir = "encoder.block.0.layer.1.DenseReluDense", "decoder.block.0.layer.2.DenseReluDense"
     for suffix in ("wi.weight", "wo.weight"):
         assert np.array_equal(weights(out)[f"{heir}.{suffix}"], weights(both)[f"{owner}.{suffix}"])
@@ -247,7 +250,7 @@ def test_an_owner_that_goes_leaves_its_tensors_under_the_next_name(tmp_path: Pat
 def test_half_precision_stays_and_is_rounded_once(dtype: str, tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "llama", dtype=dtype)
     out = written(
-        source, lambda opened: made_of(opened, Options(config="Shared", init="mean")), tmp_path / "out"
+        source, lambda opened: made_of(opened, FfnOptions(config="Shared", init="mean")), tmp_path / "out"
     )
     name = "model.layers.{}.mlp.up_proj.weight"
     with open_model(source) as before, open_model(out) as after:
@@ -264,16 +267,16 @@ def test_the_standard_deviation_of_new_weights() -> None:
 
 
 def narrowed_plan(opened: Any) -> Any:
-    return plan(opened.layout.ffns, Request("share", width=20, init="first"))
+    return arrange_ffn(opened.layout.ffns, Request("share", width=20, init="first"))
 
 
 @pytest.mark.parametrize("units", [None, (1, 2), (*range(19), 48), (3,) * 20])
 def test_units_that_cannot_stay(units: tuple[int, ...] | None, tmp_path: Path) -> None:
     with open_model(tiny(tmp_path / "source", "bert")) as opened:
         chosen = narrowed_plan(opened)
-        held = None if units is None else {chosen.groups[0].owner: units}
+        held = {} if units is None else {chosen.groups[0].owner: units}
         with pytest.raises(UsageError, match="shall keep 20 of 48 hidden units"):
-            rewrite(opened, chosen, held)
+            rewrite_ffn(opened, replace(chosen, units=held))
 
 
 def test_integers_are_not_merged(tmp_path: Path) -> None:
@@ -283,19 +286,19 @@ def test_integers_are_not_merged(tmp_path: Path) -> None:
     }
     quantized = write_copy(source, tmp_path / "int8", held)
     with open_model(quantized) as opened:
-        assert made_of(opened, Options(config="No")).structure.ffn
-        assert made_of(opened, Options(config="Shared", init="last")).structure.ffn
+        assert made_of(opened, FfnOptions(config="No")).structure.ffn
+        assert made_of(opened, FfnOptions(config="Shared", init="last")).structure.ffn
         with pytest.raises(CheckpointError, match="is of type I8, which cannot be merged"):
-            made_of(opened, Options(config="Shared", init="mean"))
+            made_of(opened, FfnOptions(config="Shared", init="mean"))
 
 
-def test_the_decision_is_written_into_the_history(tmp_path: Path) -> None:
+def test_the_plan_is_written_into_the_history(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "gpt2")
     with open_model(source) as opened:
-        decision = decide(opened, Options(config="onewide", seed=3))
-        assert json.loads(json.dumps(decision.step))["arguments"] == {
+        plan = plan_ffn(opened, FfnOptions(config="onewide", seed=3))
+        assert json.loads(json.dumps(plan.step))["arguments"] == {
             "config": "OneWide",
             "width": "match",
             "seed": 3,
         }
-        assert decision.step["source"]["fingerprint"] == opened.fingerprint
+        assert plan.step["source"]["fingerprint"] == opened.fingerprint

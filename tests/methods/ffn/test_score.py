@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.ffn.decide import Options, decide
-from prunecli.methods.ffn.plan import Group
+from prunecli.methods.ffn.arrange import Group
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
@@ -67,4 +67,4 @@ def test_weights_that_are_no_numbers_cannot_be_ranked(tmp_path: Path, value: flo
         open_model(broken) as opened,
         pytest.raises(CheckpointError, match=f"layer.0.intermediate.dense.weight holds {value}"),
     ):
-        decide(opened, Options(config="Shared", init="concat", width=10))
+        plan_ffn(opened, FfnOptions(config="Shared", init="concat", width=10))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UsageError
-from prunecli.methods.heads.rewrite import head_ranges, rewrite
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import head_ranges, rewrite_heads
 from prunecli.model.attention import HeadPlaces
 from prunecli.model.checkpoint import open_model
 from prunecli.model.layout import resolve
@@ -42,7 +43,8 @@ def test_outputs_are_what_a_model_of_that_structure_stores(
     kept: dict[str, tuple[int, ...]], model: Path
 ) -> None:
     with open_model(model) as checkpoint:
-        structure, outputs = rewrite(checkpoint, kept)
+        reduced = rewrite_heads(checkpoint, HeadPlan(kept))
+        structure, outputs = reduced.structure, reduced.outputs
         check_expressions(checkpoint, outputs)
         wanted = resolve(checkpoint.require_architecture(), checkpoint.config, structure).shapes
     assert {output.name: output.shape for output in outputs} == wanted
@@ -56,7 +58,8 @@ def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "full", model_type)) as checkpoint:
         family, layers = checkpoint.require_architecture(), checkpoint.layout.attentions
         kept = {layer.name: ids for layer, ids in zip(layers, ((1,), (), (3, 0)), strict=False)}
-        structure, outputs = rewrite(checkpoint, kept)
+        reduced = rewrite_heads(checkpoint, HeadPlan(kept))
+        structure, outputs = reduced.structure, reduced.outputs
         check_expressions(checkpoint, outputs)
         wanted = resolve(family, checkpoint.config, structure).shapes
     made = {output.name: output.shape for output in outputs if not output.name.startswith(family.extras)}
@@ -66,7 +69,7 @@ def test_outputs_of_every_family(model_type: str, tmp_path: Path) -> None:
 def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
     """d_model is 16: four numbers a head."""
     with open_model(model) as checkpoint:
-        _, outputs = rewrite(checkpoint, {LAYER: (0, 2, 3)})
+        outputs = rewrite_heads(checkpoint, HeadPlan({LAYER: (0, 2, 3)})).outputs
     made = {output.name: output for output in outputs}
     ranges = ((0, 4), (8, 16))
     for projection in ("q_proj", "k_proj", "v_proj"):
@@ -82,7 +85,8 @@ def test_rows_of_the_inputs_and_columns_of_the_output_go(model: Path) -> None:
 
 def test_of_a_layer_without_heads_only_the_bias_of_its_output_stays(model: Path) -> None:
     with open_model(model) as checkpoint:
-        structure, outputs = rewrite(checkpoint, {LAYER: ()})
+        reduced = rewrite_heads(checkpoint, HeadPlan({LAYER: ()}))
+        structure, outputs = reduced.structure, reduced.outputs
     assert [output.name for output in outputs if f"{LAYER}." in output.name] == [f"{LAYER}.out_proj.bias"]
     assert dict(structure.heads) == {LAYER: ()}
 
@@ -113,7 +117,8 @@ def test_ranges_take_the_kept_heads_of_every_block(
 
 def test_keeping_all_copies_every_tensor(model: Path) -> None:
     with open_model(model) as checkpoint:
-        structure, outputs = rewrite(checkpoint, dict.fromkeys(NAMES, (0, 1, 2, 3)))
+        reduced = rewrite_heads(checkpoint, HeadPlan(dict.fromkeys(NAMES, (0, 1, 2, 3))))
+        structure, outputs = reduced.structure, reduced.outputs
         assert [output.name for output in outputs] == list(checkpoint.tensors)
         assert all(output.expression == Copy(output.name) for output in outputs)
         assert structure == checkpoint.structure
@@ -122,7 +127,7 @@ def test_keeping_all_copies_every_tensor(model: Path) -> None:
 @pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
 def test_types(asked: str | None, stored: str, model: Path) -> None:
     with open_model(model) as checkpoint:
-        _, outputs = rewrite(checkpoint, {LAYER: (3,)}, asked)
+        outputs = rewrite_heads(checkpoint, HeadPlan({LAYER: (3,)}, asked)).outputs
     assert {output.dtype for output in outputs} == {stored}
 
 
@@ -137,9 +142,9 @@ def test_types(asked: str | None, stored: str, model: Path) -> None:
 )
 def test_what_cannot_be_kept_is_refused(kept: dict[str, tuple[int, ...]], message: str, model: Path) -> None:
     with open_model(model) as checkpoint, pytest.raises(UsageError, match=message):
-        rewrite(checkpoint, kept)
+        rewrite_heads(checkpoint, HeadPlan(kept))
 
 
 def test_unknown_types_are_refused(model: Path) -> None:
     with open_model(model) as checkpoint, pytest.raises(UsageError, match="int3"):
-        rewrite(checkpoint, {}, "int3")
+        rewrite_heads(checkpoint, HeadPlan({}, "int3"))

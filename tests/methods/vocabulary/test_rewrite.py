@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.vocabulary.rewrite import resized, rewrite, vocabulary_size
+from prunecli.methods.vocabulary.rewrite import resized, trimmed_tensors, vocabulary_size
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.stream import Copy, Rows, Slices, check_expressions
 from prunecli.tensors.writer import write_tensors
@@ -20,7 +20,7 @@ KEPT = (0, 2, 3, 4, 30)
 
 def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "in", "bart")) as opened:
-        outputs = {output.name: output for output in rewrite(opened, KEPT)}
+        outputs = {output.name: output for output in trimmed_tensors(opened, KEPT)}
         assert list(outputs) == list(opened.tensors)
         check_expressions(opened, list(outputs.values()))
         assert outputs["model.shared.weight"].expression == Rows("model.shared.weight", KEPT)
@@ -47,16 +47,16 @@ def test_rows_of_tables_and_columns_of_biases(tmp_path: Path) -> None:
 
 def test_a_cast(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "in", "llama")) as opened:
-        outputs = rewrite(opened, KEPT, "float16")
+        outputs = trimmed_tensors(opened, KEPT, "float16")
         assert {output.dtype for output in outputs} == {"F16"}
         with pytest.raises(UsageError):
-            rewrite(opened, KEPT, "float12")
+            trimmed_tensors(opened, KEPT, "float12")
 
 
 @pytest.mark.parametrize("kept", [(), (1, 0), (0, 0), (-1, 0), (0, VOCAB)])
 def test_ids_that_are_not_ascending_ids_are_refused(kept: tuple[int, ...], tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "in", "gpt2")) as opened, pytest.raises(UsageError) as caught:
-        rewrite(opened, kept)
+        trimmed_tensors(opened, kept)
     assert f"ids of a vocabulary of {VOCAB}" in str(caught.value)
 
 

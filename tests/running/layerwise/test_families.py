@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.experts.rewrite import rewrite as prune_experts
-from prunecli.methods.heads.rewrite import rewrite as prune_heads
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.running.layerwise.parts import make_skeleton
 from tests.families import GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
 from tests.ffn_layouts import LAYOUTS, tiny, write_changed
@@ -76,8 +78,8 @@ def test_uneven_experts(tmp_path: Path) -> None:
     kept = {"model.encoder.layers.1.ffn": (1, 4, 6), "model.decoder.layers.3.ffn": (0, 7)}
     source, pruned = tiny_nllb_moe(tmp_path / "source"), tmp_path / "pruned"
     with open_model(source) as opened:
-        structure, outputs = prune_experts(opened, kept)
-        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+        rewrite = rewrite_experts(opened, ExpertPlan(kept))
+        apply(opened, rewrite, pruned)
     found, _ = by_layer(pruned)
     assert_same(found, in_memory(pruned))
 
@@ -87,8 +89,8 @@ def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
     some = itertools.cycle(((1, 3), (0, 1, 2), ()))
     with open_model(source) as opened:
-        structure, outputs = prune_heads(opened, {a.name: next(some) for a in opened.layout.attentions}, None)
-        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+        rewrite = rewrite_heads(opened, HeadPlan({a.name: next(some) for a in opened.layout.attentions}))
+        apply(opened, rewrite, pruned)
     found, _ = by_layer(pruned)
     assert_same(found, in_memory(pruned))
 

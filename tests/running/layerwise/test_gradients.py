@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, OutputError
-from prunecli.methods.heads.rewrite import rewrite as prune_heads
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.heads import output_projections
 from prunecli.modules.loading import load_model
-from prunecli.pipeline import Rewrite, rewrite_checkpoint, stock_config
+from prunecli.pipeline import apply
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
@@ -157,8 +158,8 @@ def test_uneven_heads(model_type: str, tmp_path: Path) -> None:
     source, pruned = tiny_family(tmp_path / "source", model_type), tmp_path / "pruned"
     some = itertools.cycle(((), (1, 3), (0, 1, 2)))
     with open_model(source) as opened:
-        structure, outputs = prune_heads(opened, {a.name: next(some) for a in opened.layout.attentions}, None)
-        rewrite_checkpoint(opened, Rewrite(structure, outputs, stock_config(opened, structure)), pruned)
+        rewrite = rewrite_heads(opened, HeadPlan({a.name: next(some) for a in opened.layout.attentions}))
+        apply(opened, rewrite, pruned)
     assert_same(by_layer(pruned), in_memory(pruned))
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from prunecli.errors import CheckpointError, DataError, UsageError
-from prunecli.methods.vocabulary.decide import Decision, Options, decide
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.segmentation import Segmentation
+from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
 from tests.families import VOCAB, tiny_family
@@ -36,12 +36,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 
 def decided(
     checkpoint: Checkpoint, counts: TokenCounts = COUNTS, needed: Any = (), **options: Any
-) -> Decision:
-    return decide(checkpoint, VOCABULARY, TEXT, counts, Options(**options), needed)
+) -> TokenChoice:
+    return select_tokens(checkpoint, VOCABULARY, TEXT, counts, VocabularyOptions(**options), needed)
 
 
-def tokens(decision: Decision) -> list[str]:
-    return [TOKENS[number] for number in decision.kept]
+def tokens(choice: TokenChoice) -> list[str]:
+    return [TOKENS[number] for number in choice.kept]
 
 
 def test_seen_special_and_single_tokens_stay_with_what_makes_them(checkpoint: Checkpoint) -> None:
@@ -121,7 +121,7 @@ def test_an_unknown_token_is_refused(checkpoint: Checkpoint) -> None:
 def test_a_tokenizer_that_the_embeddings_cannot_hold_is_refused(checkpoint: Checkpoint) -> None:
     larger = Vocabulary({"a": 0, "z": VOCAB}, frozenset(), VOCABULARY.segmentation)
     with pytest.raises(CheckpointError, match=f"'z' the id {VOCAB}, its embeddings have {VOCAB} rows"):
-        decide(checkpoint, larger, TEXT, COUNTS, Options())
+        select_tokens(checkpoint, larger, TEXT, COUNTS, VocabularyOptions())
 
 
 def test_two_texts_of_one_hash_are_one() -> None:

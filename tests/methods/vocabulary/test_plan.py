@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from prunecli.errors import CheckpointError, DataError, PruneError, UnsupportedModelError
-from prunecli.methods.vocabulary import trim as trim_module
+from prunecli.methods.vocabulary import rewrite as rewrite_module
 from prunecli.methods.vocabulary import verify
-from prunecli.methods.vocabulary.decide import Options
 from prunecli.methods.vocabulary.measure import Text, count_tokens
-from prunecli.methods.vocabulary.trim import Trim, default_ids, trim, trimmed_config
+from prunecli.methods.vocabulary.plan import VocabularyPlan, plan_vocabulary
+from prunecli.methods.vocabulary.rewrite import default_ids, trimmed_config
+from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.model.checkpoint import open_model
@@ -31,12 +32,12 @@ def text_of(lines: tuple[str, ...]) -> Text:
     return Text(lines, (1,) * len(lines))
 
 
-def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> Trim:
+def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> VocabularyPlan:
     with open_model(source) as opened:
-        return trim(opened, text_of(lines), Options(**options))
+        return plan_vocabulary(opened, text_of(lines), VocabularyOptions(**options))
 
 
-def new_tokenizer(source: Path, made: Trim) -> Any:
+def new_tokenizer(source: Path, made: VocabularyPlan) -> Any:
     files = {path.name: path.read_bytes() for path in source.iterdir() if path.suffix != ".safetensors"}
     files.update({name: data for name, data in made.files.items() if data is not None})
     return load_trimmed(files, json.loads((source / "config.json").read_text()), "here")
@@ -57,9 +58,9 @@ def test_every_token_that_stays_has_a_reason(kind: str, sources: dict[str, Path]
     allowed = {*counts, *vocabulary.special, *vocabulary.segmentation.always}
     allowed |= vocabulary.segmentation.closure(counts)
     tokens = {number: token for token, number in vocabulary.ids.items()}
-    assert {tokens[number] for number in made.decision.kept} <= allowed
-    assert set(vocabulary.ids) - made.decision.dropped >= set(counts) & set(vocabulary.ids)
-    assert made.decision.dropped, "the trimming must matter for this test to mean something"
+    assert {tokens[number] for number in made.tokens.kept} <= allowed
+    assert set(vocabulary.ids) - made.tokens.dropped >= set(counts) & set(vocabulary.ids)
+    assert made.tokens.dropped, "the trimming must matter for this test to mean something"
     assert made.check.changed == 0
     assert made.check.running_before == made.check.running_after
 
@@ -76,14 +77,14 @@ def test_any_text_falls_into_the_same_tokens(
     made = trimmed(sources[kind], (line,))
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], made)
     assert old.tokenize(line) == new.tokenize(line)
-    assert [made.decision.kept[number] for number in new(line)["input_ids"]] == old(line)["input_ids"]
+    assert [made.tokens.kept[number] for number in new(line)["input_ids"]] == old(line)["input_ids"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path]) -> None:
     full, fewer = trimmed(sources[kind]), trimmed(sources[kind], min_count=3)
-    assert set(fewer.decision.kept) < set(full.decision.kept)
-    assert 0 < fewer.decision.share < 1
+    assert set(fewer.tokens.kept) < set(full.tokens.kept)
+    assert 0 < fewer.tokens.share < 1
     assert fewer.check.changed > 0
     old, new = load_tokenizer(sources[kind]), new_tokenizer(sources[kind], fewer)
     rows = [sum(map(len, tokenizer(list(SEEN))["input_ids"])) for tokenizer in (old, new)]
@@ -98,14 +99,12 @@ def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path])
 def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> None:
     source = sources["byte_bpe"]
     with open_model(source) as opened:
-        made = trim(opened, text_of(SEEN), Options())
-        config = trimmed_config(
-            opened, {**opened.config, "pad_token_id": 5, "eos_token_id": -1}, made.decision
-        )
-    assert config["vocab_size"] == len(made.decision.kept)
-    assert made.decision.kept[config["pad_token_id"]] == 5
+        made = plan_vocabulary(opened, text_of(SEEN), VocabularyOptions())
+        config = trimmed_config(opened, {**opened.config, "pad_token_id": 5, "eos_token_id": -1}, made.tokens)
+    assert config["vocab_size"] == len(made.tokens.kept)
+    assert made.tokens.kept[config["pad_token_id"]] == 5
     assert config["eos_token_id"] == -1
-    assert made.decision.kept[-1] == load_tokenizer(source).convert_tokens_to_ids(END)
+    assert made.tokens.kept[-1] == load_tokenizer(source).convert_tokens_to_ids(END)
 
 
 def test_ids_left_to_the_class_are_written_out_where_they_move(
@@ -114,11 +113,11 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     """Such as GPT-2's eos_token_id, 50256, which comes last."""
     source = sources["byte_bpe"]
     end = load_tokenizer(source).convert_tokens_to_ids(END)
-    monkeypatch.setattr(trim_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
+    monkeypatch.setattr(rewrite_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
     with open_model(source) as opened:
-        made = trim(opened, text_of(SEEN), Options())
-        config = trimmed_config(opened, opened.config, made.decision)
-    assert config["sep_token_id"] == len(made.decision.kept) - 1
+        made = plan_vocabulary(opened, text_of(SEEN), VocabularyOptions())
+        config = trimmed_config(opened, opened.config, made.tokens)
+    assert config["sep_token_id"] == len(made.tokens.kept) - 1
     assert "unk_token_id" not in config
 
 
@@ -150,7 +149,7 @@ def test_a_sentencepiece_model_beside_a_tokenizer_json_is_shortened(tmp_path: Pa
     assert new is not None
     kept = json.loads(made.files["tokenizer.json"] or b"")["model"]["vocab"]
     assert [piece.text for piece in read_model(new).pieces] == [text for text, _ in kept]
-    assert len(kept) == len(made.decision.kept) < len(pieces)
+    assert len(kept) == len(made.tokens.kept) < len(pieces)
 
 
 def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_one_that_would_cut_otherwise_is_left_out(tmp_path: Path) -> None:
     (source / "spiece.model").write_bytes(sentencepiece_model(TEXT, "bpe", 120))
     (source / "vocab.bpe").write_text("x")
     made = trimmed(source)
-    assert made.left_out == ("spiece.model", "vocab.bpe")
+    assert [name for name, content in made.files.items() if content is None] == ["spiece.model", "vocab.bpe"]
 
 
 def test_models_that_do_not_load_differ() -> None:

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import default_balance, kept_counts, starved
-from prunecli.methods.experts.plan import (
-    Layer,
+from prunecli.methods.experts.select import (
     Request,
     keep_count,
     layer_counts,
     parse_balance,
-    plan,
+    select_experts,
     side_counts,
 )
 from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
+from tests.methods.experts.layer import Layer
 from tests.reference import expert_selection, released_statistics
 
 
@@ -240,7 +240,7 @@ def test_the_released_threshold_is_asked_for(strategy: str) -> None:
     layers = [Layer("e", "encoder", tuple(range(8))), Layer("d", "decoder", tuple(range(8)))]
     values = {"e": np.array([24.0, 24, 10, 2, 1, 1, 1, 1]), "d": np.ones(8)}
     request = Request(keep=10, strategy=strategy, balance=Fraction(1), minimum=2, released=True)
-    selection = plan(layers, values, request)
+    selection = select_experts(layers, values, request)
     assert selection.count == 10
     wanted = (
         released_threshold(layers, values, 10, 2)[0]
@@ -278,7 +278,7 @@ def test_shares_are_normalised_over_the_held_experts() -> None:
 def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
     layers = [Layer("e", "encoder", (1, 4, 5, 9, 11, 12)), Layer("d", "decoder", (0, 2, 3, 6, 8, 10))]
     values = random_metric(layers)
-    selection = plan(layers, values, Request(keep=8, strategy=strategy, balance=Fraction(1)))
+    selection = select_experts(layers, values, Request(keep=8, strategy=strategy, balance=Fraction(1)))
     assert selection.count <= 8
     for layer in layers:
         kept = selection.kept[layer.name]
@@ -290,10 +290,12 @@ def test_selections_of_a_pruned_model_name_original_ids(strategy: str) -> None:
 
 def test_experts_per_layer() -> None:
     values = random_metric(NLLB)
-    fixed = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}))
+    fixed = select_experts(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}))
     assert [len(ids) for ids in fixed.kept.values()] == [36] * 6 + [12] * 6
-    assert fixed.kept == plan(NLLB, values, Request(keep=307, balance=Fraction(3))).kept
-    sides = plan(NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}, strategy="side-threshold"))
+    assert fixed.kept == select_experts(NLLB, values, Request(keep=307, balance=Fraction(3))).kept
+    sides = select_experts(
+        NLLB, values, Request(per_layer={"encoder": 36, "decoder": 12}, strategy="side-threshold")
+    )
     assert sum(len(sides.kept[layer.name]) for layer in NLLB[:6]) == 216
     assert sum(len(sides.kept[layer.name]) for layer in NLLB[6:]) == 72
     assert set(sides.thresholds) == {"encoder", "decoder"}
@@ -312,10 +314,10 @@ def test_experts_per_layer() -> None:
 )
 def test_impossible_requests_are_refused(request_: Request, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        plan(NLLB, random_metric(NLLB), request_)
+        select_experts(NLLB, random_metric(NLLB), request_)
 
 
 def test_a_layer_without_tokens_is_refused() -> None:
     values = random_metric(NLLB) | {NLLB[3].name: np.zeros(128)}
     with pytest.raises(StatisticsError, match=r"encoder\.layers\.3\.ffn: the statistics route no token"):
-        plan(NLLB, values, Request(keep=307))
+        select_experts(NLLB, values, Request(keep=307))

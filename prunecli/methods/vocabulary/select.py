@@ -1,4 +1,4 @@
-"""From counted tokens to a decision: which tokens stay. Pure; nothing is written."""
+"""From counted tokens to a choice: which tokens stay. Pure; nothing is written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMMAND = "trim-vocabulary"
 
 
 @dataclass(frozen=True)
-class Options:
+class VocabularyOptions:
     """What `trim-vocabulary` is asked.
 
     Attributes:
@@ -37,7 +37,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Decision:
+class TokenChoice:
     """Which tokens stay, and why.
 
     Attributes:
@@ -62,14 +62,14 @@ class Decision:
         return Renumbering({old: new for new, old in enumerate(self.kept)}, self.dropped, self.size)
 
 
-def decide(
+def select_tokens(
     checkpoint: Checkpoint,
     vocabulary: Vocabulary,
     text: Text,
     counts: TokenCounts,
-    options: Options,
+    options: VocabularyOptions,
     needed_ids: Iterable[int] = (),
-) -> Decision:
+) -> TokenChoice:
     """Choose the tokens to keep.
 
     Args:
@@ -96,7 +96,7 @@ def decide(
     found = tuple(sorted(rows | {vocabulary.ids[token] for token in kept}))
     sizes = {name: len(part) for name, part in parts.items()} | {"no token": len(rows)}
     sizes = {name: number for name, number in sizes.items() if number}
-    return Decision(
+    return TokenChoice(
         kept=found,
         dropped=frozenset(vocabulary.ids) - kept,
         size=size,
@@ -106,7 +106,7 @@ def decide(
     )
 
 
-def _check(vocabulary: Vocabulary, options: Options, size: int, where: str) -> None:
+def _check(vocabulary: Vocabulary, options: VocabularyOptions, size: int, where: str) -> None:
     if options.min_count < 1 or options.multiple_of < 1:
         raise UsageError("--min-count and --multiple-of are 1 or more.")
     last = max(vocabulary.ids, key=vocabulary.ids.__getitem__, default="")
@@ -124,7 +124,7 @@ def _check(vocabulary: Vocabulary, options: Options, size: int, where: str) -> N
 
 
 def _parts(
-    vocabulary: Vocabulary, counts: TokenCounts, options: Options, named: set[str]
+    vocabulary: Vocabulary, counts: TokenCounts, options: VocabularyOptions, named: set[str]
 ) -> dict[str, set[str]]:
     """Why -> tokens, each under its first reason."""
     segmentation = vocabulary.segmentation
@@ -158,7 +158,11 @@ def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -
 
 
 def _step(
-    checkpoint: Checkpoint, text: Text, options: Options, sizes: tuple[int, int], parts: Mapping[str, int]
+    checkpoint: Checkpoint,
+    text: Text,
+    options: VocabularyOptions,
+    sizes: tuple[int, int],
+    parts: Mapping[str, int],
 ) -> dict[str, Any]:
     arguments = {
         "split": list(text.splits),

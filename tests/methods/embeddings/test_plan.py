@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.decide import Decision, Options, _shape, decide
+from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, _shape, plan_embeddings
 from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
@@ -28,7 +28,7 @@ def tables(model_dim: int) -> TokenTables:
     groups=st.integers(1, 12),
 )
 def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, groups: int) -> None:
-    options = Options(kind=kind, depth=depth, max_groups=groups)
+    options = EmbeddingOptions(kind=kind, depth=depth, max_groups=groups)
     try:
         shape = _shape(tables(model_dim), options, has_unit=True)
     except UsageError:  # no multiple of the groups is below the model's width
@@ -45,27 +45,29 @@ def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, gr
     ("model_dim", "n", "k"), [(1024, 128, 2048), (512, 64, 1024), (256, 32, 512), (96, 12, 192)]
 )
 def test_an_eighth_and_twice_the_width(model_dim: int, n: int, k: int) -> None:
-    shape = _shape(tables(model_dim), Options(), has_unit=True)
+    shape = _shape(tables(model_dim), EmbeddingOptions(), has_unit=True)
     assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (n, k, 3, 4)
 
 
 def test_given_dimensions_stay() -> None:
-    shape = _shape(tables(512), Options(map_dim=20, expand_dim=40, depth=1, max_groups=2), has_unit=True)
+    shape = _shape(
+        tables(512), EmbeddingOptions(map_dim=20, expand_dim=40, depth=1, max_groups=2), has_unit=True
+    )
     assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (20, 40, 1, 2)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        Options(expand_dim=64),
-        Options(depth=2),
-        Options(max_groups=2),
-        Options(kind="linear"),
-        Options(map_dim=512),
-        Options(map_dim=0),
+        EmbeddingOptions(expand_dim=64),
+        EmbeddingOptions(depth=2),
+        EmbeddingOptions(max_groups=2),
+        EmbeddingOptions(kind="linear"),
+        EmbeddingOptions(map_dim=512),
+        EmbeddingOptions(map_dim=0),
     ],
 )
-def test_an_output_has_a_map_alone(options: Options) -> None:
+def test_an_output_has_a_map_alone(options: EmbeddingOptions) -> None:
     with pytest.raises(UsageError):
         _shape(tables(512), options, has_unit=False)
 
@@ -75,9 +77,9 @@ def source(tmp_path: Path) -> Path:
     return tiny_family(tmp_path / "source", "bart")
 
 
-def decided(source: Path, options: Options) -> Decision:
+def decided(source: Path, options: EmbeddingOptions) -> EmbeddingPlan:
     with open_model(source) as opened:
-        return decide(opened, options)
+        return plan_embeddings(opened, options)
 
 
 UNIT = InputChange("define", 4, 64, 3, 4)
@@ -86,33 +88,33 @@ UNIT = InputChange("define", 4, 64, 3, 4)
 @pytest.mark.parametrize(
     ("options", "change"),
     [
-        (Options(), EmbeddingChange(UNIT, OutputChange(4, tied=True))),
-        (Options(side="input"), EmbeddingChange(UNIT, OutputChange())),
-        (Options(side="output"), EmbeddingChange(None, OutputChange(4))),
+        (EmbeddingOptions(), EmbeddingChange(UNIT, OutputChange(4, tied=True))),
+        (EmbeddingOptions(side="input"), EmbeddingChange(UNIT, OutputChange())),
+        (EmbeddingOptions(side="output"), EmbeddingChange(None, OutputChange(4))),
         (
-            Options(cache=True),
+            EmbeddingOptions(cache=True),
             EmbeddingChange(InputChange("define", 4, 64, 3, 4, cached=True), OutputChange(4)),
         ),
         (
-            Options(side="input", kind="projective"),
+            EmbeddingOptions(side="input", kind="projective"),
             EmbeddingChange(InputChange("projective", 4), OutputChange()),
         ),
     ],
 )
-def test_sides_of_a_shared_table(source: Path, options: Options, change: EmbeddingChange) -> None:
+def test_sides_of_a_shared_table(source: Path, options: EmbeddingOptions, change: EmbeddingChange) -> None:
     assert decided(source, options).change == change
 
 
 def test_each_table_by_itself(tmp_path: Path) -> None:
     source = tiny_family(tmp_path / "source", "llama")
-    assert decided(source, Options()).change == EmbeddingChange(UNIT)
-    both = decided(source, Options(side="both"))
+    assert decided(source, EmbeddingOptions()).change == EmbeddingChange(UNIT)
+    both = decided(source, EmbeddingOptions(side="both"))
     assert both.change == EmbeddingChange(UNIT, OutputChange(4))
     assert (both.output_table, both.fits_both) == ("lm_head.weight", False)
 
 
 def test_the_history_says_what_was_asked(source: Path) -> None:
-    step = decided(source, Options(seed=3, dtype="float16", epochs=2)).step
+    step = decided(source, EmbeddingOptions(seed=3, dtype="float16", epochs=2)).step
     assert step["command"] == "factorize-embeddings"
     assert step["arguments"] == {
         "side": "both",

@@ -1,4 +1,4 @@
-"""From a checkpoint and options to a decision: what stands for which table. No weight is fitted, nothing is written."""
+"""From a checkpoint and options to a plan: what stands for which table. No weight is fitted, nothing is written."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ m / 8, half of the n = 128 there."""
 
 
 @dataclass(frozen=True)
-class Options:
+class EmbeddingOptions:
     """What `factorize-embeddings` is asked.
 
     Attributes:
@@ -55,7 +55,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Decision:
+class EmbeddingPlan:
     """What is to be made.
 
     Attributes:
@@ -65,6 +65,10 @@ class Decision:
         output_dim: n of the map that is to stand for the output table; None: that is not touched.
         is_tied: whether the output layer has the input's table, or map table, now.
         padding_id: a token whose row is zero and stays so.
+        dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
+        epochs: passes over the table at most; None: a few.
+        seed: of everything random.
+        text: what tokens are counted in; None: every token counts alike.
         step: the entry for `Structure.history`.
         reasons: plain lines that say what was chosen, and why.
     """
@@ -75,6 +79,10 @@ class Decision:
     output_dim: int | None
     is_tied: bool
     padding_id: int | None
+    dtype: str | None
+    epochs: int | None
+    seed: int
+    text: Text | None
     step: Mapping[str, Any]
     reasons: tuple[str, ...]
 
@@ -89,7 +97,9 @@ class Decision:
         return f"{self.tables.input if self.is_tied else self.tables.output}.weight"
 
 
-def decide(checkpoint: Checkpoint, options: Options, text: Text | None = None) -> Decision:
+def plan_embeddings(
+    checkpoint: Checkpoint, options: EmbeddingOptions, text: Text | None = None
+) -> EmbeddingPlan:
     """Choose sides and dimensions.
 
     Raises:
@@ -106,21 +116,25 @@ def decide(checkpoint: Checkpoint, options: Options, text: Text | None = None) -
     if "input" in sides:
         zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
     change = _change(tables.change, options, shape, sides, is_tied, zero_row is not None)
-    return Decision(
+    return EmbeddingPlan(
         tables=tables,
         change=change,
         shape=shape if "input" in sides else None,
         output_dim=shape.map_dim if "output" in sides else None,
         is_tied=is_tied,
         padding_id=zero_row,
+        dtype=options.dtype,
+        epochs=options.epochs,
+        seed=options.seed,
+        text=text,
         step=history_step(COMMAND, checkpoint, given(_arguments(options, shape, sides, text))),
         reasons=_reasons(options, shape, sides, is_tied, text),
     )
 
 
 def _cached(
-    checkpoint: Checkpoint, tables: TokenTables, options: Options, text: Text | None, is_tied: bool
-) -> Decision:
+    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, text: Text | None, is_tied: bool
+) -> EmbeddingPlan:
     """Write down the rows of the unit that the checkpoint holds."""
     asked = (
         options.map_dim,
@@ -143,13 +157,17 @@ def _cached(
     )
     if output is not None and output.tied:
         output = OutputChange(output.map_dim)
-    return Decision(
+    return EmbeddingPlan(
         tables=tables,
         change=EmbeddingChange(cached, output),
         shape=None,
         output_dim=None,
         is_tied=is_tied,
         padding_id=None,
+        dtype=options.dtype,
+        epochs=options.epochs,
+        seed=options.seed,
+        text=text,
         step=history_step(COMMAND, checkpoint, given({"cache": True, "dtype": options.dtype})),
         reasons=("The rows of its unit become the input table; nothing is fitted.",),
     )
@@ -168,7 +186,7 @@ def _has_output(checkpoint: Checkpoint) -> bool:
 
 
 def _sides(
-    checkpoint: Checkpoint, tables: TokenTables, options: Options, is_tied: bool
+    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, is_tied: bool
 ) -> frozenset[Literal["input", "output"]]:
     """The sides to factorise.
 
@@ -202,7 +220,7 @@ def _sides(
     return found
 
 
-def _shape(tables: TokenTables, options: Options, has_unit: bool) -> UnitShape:
+def _shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool) -> UnitShape:
     """The dimensions, those that are not given chosen so that they divide.
 
     Raises:
@@ -241,7 +259,7 @@ def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
 
 def _change(
     before: EmbeddingChange,
-    options: Options,
+    options: EmbeddingOptions,
     shape: UnitShape,
     sides: frozenset[Literal["input", "output"]],
     is_tied: bool,
@@ -260,7 +278,7 @@ def _change(
 
 
 def _arguments(
-    options: Options, shape: UnitShape, sides: frozenset[str], text: Text | None
+    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Text | None
 ) -> dict[str, Any]:
     has_layers = bool(shape.layers)
     return {
@@ -279,7 +297,7 @@ def _arguments(
 
 
 def _reasons(
-    options: Options, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Text | None
+    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Text | None
 ) -> tuple[str, ...]:
     default = "" if options.side else " (default)"
     which = "both sides" if len(sides) == 2 else f"the {next(iter(sides))} side"

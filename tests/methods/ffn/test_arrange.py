@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.plan import ORDERS, FfnPlan, Group, Request, group_numbers, plan
+from prunecli.methods.ffn.arrange import ORDERS, FfnPlan, Group, Request, arrange_ffn, group_numbers
 from prunecli.model.ffn import FfnLayer
 from tests.reference import ffn as reference
 
@@ -73,7 +73,7 @@ ALL_E, ALL_D = "e0 e1 e2 e3 e4 e5", "d0 d1 d2 d3 d4 d5"
     ],
 )
 def test_groups(request_: Request, groups: list[str], removed: str) -> None:
-    found = plan(model(), request_)
+    found = arrange_ffn(model(), request_)
     assert members(found) == groups
     assert " ".join(found.removed) == removed
     assert all(group.owner == group.members[0] for group in found.groups)
@@ -125,7 +125,7 @@ ENCODER = tuple(ALL_E.split())
     ],
 )
 def test_widths_and_initialisations(options: dict[str, Any], group: Group) -> None:
-    assert plan(model(), Request("share", "drop", **options)).groups == (group,)
+    assert arrange_ffn(model(), Request("share", "drop", **options)).groups == (group,)
 
 
 def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
@@ -138,7 +138,7 @@ def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
         (Request("share", "drop", width="match", groups={"encoder": 2}), [24, 24]),
         (Request("drop", "share", width="match"), [48]),
     ):
-        found = plan(layers, request)
+        found = arrange_ffn(layers, request)
         assert [group.width for group in found.groups if len(group.members) > 1] == widths
         assert sum(group.width for group in found.groups) == 48
 
@@ -146,10 +146,10 @@ def test_a_matching_width_has_as_many_hidden_units_as_before() -> None:
 def test_different_widths_have_no_mean() -> None:
     layers = [*model(2, 0), *(ffn(f"d{n}", width=6) for n in range(2))]
     with pytest.raises(UsageError, match=r"different widths \(6, 8\)"):
-        plan(layers, Request("share", "share", across=True))
-    found = plan(layers, Request("share", "share", across=True, init="concat"))
+        arrange_ffn(layers, Request("share", "share", across=True))
+    found = arrange_ffn(layers, Request("share", "share", across=True, init="concat"))
     assert [(group.init_width, group.scale) for group in found.groups] == [(28, 0.25)]
-    assert plan(layers, Request("share", "share", across=True, init="last")).groups[0].width == 6
+    assert arrange_ffn(layers, Request("share", "share", across=True, init="last")).groups[0].width == 6
 
 
 def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
@@ -159,17 +159,17 @@ def shared(layers: list[FfnLayer], owners: dict[str, str]) -> list[FfnLayer]:
 
 def test_what_shares_already_counts_once() -> None:
     layers = shared(model(4, 2), {"e1": "e0", "e3": "e2"})
-    (group,) = plan(layers, Request("share", "drop", init="concat")).groups
+    (group,) = arrange_ffn(layers, Request("share", "drop", init="concat")).groups
     assert (group.members, group.sources) == (("e0", "e1", "e2", "e3"), ("e0", "e2"))
     assert (group.init_width, group.scale) == (16, 0.5)
-    kept = plan(layers, Request(decoder="drop"))
+    kept = arrange_ffn(layers, Request(decoder="drop"))
     assert members(kept) == ["e0 e1", "e2 e3"]
     assert kept.merged == ()
 
 
 def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
     layers = shared(model(2, 2), {"e1": "e0", "d0": "e0", "d1": "e0"})
-    (group,) = plan(layers, Request("drop")).groups
+    (group,) = arrange_ffn(layers, Request("drop")).groups
     assert (group.owner, group.members, group.sources) == ("d0", ("d0", "d1"), ("e0",))
     assert not group.is_merged
 
@@ -177,10 +177,10 @@ def test_an_owner_that_goes_leaves_its_tensors_to_the_next() -> None:
 def test_what_was_dropped_stays_dropped() -> None:
     layers = model(2, 2)
     layers[3] = ffn("d1", width=0, removed=True, tensors={}, norm_tensors=())
-    found = plan(layers, Request("share", "share"))
+    found = arrange_ffn(layers, Request("share", "share"))
     assert members(found) == ["e0 e1", "d0"]
     assert found.removed == ("d1",)
-    assert plan(layers, Request("keep", "drop")).removed == ("d0", "d1")
+    assert arrange_ffn(layers, Request("keep", "drop")).removed == ("d0", "d1")
 
 
 def mixed() -> list[FfnLayer]:
@@ -192,18 +192,18 @@ def test_experts_are_left_alone_only_when_told() -> None:
         with pytest.raises(
             UnsupportedModelError, match="2 of the 4 FFNs of the encoder are mixtures"
         ) as caught:
-            plan(mixed(), request)
+            arrange_ffn(mixed(), request)
         assert "Add --dense-only" in str(caught.value)
-    assert members(plan(mixed(), Request(decoder="drop"))) == ["e0", "e2"]
-    found = plan(mixed(), Request("share", dense_only=True))
+    assert members(arrange_ffn(mixed(), Request(decoder="drop"))) == ["e0", "e2"]
+    found = arrange_ffn(mixed(), Request("share", dense_only=True))
     assert (members(found), found.sparse) == (["e0 e2", "d0", "d1"], ("e1", "e3"))
-    assert plan(mixed(), Request("drop", dense_only=True)).removed == ("e0", "e2")
+    assert arrange_ffn(mixed(), Request("drop", dense_only=True)).removed == ("e0", "e2")
 
 
 def test_a_side_of_experts_alone() -> None:
     layers = [ffn("e0", is_sparse=True), *model(0, 2)]
     with pytest.raises(UnsupportedModelError, match="prune-experts"):
-        plan(layers, Request("share", dense_only=True))
+        arrange_ffn(layers, Request("share", dense_only=True))
 
 
 @pytest.mark.parametrize(
@@ -218,13 +218,13 @@ def test_a_side_of_experts_alone() -> None:
 )
 def test_what_a_decoder_alone_cannot_hold(request_: Request, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        plan(model(0, 6), request_)
+        arrange_ffn(model(0, 6), request_)
 
 
 def test_nothing_left_to_share() -> None:
     layers = [ffn("d0", width=0, removed=True, tensors={}, norm_tensors=())]
     with pytest.raises(UsageError, match="no FFN left to share"):
-        plan(layers, Request(decoder="share"))
+        arrange_ffn(layers, Request(decoder="share"))
 
 
 def test_layers_that_share_are_not_parted() -> None:
@@ -235,6 +235,6 @@ def test_layers_that_share_are_not_parted() -> None:
         Request("share", "drop", groups={"encoder": 2}),
     ):
         with pytest.raises(UsageError, match="share one FFN already and would be parted"):
-            plan(layers, request)
-    assert len(plan(layers, Request("share", "drop")).groups) == 1
-    assert len(plan(layers, Request("share", "share", across=True)).groups) == 1
+            arrange_ffn(layers, request)
+    assert len(arrange_ffn(layers, Request("share", "drop")).groups) == 1
+    assert len(arrange_ffn(layers, Request("share", "share", across=True)).groups) == 1

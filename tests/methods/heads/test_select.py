@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.heads.plan import Layer, Request, normalized, plan, random_importance, removed_count
+from prunecli.methods.heads.select import (
+    Request,
+    normalized,
+    random_importance,
+    removed_count,
+    select_heads,
+)
 from tests.reference import heads as reference
 
 Model = dict[str, list[int]]
@@ -20,6 +26,14 @@ models = st.dictionaries(
     st.lists(st.integers(-20, 50), min_size=1, max_size=5),
     min_size=1,
 )
+
+
+class Layer(NamedTuple):
+    """What is chosen from."""
+
+    name: str
+    kind: Any
+    heads: tuple[int, ...]
 
 
 def layers_of(model: Mapping[str, Sequence[float]], kinds: Mapping[str, Any] | None = None) -> list[Layer]:
@@ -34,7 +48,7 @@ def importance_of(model: Mapping[str, Sequence[float]]) -> dict[str, dict[int, f
 
 
 def kept(model: Mapping[str, Sequence[float]], **request: Any) -> dict[str, tuple[int, ...]]:
-    return dict(plan(layers_of(model), importance_of(model), Request(**request)).kept)
+    return dict(select_heads(layers_of(model), importance_of(model), Request(**request)))
 
 
 @given(model=models, minimum=st.integers(0, 3), data=st.data())
@@ -82,24 +96,23 @@ def test_equal_importances_go_by_place_in_the_model() -> None:
 
 def test_heads_that_are_gone_count_in_the_norm_so_that_steps_equal_one_leap() -> None:
     model = {"a": [1.0, 2.0, 9.0, 4.0], "b": [5.0, 5.0, 1.0, 6.0], "c": [1.0, 1.0, 1.0, 8.0]}
-    first = plan(layers_of(model), importance_of(model), Request(count=4))
-    left = [Layer(layer.name, layer.kind, first.kept[layer.name]) for layer in layers_of(model)]
-    second = plan(left, importance_of(model), Request(count=3))
-    assert second.kept == plan(layers_of(model), importance_of(model), Request(count=7)).kept
+    first = select_heads(layers_of(model), importance_of(model), Request(count=4))
+    left = [Layer(layer.name, layer.kind, first[layer.name]) for layer in layers_of(model)]
+    second = select_heads(left, importance_of(model), Request(count=3))
+    assert second == select_heads(layers_of(model), importance_of(model), Request(count=7))
 
 
 def test_heads_stay_in_the_order_in_which_they_are_stored() -> None:
     layer = Layer("a", "cross", (7, 2, 5))
-    selection = plan([layer], {"a": {2: 1.0, 5: 3.0, 7: 2.0}}, Request(count=1))
-    assert selection.kept == {"a": (7, 5)}
-    assert (selection.count, selection.removed) == (2, 1)
+    selection = select_heads([layer], {"a": {2: 1.0, 5: 3.0, 7: 2.0}}, Request(count=1))
+    assert selection == {"a": (7, 5)}
 
 
 def test_only_the_kinds_named_lose_heads_and_are_counted() -> None:
     model = {"e": [1] * 10, "d": [1] * 10, "x": [1] * 10}
     layers = layers_of(model, {"e": "encoder", "d": "decoder", "x": "cross"})
-    selection = plan(layers, importance_of(model), Request(ratio=0.25, kinds=("decoder",)))
-    assert {name: len(ids) for name, ids in selection.kept.items()} == {"e": 10, "d": 7, "x": 10}
+    selection = select_heads(layers, importance_of(model), Request(ratio=0.25, kinds=("decoder",)))
+    assert {name: len(ids) for name, ids in selection.items()} == {"e": 10, "d": 7, "x": 10}
 
 
 @pytest.mark.parametrize(
@@ -130,7 +143,7 @@ def test_ratios_outside_of_their_range_are_refused(ratio: float) -> None:
 def test_requests_that_cannot_be_met_are_refused(request_: Request, message: str) -> None:
     model = {"a": [1, 2, 3, 4], "b": [1, 2, 3, 4]}
     with pytest.raises(UsageError, match=message):
-        plan(layers_of(model), importance_of(model), request_)
+        select_heads(layers_of(model), importance_of(model), request_)
 
 
 def test_every_head_may_go() -> None:
@@ -164,7 +177,7 @@ def test_uniform_keeps_the_kinds_that_may_not_lose_heads() -> None:
     layers = layers_of({"a": [1, 2, 3], "b": [3, 2, 1]}, {"b": "decoder"})
     importance = importance_of({"a": [1, 2, 3], "b": [3, 2, 1]})
     request = Request(count=1, kinds=("decoder",), uniform=(1, 2, 3))
-    assert plan(layers, importance, request).kept == {"a": (0, 1, 2), "b": (0, 1)}
+    assert select_heads(layers, importance, request) == {"a": (0, 1, 2), "b": (0, 1)}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""Which experts to keep (2212.09811, 4.3): pure functions from metric values to a selection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from prunecli.errors import UsageError
+from prunecli.methods.experts.budget import (
+    MIN_PER_LAYER,
+    STRATEGIES,
+    Layer,
+    Request,
+    Strategy,
+    check_feasible,
+    keep_count,
+    layer_counts,
+    parse_balance,
+    side_counts,
+)
+from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
+
+__all__ = [
+    "MIN_PER_LAYER",
+    "STRATEGIES",
+    "Layer",
+    "Request",
+    "Selection",
+    "Strategy",
+    "keep_count",
+    "layer_counts",
+    "parse_balance",
+    "select_experts",
+    "side_counts",
+]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The decision.
+
+    Attributes:
+        kept: layer's name -> original ids that stay, ascending.
+        thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
+    """
+
+    kept: Mapping[str, tuple[int, ...]]
+    thresholds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """Experts kept in the whole model."""
+        return sum(map(len, self.kept.values()))
+
+
+def select_experts(
+    layers: Sequence[Layer], values: Mapping[str, NDArray[Any]], request: Request
+) -> Selection:
+    """Choose the experts to keep.
+
+    Args:
+        layers: the checkpoint's sparse layers.
+        values: layer's name -> `[experts]`, the metric of every original expert.
+        request: how many, by which algorithm.
+
+    Raises:
+        UsageError: the request leaves too few experts, or asks for more than there are.
+        StatisticsError: a layer's experts have no tokens.
+    """
+    if request.strategy == "per-layer":
+        counts = _requested_counts(layers, request)
+        return Selection(
+            {
+                layer.name: tuple(sorted(ranked(layer, values[layer.name])[0][: counts[layer.name]]))
+                for layer in layers
+            }
+        )
+    if request.strategy == "side-threshold":
+        return _side_threshold(layers, values, request)
+    if request.keep is None:
+        raise UsageError(
+            "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
+            "Give --ratio or --fit, or --strategy side-threshold.",
+        )
+    lowest = sum(min(request.minimum, len(layer.experts)) for layer in layers)
+    check_feasible(request.keep, lowest, sum(len(x.experts) for x in layers), len(layers), request.minimum)
+    kept, theta = _threshold(request)(layers, values, request.keep, request.minimum)
+    return Selection(kept, {"model": theta})
+
+
+def _threshold(request: Request) -> Callable[..., tuple[dict[str, tuple[int, ...]], float]]:
+    return released_threshold if request.released else threshold
+
+
+def _side_threshold(
+    layers: Sequence[Layer], values: Mapping[str, NDArray[Any]], request: Request
+) -> Selection:
+    if request.per_layer is None:
+        counts = side_counts(layers, request.keep or 0, request.balance, request.minimum)
+    else:
+        fixed = _requested_counts(layers, request)
+        counts = {}
+        for layer in layers:
+            counts[layer.side] = counts.get(layer.side, 0) + fixed[layer.name]
+    kept: dict[str, tuple[int, ...]] = {}
+    thetas: dict[str, float] = {}
+    for side, count in counts.items():
+        own = [layer for layer in layers if layer.side == side]
+        chosen, thetas[side] = _threshold(request)(own, values, count, request.minimum)
+        kept.update(chosen)
+    return Selection({layer.name: kept[layer.name] for layer in layers}, thetas)
+
+
+def _requested_counts(layers: Sequence[Layer], request: Request) -> dict[str, int]:
+    if request.per_layer is None:
+        return layer_counts(layers, request.keep or 0, request.balance, request.minimum)
+    for side, count in request.per_layer.items():
+        widths = [len(layer.experts) for layer in layers if layer.side == side]
+        if widths and not request.minimum <= count <= max(widths):
+            raise UsageError(
+                f"--experts-per-layer asks for {count} in each {side} layer: it must be "
+                f"{request.minimum} to {max(widths)}.",
+                "Fewer than the router picks cannot run; more than the layer holds do not exist.",
+            )
+    return {layer.name: min(request.per_layer[layer.side], len(layer.experts)) for layer in layers}

@@ -1,0 +1,43 @@
+"""A decision made concrete: what every method's `rewrite_…` returns, and `prunecli.pipeline.apply` carries out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from prunecli.model.opening import result_config
+from prunecli.tensors.stream import Output
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.structure import Structure
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """Everything about a result that is known before a byte is read.
+
+    Attributes:
+        structure: of the result, its history included.
+        outputs: every tensor of the result.
+        config: config.json of the result, but for the type of its weights.
+        files: side files that differ from the source's, by name; None: it is left out.
+    """
+
+    structure: Structure
+    outputs: tuple[Output, ...]
+    config: Mapping[str, Any]
+    files: Mapping[str, bytes | None] = field(default_factory=dict)
+
+
+def rewritten(
+    source: Checkpoint,
+    structure: Structure,
+    outputs: tuple[Output, ...],
+    step: Mapping[str, Any] | None = None,
+) -> Rewrite:
+    """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so."""
+    if step:
+        structure = structure.after(step)
+    return Rewrite(structure, outputs, result_config(source, structure))
