@@ -180,8 +180,7 @@ def dtype_of(
     """
     from prunecli.evaluation.decoding import DecodingOptions
     from prunecli.evaluation.evaluate import labels_for
-    from prunecli.modules.fitting import decoding, fitting_dtype, type_line
-    from prunecli.modules.precision import choose_dtype, stored_as
+    from prunecli.modules.precision import choose_dtype, decoding, fitting_dtype, stored_as, type_line
 
     if asked == "auto":
         asked = process_group.broadcast(earlier) or asked
@@ -214,8 +213,8 @@ def means_of(
 ) -> Resources | None:
     """What a run by layers may use; None where the whole model is to be held, by all processes."""
     from prunecli.methods.experts.layer_major import whole_model_bytes
-    from prunecli.modules.fitting import FREE_SHARE, free_for_each
     from prunecli.modules.machine import free_memory
+    from prunecli.modules.precision import FREE_SHARE, free_for_each
     from prunecli.running.layerwise.session import Resources
 
     if memory is None:

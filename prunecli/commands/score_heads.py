@@ -176,9 +176,8 @@ def score_heads(
         from prunecli.evaluation.decoding import DecodingOptions
         from prunecli.evaluation.evaluate import labels_for
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
-        from prunecli.modules.fitting import decoding, fitting_dtype, nothing
         from prunecli.modules.loading import choose_device, load_model
-        from prunecli.modules.precision import candidates, dtype_name
+        from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing
         from prunecli.results.heads import FORMAT, scores_payload
         from prunecli.running.layerwise.session import Resources
         from prunecli.text.tokens import load_tokenizer

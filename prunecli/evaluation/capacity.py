@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.modules.speed import Multiplying, Reading
+    from prunecli.modules.machine import Multiplying, Reading
 
 BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
@@ -275,7 +275,7 @@ def _process(checkpoint: Checkpoint, device: torch.device) -> int:
 
 def _one_pass(checkpoint: Checkpoint, *, sparse: bool) -> OnePass:
     """Of a mixture of experts, gates are collected: no logits. Another model makes them."""
-    from prunecli.modules.speed import disk_speed
+    from prunecli.modules.machine import disk_speed
 
     tokens = SENTENCES * SENTENCE_TOKENS
     products = token_products(checkpoint.layout)
@@ -291,8 +291,8 @@ def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
     import torch
 
     from prunecli.evaluation.hardware import device_name
+    from prunecli.modules.machine import model_speed
     from prunecli.modules.precision import choose_dtype
-    from prunecli.modules.speed import model_speed
 
     family = checkpoint.require_architecture()
     width = checkpoint.layout.sizes.count(model_dim(family))

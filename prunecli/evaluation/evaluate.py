@@ -130,9 +130,8 @@ def _dtype(
     say: Say,
 ) -> str:
     """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
-    from prunecli.modules.fitting import decoding, fitting_dtype
     from prunecli.modules.loading import choose_device
-    from prunecli.modules.precision import dtype_name
+    from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
     earlier = process_group.broadcast(earlier)
     if earlier is not None and options.dtype == "auto":

@@ -107,9 +107,8 @@ def bench_latency(
 def _dtype(subjects: Sequence[Subject], options: LatencyOptions, say: Say) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
     from prunecli.model.cost import Load
-    from prunecli.modules.fitting import decoding, fitting_dtype
     from prunecli.modules.loading import choose_device
-    from prunecli.modules.precision import dtype_name
+    from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
     longest = max(len(ids) for subject in subjects for ids in subject.sources)
     load = Load(max(options.batch_sizes), max(options.beams), max(longest, options.new_tokens))

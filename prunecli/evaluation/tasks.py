@@ -133,9 +133,8 @@ def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None
 
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: TaskOptions, say: Say) -> str:
     """The type of all models; layer by layer any size fits."""
-    from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import choose_device
-    from prunecli.modules.precision import candidates, dtype_name
+    from prunecli.modules.precision import candidates, dtype_name, fitting_dtype
 
     device = choose_device(options.device)
     if options.memory is not None:

@@ -17,8 +17,8 @@ from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_heads, module_name
-from prunecli.modules.dense_linear import speed_up_linears
-from prunecli.modules.embeddings import fit_embeddings, has_module, tied_names
+from prunecli.modules.cpu_linear import speed_up_linears
+from prunecli.modules.define import fit_embeddings, has_module, tied_names
 from prunecli.modules.ffn import fit_ffn, shared_names
 from prunecli.modules.filling import CHUNK_BYTES, expert_names, fill, fill_places, places
 from prunecli.modules.saving import saving_as_stored

@@ -14,7 +14,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.attention import module_name
-from prunecli.modules.embeddings import has_module
+from prunecli.modules.define import has_module
 from prunecli.modules.sparse_ffn import Router
 
 CHUNK_BYTES = 16 << 20

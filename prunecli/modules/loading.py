@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,9 @@ import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.bars import no_bars
 from prunecli.modules.building import build_model, missing_tensors
-from prunecli.modules.dense_linear import pack_linears
-from prunecli.modules.fitting import fitting_dtype
+from prunecli.modules.cpu_linear import pack_linears
+from prunecli.modules.precision import fitting_dtype
 from prunecli.modules.sparse_ffn import SparseFFN
 
 
@@ -102,6 +102,20 @@ def _sparse(model: Any) -> Iterator[tuple[str, SparseFFN]]:
     for name, module in model.named_modules():
         if isinstance(module, SparseFFN):
             yield name, module
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Without them, whatever they were set to before."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:

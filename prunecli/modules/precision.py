@@ -1,4 +1,4 @@
-"""The type that models run in where nobody asks for one: by what is stored and what the device multiplies well.
+"""The type that models run in where nobody asks for one: by what is stored, what is multiplied well and what fits.
 
 | stored | computed in, the first that fits |
 | --- | --- |
@@ -9,25 +9,109 @@
 Never float16 unasked for what is not stored so: hidden states of T5, Pegasus and Qwen2 overflow in it. Measured on one
 core of an AVX-512 BF16 EPYC, a layer of 8192 x 2048: 5 rows take 13.0 ms in float32, 3.6 in bfloat16, 9.3 in float16;
 512 rows 233, 86 and 890.
+
+Whether a type fits is known before any weight is read. A run takes its weights in it, and what it holds beside them:
+`FREE_SHARE` of the free memory may be taken. Weights wider than they are stored are a luxury: they may take
+`WIDER_SHARE`.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
 
 import torch
 
+from prunecli.errors import MemoryShortError, Shortage
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.cost import stored_dtype
+from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.modules.cpu_linear import onednn_bfloat16
 from prunecli.modules.filling import DTYPES
-from prunecli.tensors.dtypes import parse_computed
+from prunecli.modules.machine import new_memory
+from prunecli.processes import ALONE, ProcessGroup, neighbours
+from prunecli.progress import Say, unsaid
+from prunecli.tensors.dtypes import parse_computed, parse_dtype
+from prunecli.tensors.quantities import bytes_text
 
 COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 NATIVE_SINCE = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
 """The compute capability from which a GPU multiplies a type by its tensor cores."""
+
+FREE_SHARE = Fraction(9, 10)
+"""The rest stays for the device's own needs and for fragmentation, as `inspect --fit` has it."""
+
+WIDER_SHARE = Fraction(1, 2)
+WEIGHTS = "weights"
+TEACHER = "teacher"
+Parts = Mapping[str, int]
+"""What a run holds at once, by name: bytes."""
+
+Beside = Callable[[Checkpoint, torch.dtype], Parts]
+"""What a run holds beside the weights."""
+
+
+def nothing(_checkpoint: Checkpoint, _dtype: torch.dtype) -> Parts:
+    """A `Beside` of runs whose batches are small beside the weights."""
+    return {}
+
+
+def decoding(load: Load) -> Beside:
+    """Attention cache and activations of a model that decodes `load`; of an undeclared family nothing is known."""
+
+    def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
+        if checkpoint.architecture is None:
+            return {}
+        return {"decoding": sum(decoding_bytes(checkpoint, load, parse_dtype(str(dtype))))}
+
+    return parts
+
+
+@dataclass(frozen=True)
+class Need:
+    """What one model takes in a type.
+
+    Attributes:
+        parts: the weights, and what is held beside them.
+        free: bytes of the device that are free for it.
+    """
+
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
+    parts: Parts
+    free: int
+
+    @property
+    def total(self) -> int:
+        """All parts."""
+        return sum(self.parts.values())
+
+    def fits(self, share: Fraction = FREE_SHARE) -> bool:
+        """Whether so much of what is free holds it."""
+        return self.total <= share * self.free
+
+    def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:
+        """The error that says so.
+
+        Args:
+            trains, by_layer: as in `Shortage`.
+        """
+        where = f"on {place_name(self.device)} in {dtype_name(self.dtype)}"
+        detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.parts.items())
+        path, free = self.checkpoint.path, bytes_text(self.free)
+        weights = self.parts[WEIGHTS]
+        grows = sum(size for name, size in self.parts.items() if trains and name != TEACHER) or weights
+        room = int((FREE_SHARE * self.free - (self.total - grows)) * weights / max(grows, 1))
+        return MemoryShortError(
+            f"{path}: needs {bytes_text(self.total)} {where} ({detail}); "
+            f"{free} are free, of which a tenth stays so",
+            "Free some memory, choose a smaller type or another device, or prune it first.",
+            Shortage(
+                path, self.device.type, dtype_name(self.dtype), self.free, max(room, 0), trains, by_layer
+            ),
+        )
 
 
 def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
@@ -97,3 +181,90 @@ def _cpu_bfloat16() -> bool:
         return True
     asked = (getattr(torch.cpu, f"_is_{what}_supported", None) for what in ("avx512_bf16", "amx_tile"))
     return any(ask() for ask in asked if ask is not None)
+
+
+def fitting_dtype(
+    checkpoints: Mapping[str, Checkpoint],
+    device: torch.device,
+    asked: str = "auto",
+    *,
+    beside: Beside = nothing,
+    gradients: bool = False,
+    by_layer: str = "",
+    process_group: ProcessGroup = ALONE,
+    say: Say = unsaid,
+) -> torch.dtype:
+    """The type that all of these models are computed in, one after another on `device`.
+
+    Args:
+        checkpoints: label -> checkpoint.
+        asked: a type, or "auto": the first of `precision.candidates` that fits.
+        beside: what is held beside the weights.
+        gradients: as in `candidates`.
+        by_layer: as in `Shortage`.
+        process_group: of several processes, each of which holds a model; all get the same type.
+        say: hears of what is not computed in the type that it is stored in.
+
+    Raises:
+        UsageError: no such type.
+        MemoryShortError: one of them does not fit.
+    """
+    free = free_for_each(device, process_group)
+    tried = candidates(asked, checkpoints.values(), device, gradients=gradients)
+    for dtype in tried:
+        needs = {
+            label: Need(checkpoint, device, dtype, _parts(checkpoint, dtype, beside), free)
+            for label, checkpoint in checkpoints.items()
+        }
+        if all(need.fits(_share(need, dtype == tried[-1])) for need in needs.values()):
+            if asked == "auto":
+                _say_types(needs, tried[0], beside, say)
+            return dtype
+    raise max(needs.values(), key=lambda need: need.total).refusal(by_layer=by_layer)
+
+
+def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> int:
+    """Bytes of `device` that each of several processes can have for its model."""
+    if process_group.world_size == 1:
+        return new_memory(device)
+    return min(process_group.all_gather(new_memory(device) // neighbours(device.type)))
+
+
+def _parts(checkpoint: Checkpoint, dtype: torch.dtype, beside: Beside) -> Parts:
+    return {WEIGHTS: weight_bytes(checkpoint, parse_dtype(str(dtype))), **beside(checkpoint, dtype)}
+
+
+def _share(need: Need, is_last: bool) -> Fraction:
+    """Of the free memory; what nothing else could take the place of may be as large as any."""
+    is_wider = need.dtype.itemsize > stored_as(need.checkpoint).itemsize
+    return WIDER_SHARE if is_wider and not is_last else FREE_SHARE
+
+
+def _say_types(needs: Mapping[str, Need], best: torch.dtype, beside: Beside, say: Say) -> None:
+    """A line for all models of which the same is to be said."""
+    alike: dict[tuple[torch.dtype, str], list[str]] = {}
+    for label, need in needs.items():
+        stored = stored_as(need.checkpoint)
+        if stored != need.dtype:
+            reason = ""
+            if need.dtype != best:
+                whole = sum(_parts(need.checkpoint, best, beside).values())
+                reason = (
+                    f" (it would take {bytes_text(whole)} in {dtype_name(best)}; "
+                    f"{bytes_text(need.free)} are free)"
+                )
+            alike.setdefault((stored, reason), []).append(label)
+    for (stored, reason), labels in alike.items():
+        found = needs[labels[0]]
+        say(type_line(labels, stored, found.dtype, found.device) + reason + ".")
+
+
+def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:
+    """What is said of models that are not computed in the type that they are stored in."""
+    where = place_name(device)
+    return f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {dtype_name(dtype)} on {where}"
+
+
+def place_name(device: torch.device) -> str:
+    """How a sentence calls it."""
+    return "the CPU" if device.type == "cpu" else str(device)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.cpu_experts import Weights, run_experts, threads_pay
-from prunecli.modules.grouped import Dispatch, dispatch, grouped_linear
+from prunecli.modules.grouped import Dispatch, Weights, dispatch, grouped_linear, run_experts, threads_pay
 
 EXPERT_PARTS = {
     "fc1_weight": "fc1.weight",

@@ -14,7 +14,7 @@ from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.declared import class_names
 from prunecli.model.structure import KEY
-from prunecli.modules.bars import no_bars
+from prunecli.modules.loading import no_bars
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")

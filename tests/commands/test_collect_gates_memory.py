@@ -17,7 +17,7 @@ from prunecli.methods.experts import resume
 from prunecli.methods.experts.layer_major import whole_model_bytes
 from prunecli.methods.experts.score import CollectOptions
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import fitting, machine
+from prunecli.modules import machine, precision
 from prunecli.processes import ProcessGroup
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
@@ -127,7 +127,7 @@ def test_a_shard_that_is_cut_short(folder: Path) -> None:
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(machine, "free_memory", lambda _device: free)
-    monkeypatch.setattr(fitting, "new_memory", lambda _device: free)
+    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
     process_group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
         return gate_run.means_of(checkpoint, CollectOptions(), CPU, torch.float32, None, None, process_group)
@@ -155,7 +155,7 @@ def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: py
 
 
 def test_beam_search_on_one_that_does_not_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "new_memory", lambda _device: 100_000)
+    monkeypatch.setattr(precision, "new_memory", lambda _device: 100_000)
     made = run("model", "--data", "text", "--mode", "beam")
     refused(made, "needs ", 1)
     assert "on the CPU in bfloat16 (weights " in made.err
@@ -166,9 +166,9 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
     arguments = ("model", "--data", "text", "--mode", "beam", "--batch-tokens", "8", "--beam", "2")
     arguments = (*arguments, "--pairs", "eng_Latn-fra_Latn", "--max-sentences", "3")
     assert run(*arguments, "-o", "whole.json", "--dtype", "bf16").status == 0
-    monkeypatch.setattr(fitting, "free_for_each", lambda *_: 0)
-    monkeypatch.setattr(fitting, "candidates", lambda *_, **__: (torch.bfloat16,))
-    monkeypatch.setattr(fitting.Need, "fits", lambda *_: True)
+    monkeypatch.setattr(precision, "free_for_each", lambda *_: 0)
+    monkeypatch.setattr(precision, "candidates", lambda *_, **__: (torch.bfloat16,))
+    monkeypatch.setattr(precision.Need, "fits", lambda *_: True)
     save = resume.Saver.__call__
 
     def stop(saver: resume.Saver, state: Any) -> None:
@@ -181,7 +181,7 @@ def test_a_search_that_goes_on_keeps_its_type(folder: Path, monkeypatch: pytest.
         assert run(*arguments).status != 0
     assert (folder / ".gates.json.partial").exists()
     monkeypatch.setattr(
-        fitting, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
+        precision, "candidates", lambda name, *_, **__: (torch.float32 if name == "auto" else torch.bfloat16,)
     )
     assert "2 batches are done" in run(*arguments).err
     found, whole = content(folder / "gates.json"), content(folder / "whole.json")

@@ -77,7 +77,7 @@ class HeadPruning(MethodContract):
         return decided(source, HeadOptions(metric="random", count=10_000))
 
     def mask(self, model: Any, rewrite: Rewrite) -> None:
-        from prunecli.modules.heads import masked_heads
+        from prunecli.modules.attention import masked_heads
 
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))
 
@@ -98,7 +98,7 @@ class HeadPruning(MethodContract):
     def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
         import torch
 
-        from prunecli.modules.heads import masked_heads
+        from prunecli.modules.attention import masked_heads
 
         with open_model(source) as opened:
             layers = opened.layout.attentions

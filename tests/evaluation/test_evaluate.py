@@ -11,7 +11,7 @@ from prunecli.evaluation import evaluate as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
 from prunecli.evaluation.evaluate import EvaluationOptions, evaluate, hypothesis_path, labels_for
 from prunecli.evaluation.partial import partial_path
-from prunecli.modules import fitting
+from prunecli.modules import precision
 from prunecli.text.parallel import ParallelText
 from tests.tiny import tiny_nllb_moe
 
@@ -128,12 +128,12 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
 
     output = tmp_path / "e.json"
     with monkeypatch.context() as patch:
-        patch.setattr(fitting, "candidates", computed_in("bfloat16"))
+        patch.setattr(precision, "candidates", computed_in("bfloat16"))
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
             evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
     good_and_bad.clear()
-    monkeypatch.setattr(fitting, "candidates", computed_in("float32"))
+    monkeypatch.setattr(precision, "candidates", computed_in("float32"))
     payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, say=said.append)
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert said == ["Computed in bfloat16, as before the interruption."]

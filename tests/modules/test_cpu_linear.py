@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import prunecli
+from prunecli.evaluation.hardware import model_sizes
 from prunecli.modules import cpu_linear
-from prunecli.modules.cpu_linear import dot_products, linear, padded_rows
+from prunecli.modules.cpu_linear import (
+    InferenceLinear,
+    PackedLinear,
+    can_pack,
+    dot_products,
+    has_onednn_linear,
+    linear,
+    pack_linears,
+    padded_rows,
+    speed_up_linears,
+)
+from prunecli.modules.loading import load_for_decoding
+from tests.families import DECODERS, TRANSLATORS, tiny_family
+from tests.tiny import tiny_nllb_moe
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -69,3 +88,221 @@ def test_a_failure_switches_onednn_back(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(RuntimeError, match="failed"), dot_products(torch.bfloat16, [1]):
         raise RuntimeError("failed")
     assert torch.backends.mkldnn.enabled == before
+
+
+pytestmark = pytest.mark.skipif(
+    not (has_onednn_linear() and can_pack(torch.float32)),
+    reason="this torch has no oneDNN, or packs no weights",
+)
+
+
+@pytest.fixture(autouse=True)
+def every_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every layer is large enough."""
+    monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 1)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An entry for each product that goes to oneDNN."""
+    made: list[int] = []
+    asked = InferenceLinear._goes_to_onednn
+
+    def noted(self: InferenceLinear, given: torch.Tensor) -> bool:
+        goes = asked(self, given)
+        made.extend([1] * goes)
+        return goes
+
+    monkeypatch.setattr(InferenceLinear, "_goes_to_onednn", noted)
+    return made
+
+
+def fast_layer(bias: bool = True) -> nn.Linear:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(24, 16, bias=bias))
+    speed_up_linears(made)
+    assert type(made[0]) is InferenceLinear
+    return made[0]
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (5, 24), (2, 3, 24), (2, 1, 4, 24), (0, 24)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_inference_equals_the_product(shape: tuple[int, ...], bias: bool, calls: list[int]) -> None:
+    fast, x = fast_layer(bias), torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        made = fast(x)
+    want = x.double() @ fast.weight.double().T + (fast.bias.double() if bias else 0)
+    assert made.shape == (*shape[:-1], 16)
+    torch.testing.assert_close(made.double(), want.detach(), atol=1e-5, rtol=0)
+    assert len(calls) == (0 not in shape)
+
+
+def test_strided_input(calls: list[int]) -> None:
+    fast, x = fast_layer(), torch.randn(24, 2, 5).permute(1, 2, 0)
+    with torch.inference_mode():
+        made = fast(x)
+    torch.testing.assert_close(made, nn.functional.linear(x, fast.weight, fast.bias), atol=1e-5, rtol=0)
+    assert calls
+
+
+def test_gradients_are_those_of_the_stock_layer(calls: list[int]) -> None:
+    fast = fast_layer()
+    stock = nn.Linear(24, 16)
+    stock.load_state_dict(fast.state_dict())
+    for one in (fast, stock):
+        one(torch.ones(3, 24)).square().sum().backward()
+    assert torch.equal(fast.weight.grad, stock.weight.grad)
+    assert not calls
+    frozen = fast.requires_grad_(False)
+    x = torch.ones(3, 24, requires_grad=True)
+    frozen(x).sum().backward()
+    assert x.grad is not None
+    assert not calls
+
+
+def test_other_types_and_autocast_are_left_to_torch(calls: list[int]) -> None:
+    fast, x = fast_layer(), torch.randn(3, 24)
+    with torch.inference_mode():
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert fast(x).dtype == torch.bfloat16
+        assert copy.deepcopy(fast).to(torch.bfloat16)(x.bfloat16()).dtype == torch.bfloat16
+        assert not calls
+        fast(x)
+    assert calls
+
+
+def test_small_layers_and_other_classes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.Sequential(nn.Linear(24, 16), Own(64, 32), nn.Linear(64, 32))
+    monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 32 * 64)
+    speed_up_linears(model)
+    assert [type(module) for module in model] == [nn.Linear, Own, InferenceLinear]
+
+
+def test_a_loaded_model_decodes_as_before(tmp_path: Path, calls: list[int]) -> None:
+    path = tiny_nllb_moe(tmp_path / "model")
+    ids = torch.tensor([[5, 6, 7, 2]])
+    fast = prunecli.load_model(path, device="cpu", dtype="float32")
+    made = fast.generate(ids, num_beams=2, max_new_tokens=6)
+    assert calls
+    cpu_linear.MIN_ONEDNN = 1 << 30  # the fixture undoes it
+    stock = prunecli.load_model(path, device="cpu", dtype="float32")
+    assert not any(isinstance(module, InferenceLinear) for module in stock.modules())
+    assert torch.equal(made, stock.generate(ids, num_beams=2, max_new_tokens=6))
+    assert fast.state_dict().keys() == stock.state_dict().keys()
+
+
+def packed_layer(
+    inputs: int, outputs: int, bias: bool = True, dtype: torch.dtype = torch.float32
+) -> nn.Linear:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Linear(inputs, outputs, bias=bias, dtype=dtype))
+    pack_linears(made)
+    return made[0]
+
+
+@given(rows=st.integers(0, 70), inputs=st.integers(1, 70), outputs=st.integers(1, 70), bias=st.booleans())
+def test_packed_equals_the_product(rows: int, inputs: int, outputs: int, bias: bool) -> None:
+    packed = packed_layer(inputs, outputs, bias)
+    assert type(packed) is PackedLinear
+    x = torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        made = packed(x)
+    want = x.double() @ packed.weight.to_dense().double().T + (packed.bias.double() if bias else 0)
+    torch.testing.assert_close(made.double(), want.detach(), atol=2e-5, rtol=0)
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16), reason="no bfloat16 on this CPU")
+def test_bfloat16_equals_the_product_rounded_once() -> None:
+    packed = packed_layer(64, 48, dtype=torch.bfloat16)
+    assert type(packed) is PackedLinear
+    x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
+    with torch.inference_mode():
+        made = packed(x)
+    want = x.double() @ packed.weight.to_dense().double().T + packed.bias.double()
+    assert made.dtype == torch.bfloat16
+    torch.testing.assert_close(made.double(), want.detach(), atol=1e-3, rtol=2**-8)
+
+
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (2, 3, 24), (2, 1, 4, 24), (2, 0, 24)])
+def test_shapes_and_strides(shape: tuple[int, ...]) -> None:
+    packed, x = packed_layer(24, 16), torch.randn(*shape[:-1], 48)[..., ::2]
+    with torch.inference_mode():
+        made = packed(x)
+    want = nn.functional.linear(x, packed.weight.to_dense(), packed.bias)
+    torch.testing.assert_close(made, want.detach(), atol=1e-5, rtol=0)
+
+
+def test_values_and_number_of_parameters_stay() -> None:
+    stock = nn.Sequential(nn.Linear(24, 16), nn.Linear(16, 8, bias=False))
+    before = model_sizes(stock)
+    weights = [module.weight.detach().clone() for module in stock]
+    pack_linears(stock)
+    assert model_sizes(stock) == before
+    assert all(torch.equal(m.weight.to_dense(), weight) for m, weight in zip(stock, weights, strict=True))
+
+
+def test_tied_small_other_types_and_subclasses_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(nn.Linear):
+        pass
+
+    model = nn.ModuleList([nn.Embedding(64, 32), nn.Linear(32, 64), Own(32, 64), nn.Linear(32, 32)])
+    model.extend([nn.Linear(32, 64).double(), nn.Linear(32, 64)])
+    model[1].weight = model[0].weight
+    monkeypatch.setattr(cpu_linear, "MIN_ONEDNN", 32 * 64)
+    pack_linears(model)
+    kinds = [nn.Embedding, nn.Linear, Own, nn.Linear, nn.Linear, PackedLinear]
+    assert [type(module) for module in model] == kinds
+
+
+def test_a_layer_that_stands_in_two_places_is_packed_once() -> None:
+    shared = nn.Linear(24, 16)
+    model = nn.ModuleList([nn.Sequential(shared), nn.Sequential(shared)])
+    pack_linears(model)
+    assert type(shared) is PackedLinear
+    assert model[0][0] is model[1][0]
+
+
+def test_gradients_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="load_model"):
+        packed_layer(24, 16)(torch.ones(1, 24, requires_grad=True))
+
+
+@pytest.mark.parametrize("model_type", [*TRANSLATORS, *DECODERS])
+def test_every_family_decodes_the_same(model_type: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", model_type)
+    ids = torch.tensor([[5, 6, 7, 8], [9, 5, 6, 2]])
+    packed = load_for_decoding(path, device="cpu", dtype="float32")
+    stock = prunecli.load_model(path, device="cpu", dtype="float32")
+    # GPT-2 has layers of its own in the place of nn.Linear, and a tied output
+    assert any(isinstance(module, PackedLinear) for module in packed.modules()) == (model_type != "gpt2")
+    made, want = (
+        model.generate(ids, num_beams=3, do_sample=False, max_new_tokens=8, return_dict_in_generate=True)
+        for model in (packed, stock)
+    )
+    torch.testing.assert_close(made.sequences_scores, want.sequences_scores, atol=1e-4, rtol=0)
+    assert torch.equal(made.sequences, want.sequences)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_decodes_as_with_its_own_layers(tmp_path: Path, dtype: str) -> None:
+    path = tiny_nllb_moe(tmp_path / "model")
+    ids = torch.tensor([[5, 6, 7, 2]])
+    packed = load_for_decoding(path, device="cpu", dtype=dtype)
+    stock = prunecli.load_model(path, device="cpu", dtype=dtype)
+    count = sum(isinstance(module, PackedLinear) for module in packed.modules())
+    assert count == sum(
+        isinstance(module, nn.Linear) and type(module).__name__ != "Router" for module in stock.modules()
+    ) - (stock.lm_head.weight is stock.get_input_embeddings().weight)
+    made = packed.generate(
+        ids, num_beams=2, max_new_tokens=6, return_dict_in_generate=True, output_logits=True
+    )
+    want = stock.generate(
+        ids, num_beams=2, max_new_tokens=6, return_dict_in_generate=True, output_logits=True
+    )
+    atol = 1e-4 if dtype == "float32" else 0.1
+    torch.testing.assert_close(made.logits[0], want.logits[0], atol=atol, rtol=0)
+    if dtype == "float32":
+        assert torch.equal(made.sequences, want.sequences)

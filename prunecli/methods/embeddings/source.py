@@ -17,8 +17,7 @@ from prunecli.methods.embeddings.table import Table
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.modules.building import stock_config
-from prunecli.modules.define import DefineEmbedding
-from prunecli.modules.embeddings import padding_id
+from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.text.choice import Lines

@@ -71,8 +71,8 @@ def measure_activations(
     """
     from prunecli.evaluation.evaluate import labels_for
     from prunecli.methods.ffn.activations import unit_activations
-    from prunecli.modules.fitting import fitting_dtype
     from prunecli.modules.loading import choose_device, load_model
+    from prunecli.modules.precision import fitting_dtype
     from prunecli.running.encoding import text_examples, translation_examples
     from prunecli.text.tokens import load_tokenizer
 

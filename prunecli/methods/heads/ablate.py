@@ -16,7 +16,7 @@ import torch
 from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.heads import masked_heads
+from prunecli.modules.attention import masked_heads
 from prunecli.modules.replay import Outputs, recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Batch

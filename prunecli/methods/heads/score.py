@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from prunecli.errors import PruneError
 from prunecli.model.attention import AttentionLayer
-from prunecli.modules.heads import output_projections
+from prunecli.modules.attention import output_projections
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
 from prunecli.running.examples import Batch

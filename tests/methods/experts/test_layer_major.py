@@ -21,7 +21,7 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules import cpu_experts, threads
+from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress
@@ -88,7 +88,7 @@ def test_in_other_types(path: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_experts, "MIN_EXPERTS", 2)
+    monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
     monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(3)

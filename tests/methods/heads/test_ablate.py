@@ -20,7 +20,7 @@ from prunecli.methods.heads.ablate import (
     translation_pieces,
     without_each,
 )
-from prunecli.modules.heads import output_projections
+from prunecli.modules.attention import output_projections
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.losses import example_losses
 from prunecli.text.tokens import encode

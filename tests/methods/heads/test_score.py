@@ -15,7 +15,7 @@ from prunecli.errors import DataError
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.heads import output_projections
+from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.results.heads import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples

@@ -18,7 +18,7 @@ from prunecli.errors import CheckpointError, OutputError
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.heads import output_projections
+from prunecli.modules.attention import output_projections
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.running.layerwise.gradients import Gradients

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from prunecli.model.checkpoint import open_model
-from prunecli.modules.attention import NoHeads, OnlyBias
-from prunecli.modules.heads import masked_heads, output_projections
+from prunecli.modules.attention import NoHeads, OnlyBias, masked_heads, output_projections
 from prunecli.modules.loading import load_model
 from tests.tiny import tiny_nllb_moe
 

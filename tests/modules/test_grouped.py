@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from prunecli.modules import cpu_experts, threads
-from prunecli.modules.cpu_experts import run_experts
+from prunecli.modules import grouped, threads
+from prunecli.modules.grouped import run_experts
 from prunecli.modules.threads import in_threads
 
 D_MODEL, FFN = 256, 1024
@@ -32,7 +32,7 @@ def several(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_an_expert_is_independent_of_the_others(
     shared_out: bool, dtype: torch.dtype, counts: list[int], several: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_experts, "MIN_EXPERTS", 2 if shared_out else 99)
+    monkeypatch.setattr(grouped, "MIN_EXPERTS", 2 if shared_out else 99)
     monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
     torch.manual_seed(0)
     weights = tuple(
