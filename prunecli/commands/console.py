@@ -104,10 +104,10 @@ def table(
     from rich import box
     from rich.table import Table
 
-    found: list[Table] = []
+    tables: list[Table] = []
     for block in blocks(columns, rows, width(), text_columns, keys):
-        made = Table(
-            title=None if found else title,
+        part = Table(
+            title=None if tables else title,
             title_justify="left",
             title_style="bold",
             box=box.SIMPLE_HEAD,
@@ -115,13 +115,13 @@ def table(
         )
         for index, column in enumerate(block.columns):
             is_text = index < text_columns
-            made.add_column(
+            part.add_column(
                 column, justify="left" if is_text else "right", overflow="fold", no_wrap=not is_text
             )
         for row in block.rows:
-            made.add_row(*row)
-        found.append(made)
-    return found[0] if len(found) == 1 else found
+            part.add_row(*row)
+        tables.append(part)
+    return tables[0] if len(tables) == 1 else tables
 
 
 def show(renderable: Any) -> None:
@@ -133,12 +133,12 @@ def show(renderable: Any) -> None:
 
     console = _stdout()
     with console.capture() as captured:
-        for one in renderable if isinstance(renderable, list) else [renderable]:
-            if isinstance(one, Table) and one.title:
+        for part in renderable if isinstance(renderable, list) else [renderable]:
+            if isinstance(part, Table) and part.title:
                 # A table would wrap its title at its own width.
-                console.print(Text(str(one.title), style="bold"))
-                one.title = None
-            console.print(one)
+                console.print(Text(str(part.title), style="bold"))
+                part.title = None
+            console.print(part)
     shown = captured.get().removesuffix("\n")
     out(shown if console.is_terminal else "\n".join(line.rstrip() for line in shown.split("\n")))
 

@@ -56,8 +56,8 @@ def _in_a_line(heads: int, texts: Sequence[str]) -> int:
 
 
 def _rows(layer: AttentionLayer, cells: Sequence[str], count: int) -> list[list[str]]:
-    found = []
+    rows = []
     for start in range(0, max(len(cells), 1), count or 1):
         label = [layer.kind, str(layer.layer)] if start == 0 else [f"  from {start}", ""]
-        found.append([*label, *cells[start : start + count]])
-    return found
+        rows.append([*label, *cells[start : start + count]])
+    return rows

@@ -20,7 +20,7 @@ from prunecli.evaluation.capacity import (
 if TYPE_CHECKING:
     from prunecli.model.inventory import Inventory
 
-ORGANS = {
+SHRUNK_BY = {
     "attention": "prune-heads",
     "ffn": "share-ffn",
     "embeddings": "factorize-embeddings",
@@ -80,30 +80,30 @@ def _over(fits: Capacity, inventory: Inventory) -> Iterator[str]:
     yield f"The whole model needs {console.bytes_text(smallest.needed - fits.budget)} more, in {smallest.dtype}."
     parts = [
         f"{inventory.parts[part].bytes / max(1, inventory.total.bytes):.0%} {part} ({command})"
-        for part, command in ORGANS.items()
+        for part, command in SHRUNK_BY.items()
         if part in inventory.parts
     ]
     yield f"Of the weights: {', '.join(parts)}."
     yield "How much smaller these make it is yours to choose; --dry-run says the bytes."
 
 
-def _time(one: OnePass) -> Iterator[str]:
+def _time(single: OnePass) -> Iterator[str]:
     text = f"{SENTENCES} sentences, {SENTENCE_TOKENS} tokens, 1 pair"
     yield f"Layer by layer over FLORES-200 dev (assumed: {text}):"
-    cached = "" if one.disk.from_disk else " (perhaps from the system's memory)"
-    if one.disk.bytes:
+    cached = "" if single.disk.from_disk else " (perhaps from the system's memory)"
+    if single.disk.bytes:
         yield (
-            f"  reading {console.bytes_text(one.bytes)} at {console.bytes_text(one.disk.rate)}/s{cached}: "
-            f"{duration(one.reading_seconds)}"
+            f"  reading {console.bytes_text(single.bytes)} at {console.bytes_text(single.disk.rate)}/s{cached}: "
+            f"{duration(single.reading_seconds)}"
         )
-    for on in one.computing:
+    for on in single.computing:
         device = on.device.partition(" ")[0]
         threads = "1 thread" if on.threads == 1 else f"{on.threads} threads"
         yield (
-            f"  computing {_number(one.operations / 1e12)} TFLOP at {_number(on.measured.speed / 1e9)} GFLOPS "
-            f"({device}, {on.dtype}, {threads}): {duration(one.computing_seconds(on))}"
+            f"  computing {_number(single.operations / 1e12)} TFLOP at {_number(on.measured.speed / 1e9)} GFLOPS "
+            f"({device}, {on.dtype}, {threads}): {duration(single.computing_seconds(on))}"
         )
-        yield f"  both at a time, {device}: {duration(one.seconds(on))} at least"
+        yield f"  both at a time, {device}: {duration(single.seconds(on))} at least"
 
 
 def _number(value: float) -> str:

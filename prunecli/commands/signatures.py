@@ -26,19 +26,21 @@ def signatures() -> dict[str, dict[str, Parameter]]:
     """Command -> its parameters, for every command that a recipe can name."""
     from prunecli.commands.app import COMMANDS
 
-    found = {}
-    for name in (name for names in COMMANDS.values() for name in names if name != "run"):
-        function_name = name.replace("-", "_")
-        found[name] = signature(getattr(import_module(f"prunecli.commands.{function_name}"), function_name))
-    return found
+    functions = {
+        name: name.replace("-", "_") for names in COMMANDS.values() for name in names if name != "run"
+    }
+    return {
+        name: signature(getattr(import_module(f"prunecli.commands.{function}"), function))
+        for name, function in functions.items()
+    }
 
 
 def signature(function: Callable[..., Any]) -> dict[str, Parameter]:
     """The parameters of one command's function, as typer reads them from its annotations."""
     hints = get_type_hints(function, include_extras=True)
     defaults = {name: given.default for name, given in inspect.signature(function).parameters.items()}
-    found = [_parameter(name, hints[name], default) for name, default in defaults.items()]
-    return {parameter.name: parameter for parameter in found}
+    parameters = [_parameter(name, hints[name], default) for name, default in defaults.items()]
+    return {parameter.name: parameter for parameter in parameters}
 
 
 VALUE_NAMES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
@@ -47,7 +49,7 @@ VALUE_NAMES = {int: "N", float: "X", Path: "PATH", str: "TEXT"}
 
 def value_names(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
     """Option that names no value of its own -> a short name for it, and the choices where its help lacks one."""
-    found = {}
+    names = {}
     for name, hint in get_type_hints(function, include_extras=True).items():
         annotated, *metadata = get_args(hint) if hasattr(hint, "__metadata__") else (hint,)
         value_type, _ = _value_type(annotated)
@@ -56,8 +58,8 @@ def value_names(function: Callable[..., Any]) -> dict[str, tuple[str, str]]:
             continue
         choices = _choices(value_type)
         lacks = any(choice not in (info.help or "") for choice in choices)
-        found[name] = "NAME" if choices else VALUE_NAMES[value_type], ", ".join(choices) if lacks else ""
-    return found
+        names[name] = "NAME" if choices else VALUE_NAMES[value_type], ", ".join(choices) if lacks else ""
+    return names
 
 
 def _parameter(name: str, hint: Any, default: Any) -> Parameter:

@@ -63,11 +63,11 @@ def blocks(
             groups = list(_packed(least, [*_shares(least[:text_columns], room)], width, keys))
         for index, share in enumerate(_shares(least[:text_columns], room)):
             cells[index] = shortened(cells[index], share)
-    made = []
+    fitted = []
     for group in groups:
         names, own = [columns[index] for index in group], [cells[index] for index in group]
-        made.append(Block(tuple(_headings(names, own, width)), tuple(zip(*own, strict=True))))
-    return made
+        fitted.append(Block(tuple(_headings(names, own, width)), tuple(zip(*own, strict=True))))
+    return fitted
 
 
 def shortened(texts: Sequence[str], longest: int) -> list[str]:
@@ -77,9 +77,9 @@ def shortened(texts: Sequence[str], longest: int) -> list[str]:
     kept = max(longest - 1, 1)
     middle = (kept + 1) // 2
     for head in sorted(range(kept + 1), key=lambda head: abs(head - middle)):
-        found = [" ".join(_cut(word, longest, head) for word in text.split(" ")) for text in texts]
-        if len(set(found)) == len(set(texts)):
-            return found
+        shorter = [" ".join(_cut(word, longest, head) for word in text.split(" ")) for text in texts]
+        if len(set(shorter)) == len(set(texts)):
+            return shorter
     return [" ".join(_cut(word, longest, middle) for word in text.split(" ")) for text in texts]
 
 
@@ -101,11 +101,11 @@ def _taken(widths: Sequence[int], columns: int) -> int:
 
 def _shares(least: Sequence[int], room: int) -> Iterator[int]:
     """What of `room` each column gets: those that need little what they need, the others alike."""
-    left, waiting = room, sorted(range(len(least)), key=least.__getitem__)
+    rest, waiting = room, sorted(range(len(least)), key=least.__getitem__)
     given = dict.fromkeys(waiting, 0)
-    for place, index in enumerate(waiting):
-        given[index] = min(least[index], left // (len(waiting) - place))
-        left -= given[index]
+    for served, index in enumerate(waiting):
+        given[index] = min(least[index], rest // (len(waiting) - served))
+        rest -= given[index]
     yield from (given[index] for index in range(len(least)))
 
 
@@ -116,7 +116,7 @@ def _packed(least: Sequence[int], text: Sequence[int], width: int, keys: int) ->
     group = list(repeated)
     for index in range(len(repeated), len(sizes)):
         asked = [*group, index]
-        if len(group) > len(repeated) and _taken([sizes[one] for one in asked], len(asked)) > width:
+        if len(group) > len(repeated) and _taken([sizes[column] for column in asked], len(asked)) > width:
             yield group
             asked = [*repeated, index]
         group = asked

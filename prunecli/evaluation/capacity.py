@@ -155,16 +155,16 @@ def what_fits(
         UnsupportedModelError: the family is not declared.
         CheckpointError: tensors that do not fit config.json, or cannot be read.
     """
-    held = [_whole(checkpoint, budget, target, load) for target in _dtypes(checkpoint, dtype)]
+    whole_ways = [_whole(checkpoint, budget, target, load) for target in _dtypes(checkpoint, dtype)]
     pruned = []
     sparse = bool(checkpoint.mixtures)
-    for target, whole in zip(_dtypes(checkpoint, dtype), held, strict=True):
+    for target, whole in zip(_dtypes(checkpoint, dtype), whole_ways, strict=True):
         if sparse and not whole.fits:
             pruned.append(_pruned(whole, nearest_ratio(checkpoint, budget, load, request, dtype=target)))
     return Capacity(
         budget,
         load,
-        (*held, *pruned),
+        (*whole_ways, *pruned),
         tuple(_by_layer(checkpoint, budget)),
         _one_pass(checkpoint, sparse=sparse),
         nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None,
@@ -361,25 +361,25 @@ def _layer_payload(way: ByLayer) -> dict[str, Any]:
     }
 
 
-def _pass_payload(one: OnePass) -> dict[str, Any]:
+def _pass_payload(single: OnePass) -> dict[str, Any]:
     return {
         "sentences": SENTENCES,
         "sentence_tokens": SENTENCE_TOKENS,
         "pairs": 1,
-        "bytes": one.bytes,
-        "operations": one.operations,
-        "disk_bytes_per_second": one.disk.rate,
-        "from_disk": one.disk.from_disk,
-        "reading_seconds": one.reading_seconds,
+        "bytes": single.bytes,
+        "operations": single.operations,
+        "disk_bytes_per_second": single.disk.rate,
+        "from_disk": single.disk.from_disk,
+        "reading_seconds": single.reading_seconds,
         "computing": [
             {
                 "device": on.device,
                 "dtype": on.dtype,
                 "threads": on.threads,
                 "operations_per_second": on.measured.speed,
-                "computing_seconds": one.computing_seconds(on),
-                "seconds": one.seconds(on),
+                "computing_seconds": single.computing_seconds(on),
+                "seconds": single.seconds(on),
             }
-            for on in one.computing
+            for on in single.computing
         ],
     }

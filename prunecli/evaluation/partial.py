@@ -35,7 +35,7 @@ class PartialTranslations:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._found: dict[str, list[Translation]] = {}
+        self._finished: dict[str, list[Translation]] = {}
         self.dtypes: dict[str, str] = {}
         if path.is_file():
             for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -44,25 +44,27 @@ class PartialTranslations:
     def _take(self, line: str) -> None:
         try:
             entry = json.loads(line)
-            made = [Translation(str(text), bool(finished)) for text, finished in entry["translations"]]
-            self._found[str(entry["key"])] = made
+            translations = [
+                Translation(str(text), bool(finished)) for text, finished in entry["translations"]
+            ]
+            self._finished[str(entry["key"])] = translations
             self.dtypes[str(entry["run"])] = str(entry["dtype"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._finished)
 
     def get(self, key: str, count: int) -> list[Translation] | None:
         """The `count` translations under `key`, or None where they are not (all) there."""
-        found = self._found.get(key)
-        return found if found is not None and len(found) == count else None
+        translations = self._finished.get(key)
+        return translations if translations is not None and len(translations) == count else None
 
     def add(self, key: str, translations: Sequence[Translation], run: str, dtype: str) -> None:
         """Keep finished translations of `run`, computed in `dtype`, on the disk before this returns."""
-        self._found[key] = list(translations)
-        made = [[translation.text, translation.finished] for translation in translations]
-        entry = {"key": key, "run": run, "dtype": dtype, "translations": made}
+        self._finished[key] = list(translations)
+        rows = [[translation.text, translation.finished] for translation in translations]
+        entry = {"key": key, "run": run, "dtype": dtype, "translations": rows}
         with self.path.open("a", encoding="utf-8") as file:
             # A line that an interrupt cut short has no end: start on a new one.
             file.write("\n" + json.dumps(entry, ensure_ascii=False))

@@ -76,7 +76,7 @@ def paired_bootstrap(
     check_bootstrap(samples, seed)
     from sacrebleu.significance import PairedTest
 
-    found: list[dict[str, Significance]] = [{} for _ in systems]
+    tests: list[dict[str, Significance]] = [{} for _ in systems]
     named = [(str(index), list(outputs)) for index, outputs in enumerate(systems)]
     for name, metric in metrics.items():
         # One test per metric: sacrebleu keys them by the score's name, which BLEU and spBLEU share.
@@ -84,12 +84,12 @@ def paired_bootstrap(
             test = PairedTest(named, {name: metric}, [list(references)], "bs", n_samples=samples, n_jobs=1)
             _, table = test()
         results = next(column for key, column in table.items() if key != "System")
-        for place, result in zip(found, results, strict=True):
+        for test_of, result in zip(tests, results, strict=True):
             p_value = None if result.p_value is None else float(result.p_value)
             if p_value is not None and result.score == results[0].score:
                 p_value = 1.0
-            place[name] = Significance(p_value, float(result.mean), float(result.ci))
-    return found
+            test_of[name] = Significance(p_value, float(result.mean), float(result.ci))
+    return tests
 
 
 @contextmanager

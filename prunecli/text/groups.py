@@ -18,10 +18,10 @@ def read_groups(path: Path) -> dict[str, str]:
     Raises:
         DataError: no such file, an empty one, or a line that is neither; a language in two groups.
     """
-    found = _object(path) if path.suffix.lower() == ".json" else _lines(path)
-    if not found:
+    groups = _object(path) if path.suffix.lower() == ".json" else _lines(path)
+    if not groups:
         raise DataError(f"{path}: no language", FORM)
-    return found
+    return groups
 
 
 def _object(path: Path) -> dict[str, str]:
@@ -32,7 +32,7 @@ def _object(path: Path) -> dict[str, str]:
 
 
 def _lines(path: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
+    groups: dict[str, str] = {}
     try:
         lines = read_lines(path)
     except DataError as error:
@@ -43,9 +43,9 @@ def _lines(path: Path) -> dict[str, str]:
         language, _, group = (part.strip() for part in line.partition("\t"))
         if not language or not group or "\t" in group:
             raise DataError(f"{path}: line {number} is not a language, a tab and a group: {line!r}", FORM)
-        if found.setdefault(language, group) != group:
-            raise DataError(f"{path}: line {number}: {language} is in {found[language]} already", FORM)
-    return found
+        if groups.setdefault(language, group) != group:
+            raise DataError(f"{path}: line {number}: {language} is in {groups[language]} already", FORM)
+    return groups
 
 
 def groups_of(languages: Iterable[str], groups: Mapping[str, str], path: Path) -> dict[str, str]:

@@ -107,7 +107,7 @@ def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:
     known = {str(name): int(number) for number, name in names.items()}
     known |= {name.lower(): number for name, number in known.items() if name.lower() not in known}
     known |= {str(number): int(number) for number in names if str(number) not in known}
-    found = []
+    ids = []
     for label, line in zip(text.labels, text.lines, strict=True):
         number = known.get(label, known.get(label.lower()))
         if number is None:
@@ -116,8 +116,8 @@ def label_ids(text: LabelledText, names: Mapping[int, str]) -> list[int]:
                 f"{text.path}, line {line:,}: the model knows no label {label!r}",
                 f"It knows: {', '.join(shown)}; or their numbers, 0 to {len(names) - 1}.",
             )
-        found.append(number)
-    return found
+        ids.append(number)
+    return ids
 
 
 def _tab_line(where: str, line: str) -> tuple[str, str, str | None]:

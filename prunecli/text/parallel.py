@@ -68,17 +68,17 @@ def parse_pairs(
     if pairs is not None and langs is not None:
         raise UsageError("--pairs and --langs were both given", "Give one of them.")
     if pairs is not None:
-        found = [_parse_pair(part, available) for part in _listed(pairs)]
+        directions = [_parse_pair(part, available) for part in _listed(pairs)]
     else:
         names = list(available) if langs is None else _listed(langs)
         for name in names:
             _check_language(name, available)
-        found = [(source, target) for source in names for target in names if source != target]
-    if not found:
+        directions = [(source, target) for source in names for target in names if source != target]
+    if not directions:
         raise UsageError(
             "no language pair: a pair needs two languages", "Give --pairs a-b, or --langs with two or more."
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(directions))
 
 
 def _listed(text: str) -> list[str]:
@@ -186,15 +186,15 @@ def _language_files(directory: Path, split: str) -> dict[str, Path]:
         )
     if not directory.is_dir():
         raise DataError(f"{directory}: no such directory", "Name a directory of text with --data.")
-    found = _splits(directory).get(split)
-    if not found:
+    files = _splits(directory).get(split)
+    if not files:
         _refuse_compressed(directory, split)
         splits = sorted(name for name, files in _splits(directory).items() if len(files) > 1)
         raise DataError(
             f"{directory}: no split {split!r} (no files {split}.LANG nor {split}/LANG.{split})",
             f"Splits found: {', '.join(splits[:SHOWN])}." if splits else "No split was found in it.",
         )
-    return dict(sorted(found.items()))
+    return dict(sorted(files.items()))
 
 
 def _refuse_compressed(directory: Path, split: str) -> None:
@@ -202,11 +202,11 @@ def _refuse_compressed(directory: Path, split: str) -> None:
     for folder, pattern in ((directory, f"{split}.*"), (directory / split, f"*.{split}")):
         names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
         for suffix, tool in _UNPACKED_BY.items():
-            found = [name for name in names if fnmatchcase(name, pattern + suffix)]
-            if found:
-                more = ", …" if len(found) > 1 else ""
+            packed = [name for name in names if fnmatchcase(name, pattern + suffix)]
+            if packed:
+                more = ", …" if len(packed) > 1 else ""
                 raise DataError(
-                    f"{directory}: the split {split!r} is compressed ({min(found)}{more})",
+                    f"{directory}: the split {split!r} is compressed ({min(packed)}{more})",
                     f"Unpack it: {tool} --keep {folder / pattern}{suffix}",
                 )
 
@@ -217,9 +217,9 @@ def _splits(directory: Path) -> dict[str, dict[str, Path]]:
         inside = {
             Path(name).stem: p for name, p in _files(folder).items() if name.endswith(f".{folder.name}")
         }
-        found = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
-        if found:
-            splits[folder.name] = found
+        by_language = {name: p for name, p in inside.items() if _LANGUAGE.fullmatch(name)}
+        if by_language:
+            splits[folder.name] = by_language
     for name, path in _files(directory).items():
         split, _, language = name.rpartition(".")
         if _LANGUAGE.fullmatch(language):
