@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import torch
+
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.cost import weight_bytes
 from prunecli.modules.loading import load_model
+from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Examples
-from prunecli.tensors.dtypes import is_float
+from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
 from prunecli.training.features import FEATURES, FeatureDistance
@@ -25,7 +29,6 @@ from prunecli.training.loss import Objective
 from prunecli.training.material import Material, encode_examples, make_validation
 from prunecli.training.options import TrainingOptions
 from prunecli.training.result import stage
-from prunecli.training.room import require_room, teacher_dtype
 from prunecli.training.state import (
     finished,
     last_checkpoint,
@@ -35,8 +38,8 @@ from prunecli.training.state import (
     require_sound,
     trainer_state,
 )
-from prunecli.training.teacher import load_teacher, require_positions
-from prunecli.training.trainer import FinetuneTrainer, choose_attention, training_arguments
+from prunecli.training.teacher import choose_attention, load_teacher, require_positions, teacher_dtype
+from prunecli.training.trainer import FinetuneTrainer, training_arguments
 from prunecli.training.watch import Report, Watch
 
 NO_END = 1 << 40
@@ -224,7 +227,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     best = trainer.state.best_model_checkpoint
     weights = Path(best) if validation is not None and best else last_checkpoint(run.state)
     assert weights is not None
-    done = {**_log(trainer, options), "weights": str(weights), "target": _target(options)}
+    done = {**trainer.figures(), "weights": str(weights), "target": _target(options)}
     if process_group.is_main:
         mark_finished(run.state, done)
     return done
@@ -281,34 +284,34 @@ def _target(options: TrainingOptions) -> list[Any]:
     return [options.steps, options.epochs, options.minutes, options.patience]
 
 
-def _log(trainer: FinetuneTrainer, options: TrainingOptions) -> dict[str, Any]:
-    """The figures of a finished training."""
-    history: Sequence[Mapping[str, Any]] = trainer.state.log_history
-    training = [
-        {"step": row["step"], "loss": round(row["loss"], 6), "learning_rate": row["learning_rate"]}
-        for row in history
-        if "loss" in row
-    ]
-    validation = [
-        {
-            "step": row["step"],
-            **{key.removeprefix("eval_"): round(row[key], 6) for key in row if key.startswith("eval_")},
-        }
-        for row in history
-        if "eval_loss" in row
-    ]
-    best = trainer.state.best_metric
-    return {
-        "steps": trainer.state.global_step,
-        "epochs": round(trainer.state.epoch or 0.0, 4),
-        "metric": options.metric if validation else None,
-        "best": None
-        if best is None
-        else {"step": trainer.state.best_global_step, options.metric: round(best, 6)},
-        "tokens": trainer.watch.tokens,
-        "seconds": round(trainer.watch.seconds, 3),
-        "tokens_per_second": round(trainer.watch.tokens_per_second, 1),
-        "parameters": sum(held.numel() for held in trainer.model.parameters()),
-        "training": training,
-        "validation": validation,
-    }
+def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
+    """What a training holds on its device, batches left out: part -> bytes."""
+    weights = weight_bytes(checkpoint, "F32")
+    parts = {WEIGHTS: weights, "gradients": weights, "Adam's moments": 2 * weights}
+    if processes > 1:
+        parts["gradients of all"] = weights
+    if options.dtype == "bfloat16":
+        parts["bfloat16 copies"] = weights // 2  # that autocast keeps for the backward pass
+    if options.teacher is not None:
+        with open_model(options.teacher) as teacher:
+            parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
+    return parts
+
+
+def require_room(
+    checkpoint: Checkpoint, options: TrainingOptions, device: torch.device, process_group: ProcessGroup
+) -> None:
+    """Refuse what does not fit.
+
+    Raises:
+        MemoryShortError: with what each part would take.
+    """
+    parts = training_bytes(checkpoint, options, process_group.world_size)
+    needs = [Need(checkpoint, device, torch.float32, parts, free_for_each(device, process_group))]
+    if device.type != "cpu":  # where the weights are read
+        host = torch.device("cpu")
+        held = {WEIGHTS: parts[WEIGHTS]}
+        needs.append(Need(checkpoint, host, torch.float32, held, free_for_each(host, process_group)))
+    for need in needs:
+        if not need.fits():
+            raise need.refusal(trains=True)

@@ -26,7 +26,7 @@ from prunecli.tensors.documents import read_json, write_json
 
 FORMAT = "prunecli.finetune-state/1"
 RUN, FINISHED = "run.json", "finished.json"
-WEIGHTS, TRAINER_STATE = "weights.safetensors", "trainer_state.json"
+WEIGHTS, TRAINER_STATE = "model.safetensors", "trainer_state.json"
 
 
 def state_directory(output: Path) -> Path:
@@ -64,6 +64,8 @@ def prepare_state(
         UsageError: it is of another run; with the first difference.
         OutputError: it holds something else.
     """
+    for path in state.glob("checkpoint-*/weights.safetensors"):  # as prunecli 0.1.0 called them
+        path.rename(path.with_name(WEIGHTS))
     run = state / RUN
     if not resume and run.is_file():
         shutil.rmtree(state)

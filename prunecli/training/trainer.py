@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,14 @@ NEVER = 1 << 30
 """Validations without a better one that no run lives to see."""
 
 
+class _Arguments(TrainingArguments):  # type: ignore[misc]
+    @property
+    def n_gpu(self) -> int:
+        """One for a process, never torch's DataParallel."""
+        count: int = super().n_gpu
+        return min(count, 1)
+
+
 def training_arguments(options: TrainingOptions, state: Path, *, validates: bool) -> TrainingArguments:
     """The Trainer's arguments; asking for their `device` joins the processes that `torchrun` started.
 
@@ -38,7 +47,7 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     if options.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this GPU does not know it", "Choose --dtype float32.")
     every = options.eval_every
-    made = TrainingArguments(
+    arguments = _Arguments(
         output_dir=str(state),
         max_steps=1,  # set when the text is known
         per_device_train_batch_size=1,
@@ -71,9 +80,8 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         log_level="error",
         log_level_replica="error",
     )
-    _ = made.device
-    made._n_gpu = min(made.n_gpu, 1)  # one process, one GPU: never torch's DataParallel
-    return made
+    _ = arguments.device
+    return arguments
 
 
 def _on_cpu(device: str) -> bool:
@@ -90,15 +98,6 @@ def _on_cpu(device: str) -> bool:
 def _mask(batch: Mapping[str, Tensor]) -> Tensor:
     """Which tokens of the stack with the head are no padding."""
     return batch["decoder_attention_mask" if "decoder_attention_mask" in batch else "attention_mask"]
-
-
-def choose_attention(model: Any, device: torch.device, dtype: str) -> None:
-    """Have `model` run the attention that is fastest here.
-
-    On a CPU in bfloat16 torch's fused one is slow: of an update of a 6 + 6 layer model it takes a quarter.
-    """
-    if device.type == "cpu" and dtype == "bfloat16":
-        model.set_attn_implementation("eager")
 
 
 class FinetuneTrainer(Trainer):  # type: ignore[misc]
@@ -129,7 +128,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
         self.process_group = ProcessGroup(args.process_index, args.world_size)
-        self.resumed: tuple[float, int] | None = None
+        self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
         callbacks: list[Any] = [watch]
         if validation is not None:
             callbacks.append(EarlyStoppingCallback(options.patience or NEVER))
@@ -141,15 +140,6 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             callbacks=callbacks,
         )
         self.remove_callback(PrinterCallback)
-
-    def _run_epoch(self, *arguments: Any, **options: Any) -> None:
-        """An epoch; the first of a resumed run goes on with the sum of losses that was not logged yet."""
-        if self.resumed is not None:
-            total, step = self.resumed
-            self._tr_loss += total
-            self._globalstep_last_logged = step
-            self.resumed = None
-        super()._run_epoch(*arguments, **options)
 
     def get_train_dataloader(self) -> EpochLoader:
         """This process's batches."""
@@ -167,16 +157,39 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         """Not counted: it costs time at every step, and the weights that run are not those that are held."""
         return 0
 
-    def _get_num_items_in_batch(self, batch_samples: Sequence[dict[str, Tensor]], device: Any) -> int:
-        """Scored tokens of an update: of all its batches, on all processes."""
-        scored = sum(int((batch["labels"] != IGNORED).sum()) for batch in batch_samples)
-        read = sum(int(_mask(batch).sum()) for batch in batch_samples)
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[dict[str, Tensor]], num_batches: int, device: torch.device
+    ) -> tuple[list[dict[str, Tensor]], int]:
+        """The batches of an update, and how many tokens are scored in them on all processes."""
+        batches = list(islice(epoch_iterator, num_batches))
+        scored = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
+        read = sum(int(_mask(batch).sum()) for batch in batches)
         if self.process_group.world_size > 1:
             total = torch.tensor([scored, read], device=device)
             torch.distributed.all_reduce(total)
             scored, read = total.tolist()
         self.watch.tokens += read
-        return scored
+        return batches, scored
+
+    def training_step(
+        self, model: Any, inputs: dict[str, Tensor], num_items_in_batch: int | None = None
+    ) -> Tensor:
+        """A batch forwards and back; its loss joins those of the next log."""
+        loss: Tensor = super().training_step(model, inputs, num_items_in_batch)
+        self.loss_sum += loss
+        return loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log; the training loss is the mean over all updates since the last log, those before an interrupt too."""
+        if "loss" in logs:
+            logs["loss"] = self._summed_loss() / (self.state.global_step - self.logged_step)
+            self.loss_sum.zero_()
+            self.logged_step = self.state.global_step
+        super().log(logs, start_time)
+
+    def _summed_loss(self) -> float:
+        """Of the updates since the last log: the mean over the processes."""
+        return sum(self.process_group.all_gather(float(self.loss_sum))) / self.process_group.world_size
 
     def compute_loss(
         self,
@@ -210,7 +223,8 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         """Counters of the callbacks; the Trainer's own way would put back the old --patience too."""
         kept = state.get("stateful_callbacks", {})
         self.watch.restore(kept.get("Watch", {}))
-        self.resumed = self.watch.unlogged
+        total, self.logged_step = self.watch.unlogged or (0.0, int(state["global_step"]))
+        self.loss_sum.fill_(total)
         for callback in self.callback_handler.callbacks:
             if isinstance(callback, EarlyStoppingCallback):
                 counted = kept.get("EarlyStoppingCallback", {}).get("attributes", {})
@@ -222,25 +236,49 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         best = self.state.best_model_checkpoint
         load_weights(self.model, Path(best) if best and Path(best).is_dir() else checkpoint)
 
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """Keep the state; a model that has come to nothing is not kept."""
-        if not all(bool(held.isfinite().all()) for held in self.model.parameters()):
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Keep the weights, and what a resumed run goes on from; a model that has come to nothing is not kept.
+
+        Raises:
+            TrainingError: a weight is not finite.
+        """
+        if not all(bool(weight.isfinite().all()) for weight in self.model.parameters()):
             raise TrainingError(
                 f"step {self.state.global_step:,}: a weight is not a finite number; the checkpoints before it are kept",
                 REMEDY,
             )
-        total = sum(self.process_group.all_gather(float(self._tr_loss))) / self.process_group.world_size
-        self.watch.unlogged = total, self._globalstep_last_logged
-        super()._save_checkpoint(model, trial)
-
-    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        directory = Path(output_dir or self.args.output_dir)
+        self.watch.unlogged = self._summed_loss(), self.logged_step
         if self.args.should_save:
+            directory = Path(output_dir or self.args.output_dir)
             directory.mkdir(parents=True, exist_ok=True)
             save_weights(self.model, directory)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        load_weights(self.model, Path(resume_from_checkpoint))
-
-    def _load_best_model(self) -> None:
-        load_weights(self.model, Path(self.state.best_model_checkpoint))
+    def figures(self) -> dict[str, Any]:
+        """What is told of a finished training: steps, speed, losses, validations."""
+        history: Sequence[Mapping[str, Any]] = self.state.log_history
+        training = [
+            {"step": row["step"], "loss": round(row["loss"], 6), "learning_rate": row["learning_rate"]}
+            for row in history
+            if "loss" in row
+        ]
+        validation = [
+            {
+                "step": row["step"],
+                **{key.removeprefix("eval_"): round(row[key], 6) for key in row if key.startswith("eval_")},
+            }
+            for row in history
+            if "eval_loss" in row
+        ]
+        metric, best = self.options.metric, self.state.best_metric
+        return {
+            "steps": self.state.global_step,
+            "epochs": round(self.state.epoch or 0.0, 4),
+            "metric": metric if validation else None,
+            "best": None if best is None else {"step": self.state.best_global_step, metric: round(best, 6)},
+            "tokens": self.watch.tokens,
+            "seconds": round(self.watch.seconds, 3),
+            "tokens_per_second": round(self.watch.tokens_per_second, 1),
+            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "training": training,
+            "validation": validation,
+        }

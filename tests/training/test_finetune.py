@@ -196,7 +196,7 @@ def test_a_loss_that_is_no_number_stops_the_run(model, tmp_path):
     assert "--learning-rate" in str(caught.value)
     assert kept_steps(tmp_path / "state") == [4]
     assert not (tmp_path / "state" / "finished.json").exists()
-    kept = [path / "checkpoint-4" / "weights.safetensors" for path in (tmp_path / "state", tmp_path / "good")]
+    kept = [path / "checkpoint-4" / "model.safetensors" for path in (tmp_path / "state", tmp_path / "good")]
     assert kept[0].read_bytes() == kept[1].read_bytes()
 
 
