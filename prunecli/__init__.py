@@ -1,26 +1,85 @@
+# ruff: noqa: F401 (type checkers see the imports, everybody else the table below them)
 """prunecli: make pretrained transformers smaller and faster.
 
-`load_model(DIR)` opens every checkpoint that prunecli writes, and the stock ones of the families it knows.
+The same few calls that the commands make, for a notebook or a program:
+
+    model = prunecli.open_model("facebook/nllb-moe-54b")
+    plan = prunecli.plan_experts(model, prunecli.ExpertOptions(gates=(Path("gates.json"),)))
+    prunecli.apply(model, prunecli.rewrite_experts(model, plan), "pruned")
+
+Names are imported when they are first used: `import prunecli` imports neither torch nor transformers.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 PACKAGE = "the Python package prunecli"
 """What cards and errors say is needed; an address belongs here once there is one. No package index has it yet."""
 
-__all__ = ["__version__", "load_model"]
-
 if TYPE_CHECKING:
+    from prunecli import demo, results
+    from prunecli.errors import PruneError
+    from prunecli.methods.embeddings.factorize import fit_embeddings
+    from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
+    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
+    from prunecli.methods.experts.plan import Amount, ExpertOptions, ExpertPlan, plan_experts
+    from prunecli.methods.experts.rewrite import rewrite_experts
+    from prunecli.methods.ffn.arrange import FfnPlan
+    from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+    from prunecli.methods.ffn.rewrite import rewrite_ffn
+    from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
+    from prunecli.methods.heads.rewrite import rewrite_heads
+    from prunecli.methods.vocabulary.plan import VocabularyPlan, plan_vocabulary
+    from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary
+    from prunecli.methods.vocabulary.select import VocabularyOptions
+    from prunecli.model.checkpoint import Checkpoint, open_model
+    from prunecli.model.rewrite import Rewrite
     from prunecli.modules.loading import load_model
+    from prunecli.pipeline import Applied, apply
+    from prunecli.text.choice import Dataset, TextChoice
+
+_MODULES = {
+    "errors": ("PruneError",),
+    "methods.embeddings.factorize": ("fit_embeddings",),
+    "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
+    "methods.embeddings.rewrite": ("rewrite_embeddings",),
+    "methods.experts.plan": ("Amount", "ExpertOptions", "ExpertPlan", "plan_experts"),
+    "methods.experts.rewrite": ("rewrite_experts",),
+    "methods.ffn.arrange": ("FfnPlan",),
+    "methods.ffn.plan": ("FfnOptions", "plan_ffn"),
+    "methods.ffn.rewrite": ("rewrite_ffn",),
+    "methods.heads.plan": ("HeadOptions", "HeadPlan", "plan_heads"),
+    "methods.heads.rewrite": ("rewrite_heads",),
+    "methods.vocabulary.plan": ("VocabularyPlan", "plan_vocabulary"),
+    "methods.vocabulary.rewrite": ("rewrite_vocabulary",),
+    "methods.vocabulary.select": ("VocabularyOptions",),
+    "model.checkpoint": ("Checkpoint", "open_model"),
+    "model.rewrite": ("Rewrite",),
+    "modules.loading": ("load_model",),
+    "pipeline": ("Applied", "apply"),
+    "text.choice": ("Dataset", "TextChoice"),
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+_PACKAGES = ("demo", "results")
+
+__all__ = [
+    "__version__",
+    *_PACKAGES,
+    *_HOME,
+]
 
 
 def __getattr__(name: str) -> Any:
-    # torch is imported only by those who load a model, so that `prunecli --help` answers at once.
-    if name == "load_model":
-        from prunecli.modules.loading import load_model
-
-        return load_model
+    if name in _PACKAGES:
+        return import_module(f"prunecli.{name}")
+    if name in _HOME:
+        value = globals()[name] = getattr(import_module(f"prunecli.{_HOME[name]}"), name)
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

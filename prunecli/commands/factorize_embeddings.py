@@ -25,9 +25,9 @@ from prunecli.commands.rewriting import How
 
 if TYPE_CHECKING:
     from prunecli.methods.embeddings.plan import EmbeddingOptions
-    from prunecli.methods.embeddings.source import Text
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.define import UnitKind
+    from prunecli.text.choice import Lines
 
 
 class SideName(str, Enum):
@@ -150,7 +150,6 @@ def factorize_embeddings(
     finetune --teacher recovers the quality.
     """
     from prunecli.methods.embeddings.plan import EmbeddingOptions
-    from prunecli.methods.embeddings.source import Text
     from prunecli.text.choice import TextChoice
 
     options = EmbeddingOptions(
@@ -171,12 +170,10 @@ def factorize_embeddings(
     with how.open(checkpoint) as opened:
         how.check(opened)
         lines = TextChoice(data=data, split=split, langs=langs, files=tuple(text or ())).lines()
-        _run(opened, options, Text.of(lines), plot, how)
+        _run(opened, options, lines, plot, how)
 
 
-def _run(
-    checkpoint: Checkpoint, options: EmbeddingOptions, text: Text | None, plot: Path | None, how: How
-) -> None:
+def _run(checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines, plot: Path | None, how: How) -> None:
     from prunecli.commands.embedding_plot import draw, require_unit
     from prunecli.commands.embedding_table import growth, payload, show
     from prunecli.methods.embeddings.factorize import fit_embeddings

@@ -23,10 +23,10 @@ from prunecli.commands.rewriting import How, Shown, change
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.methods.vocabulary.measure import Text
     from prunecli.methods.vocabulary.plan import VocabularyPlan
     from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.text.choice import Lines
 
 FORMAT = "prunecli.vocabulary/1"
 
@@ -98,7 +98,6 @@ def trim_vocabulary(
     tokens as before, under new ids; this is checked before anything is written. Other text falls into smaller ones.
     """
     from prunecli import demo
-    from prunecli.methods.vocabulary.measure import Text
     from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.text.choice import TextChoice
 
@@ -118,21 +117,21 @@ def trim_vocabulary(
             multiple_of=multiple_of,
             dtype=dtype,
         )
-        _run(opened, options, Text.of(choice.lines(how.note)), how)
+        _run(opened, options, choice.lines(how.note), how)
 
 
-def _run(checkpoint: Checkpoint, options: VocabularyOptions, text: Text, how: How) -> None:
+def _run(checkpoint: Checkpoint, options: VocabularyOptions, lines: Lines, how: How) -> None:
     from prunecli.methods.vocabulary.plan import plan_vocabulary
     from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary
 
-    plan = plan_vocabulary(checkpoint, text, options, how.progress)
+    plan = plan_vocabulary(checkpoint, lines, options, how.progress)
     for name in (name for name, content in plan.files.items() if content is None):
         how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
     shown = how.apply(checkpoint, rewrite_vocabulary(checkpoint, plan))
-    how.show(lambda: _payload(shown, plan, text), lambda: _show(shown, plan))
+    how.show(lambda: _payload(shown, plan), lambda: _show(shown, plan))
 
 
-def _payload(shown: Shown, plan: VocabularyPlan, text: Text) -> dict[str, Any]:
+def _payload(shown: Shown, plan: VocabularyPlan) -> dict[str, Any]:
     from dataclasses import asdict
 
     from prunecli.methods.vocabulary.rewrite import embedding_sizes
@@ -145,8 +144,8 @@ def _payload(shown: Shown, plan: VocabularyPlan, text: Text) -> dict[str, Any]:
         "tokens_after": len(tokens.kept),
         "parts": dict(tokens.parts),
         "text": {
-            "sentences": text.sentences,
-            "sha256": text.sha256,
+            "sentences": plan.text.sentences,
+            "sha256": plan.text.sha256,
             "share_kept": tokens.share,
             **{f"compared_{name}": value for name, value in asdict(plan.check).items()},
         },

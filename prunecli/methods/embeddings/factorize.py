@@ -71,7 +71,7 @@ def fit_embeddings(checkpoint: Checkpoint, plan: EmbeddingPlan, progress: Progre
         _require_room(checkpoint, plan.shape)
     counts = None
     if plan.text is not None and (plan.shape is not None or plan.output_dim is not None):
-        counts = count_tokens(checkpoint, plan.text.lines, tables.vocabulary, progress)
+        counts = count_tokens(checkpoint, plan.text.texts, tables.vocabulary, progress)
     unit, fit, output = None, None, None
     if plan.shape is not None:
         fit = fit_define(

@@ -8,13 +8,14 @@ from math import lcm
 from typing import Any, Literal, get_args
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.source import Text, checkpoint_table, zero_padding_id
+from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
 from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange
 from prunecli.modules.building import model_class
+from prunecli.text.choice import Lines
 
 COMMAND = "factorize-embeddings"
 Sides = Literal["input", "output", "both"]
@@ -82,7 +83,7 @@ class EmbeddingPlan:
     dtype: str | None
     epochs: int | None
     seed: int
-    text: Text | None
+    text: Lines | None
     step: Mapping[str, Any]
     reasons: tuple[str, ...]
 
@@ -98,7 +99,7 @@ class EmbeddingPlan:
 
 
 def plan_embeddings(
-    checkpoint: Checkpoint, options: EmbeddingOptions, text: Text | None = None
+    checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines | None = None
 ) -> EmbeddingPlan:
     """Choose sides and dimensions.
 
@@ -106,6 +107,7 @@ def plan_embeddings(
         UnsupportedModelError: the family, or where it keeps its embeddings, is not declared.
         UsageError: a table that is factorised already, a side that the model lacks, dimensions that cannot be.
     """
+    text = text if text is not None and text.texts else None
     tables = checkpoint.layout.require_tables()
     is_tied = _is_tied(checkpoint, tables)
     if options.cache and tables.unit is not None:
@@ -133,7 +135,7 @@ def plan_embeddings(
 
 
 def _cached(
-    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, text: Text | None, is_tied: bool
+    checkpoint: Checkpoint, tables: TokenTables, options: EmbeddingOptions, text: Lines | None, is_tied: bool
 ) -> EmbeddingPlan:
     """Write down the rows of the unit that the checkpoint holds."""
     asked = (
@@ -278,7 +280,7 @@ def _change(
 
 
 def _arguments(
-    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Text | None
+    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], text: Lines | None
 ) -> dict[str, Any]:
     has_layers = bool(shape.layers)
     return {
@@ -289,7 +291,7 @@ def _arguments(
         "depth": shape.depth if has_layers else None,
         "max_groups": shape.max_groups if has_layers else None,
         "cache": options.cache or None,
-        **({} if text is None else text.described),
+        **({} if text is None else described(text)),
         "epochs": options.epochs,
         "dtype": options.dtype,
         "seed": options.seed,
@@ -297,7 +299,7 @@ def _arguments(
 
 
 def _reasons(
-    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Text | None
+    options: EmbeddingOptions, shape: UnitShape, sides: frozenset[str], is_tied: bool, text: Lines | None
 ) -> tuple[str, ...]:
     default = "" if options.side else " (default)"
     which = "both sides" if len(sides) == 2 else f"the {next(iter(sides))} side"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -27,28 +26,15 @@ BATCH = 4096
 """Sentences that are tokenised at once."""
 
 
-@dataclass(frozen=True)
-class Text:
-    """What tokens are counted in.
-
-    Attributes:
-        lines: one sentence each.
-        described: what a history says of them.
-    """
-
-    lines: Sequence[str]
-    described: dict[str, Any]
-
-    @classmethod
-    def of(cls, lines: Lines) -> Text | None:
-        """`lines` as a history says them; None: there are none."""
-        described: dict[str, Any] = {}
-        if lines.splits:
-            described |= {"split": list(lines.splits), "langs": list(lines.asked) or None}
-        if lines.plain is not None:
-            names = [path.name for path in lines.plain.files]
-            described |= {"text": names, "text_sha256": lines.plain.sha256}
-        return cls(lines.texts, described | {"lines": len(lines.texts)}) if lines.texts else None
+def described(lines: Lines) -> dict[str, Any]:
+    """What a history says of the text that tokens are counted in."""
+    said: dict[str, Any] = {}
+    if lines.splits:
+        said |= {"split": list(lines.splits), "langs": list(lines.asked) or None}
+    if lines.plain is not None:
+        names = [path.name for path in lines.plain.files]
+        said |= {"text": names, "text_sha256": lines.plain.sha256}
+    return said | {"lines": len(lines.texts)}
 
 
 def checkpoint_table(checkpoint: Checkpoint, name: str) -> Table:

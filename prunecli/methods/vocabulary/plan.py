@@ -16,6 +16,7 @@ from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, s
 from prunecli.methods.vocabulary.verify import Check, check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.progress import Progress, silent
+from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 
 if TYPE_CHECKING:
@@ -30,12 +31,14 @@ class VocabularyPlan:
 
     Attributes:
         tokens: which tokens stay, and why.
+        text: what they were counted in.
         files: side files that differ, by name; None: it has to be left out, as it would be wrong.
         check: how the text falls into tokens before and after.
         dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
     """
 
     tokens: TokenChoice
+    text: Text
     files: Mapping[str, bytes | None]
     check: Check
     dtype: str | None = None
@@ -48,7 +51,7 @@ class VocabularyPlan:
 
 def plan_vocabulary(
     checkpoint: Checkpoint,
-    text: Text,
+    lines: Lines,
     options: VocabularyOptions,
     progress: Progress = silent,
 ) -> VocabularyPlan:
@@ -68,7 +71,7 @@ def plan_vocabulary(
             f"{where}: holds no tokenizer whose vocabulary could be trimmed",
             "Copy the model's tokenizer files (tokenizer.json, tokenizer_config.json, …) into it.",
         )
-    tokenizer = load_tokenizer(checkpoint.path)
+    text, tokenizer = Text.of(lines), load_tokenizer(checkpoint.path)
     vocabulary = read_vocabulary(tokenizer, where)
     documents = with_defaults(checkpoint.config, default_ids(checkpoint)), _generation(side)
     needed = [number for document in documents for number in named_ids(document)]
@@ -79,7 +82,7 @@ def plan_vocabulary(
     trimmed = {name: data for name, data in {**side, **files}.items() if data is not None}
     new = load_trimmed(trimmed, trimmed_config(checkpoint, checkpoint.config, tokens), where)
     check = check_same((tokenizer, new), change.new_ids, text, where, progress)
-    return VocabularyPlan(tokens, files, check, options.dtype)
+    return VocabularyPlan(tokens, text, files, check, options.dtype)
 
 
 def _files(

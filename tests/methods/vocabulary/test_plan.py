@@ -21,7 +21,7 @@ from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.methods.vocabulary.verify import check_same, load_trimmed, models_that_differ
 from prunecli.methods.vocabulary.vocabulary import read_vocabulary
 from prunecli.model.checkpoint import open_model
-from prunecli.text.choice import TextChoice
+from prunecli.text.choice import Lines, TextChoice
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.methods.vocabulary.makers import END, KINDS, SEEN, TEXT, sentencepiece_model
@@ -34,7 +34,7 @@ def text_of(lines: tuple[str, ...]) -> Text:
 
 def trimmed(source: Path, lines: tuple[str, ...] = SEEN, **options: Any) -> VocabularyPlan:
     with open_model(source) as opened:
-        return plan_vocabulary(opened, text_of(lines), VocabularyOptions(**options))
+        return plan_vocabulary(opened, Lines(lines, (), (), (), None), VocabularyOptions(**options))
 
 
 def new_tokenizer(source: Path, made: VocabularyPlan) -> Any:
@@ -99,7 +99,7 @@ def test_rare_tokens_fall_into_smaller_ones(kind: str, sources: dict[str, Path])
 def test_ids_of_the_config_move_with_their_tokens(sources: dict[str, Path]) -> None:
     source = sources["byte_bpe"]
     with open_model(source) as opened:
-        made = plan_vocabulary(opened, text_of(SEEN), VocabularyOptions())
+        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
         config = trimmed_config(opened, {**opened.config, "pad_token_id": 5, "eos_token_id": -1}, made.tokens)
     assert config["vocab_size"] == len(made.tokens.kept)
     assert made.tokens.kept[config["pad_token_id"]] == 5
@@ -115,7 +115,7 @@ def test_ids_left_to_the_class_are_written_out_where_they_move(
     end = load_tokenizer(source).convert_tokens_to_ids(END)
     monkeypatch.setattr(rewrite_module, "default_ids", lambda _: {"sep_token_id": end, "unk_token_id": 0})
     with open_model(source) as opened:
-        made = plan_vocabulary(opened, text_of(SEEN), VocabularyOptions())
+        made = plan_vocabulary(opened, Lines(SEEN, (), (), (), None), VocabularyOptions())
         config = trimmed_config(opened, opened.config, made.tokens)
     assert config["sep_token_id"] == len(made.tokens.kept) - 1
     assert "unk_token_id" not in config
