@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, NamedTuple, cast, get_args
+from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
 from prunecli.analysis.clustering import Dendrogram, LinkageMethod, cluster, feature_vector
-from prunecli.analysis.similarity import Pair, jaccard_matrix, spread_by_relation
-from prunecli.architectures.records import Side
+from prunecli.analysis.similarity import Pair, Spread, jaccard_matrix, spread_by_relation
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import balance_text
 from prunecli.methods.experts.granularity import aggregate
@@ -25,7 +24,17 @@ from prunecli.methods.experts.select import (
     parse_balance,
     select_experts,
 )
+from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
+from prunecli.results.header import header
+from prunecli.results.languages import (
+    Clustering,
+    ExpertsPerLayer,
+    Languages,
+    Relation,
+    Similarities,
+    Tree,
+)
 
 MOST_PAIRS = 1000
 """Of more pairs than this, the similarities are left out: a matrix of a million numbers helps nobody."""
@@ -82,8 +91,10 @@ Kept = Mapping[str, tuple[int, ...]]
 """Layer's name -> ids of the experts that one pair keeps."""
 
 
-def compare_by_language(statistics: GateStatistics, options: LanguageOptions) -> dict[str, Any]:
-    """The fields of languages.json beside those of `documents.header`.
+def compare_by_language(
+    statistics: GateStatistics, options: LanguageOptions, files: Sequence[str] = ()
+) -> Languages:
+    """languages.json; `files` are names of the statistics.
 
     - similarity: Jaccard similarity of the experts that the pairs select, by side (6.2, Table 4).
     - clustering: languages by their importance vectors: encoder by source, decoder by target (6.3).
@@ -96,21 +107,24 @@ def compare_by_language(statistics: GateStatistics, options: LanguageOptions) ->
         UsageError: a ratio, metric or strategy that cannot be.
     """
     pairs = _pairs(statistics, options.languages)
-    clusters = {side: _dendrogram(statistics, options, side) for side in ("encoder", "decoder")}
-    return {
-        "metric": options.metric,
-        "ratio": options.ratio,
-        "strategy": options.strategy,
-        "balance": balance_text(options.balance),
-        "mode": statistics.mode,
-        "pairs": pairs,
-        "similarity": _similarity(statistics, options, pairs) if len(pairs) <= MOST_PAIRS else None,
-        "clustering": {
-            "linkage": options.linkage,
-            **{side: None if tree is None else _tree_json(tree) for side, tree in clusters.items()},
-        },
-        "experts_per_layer": _experts_per_layer(statistics, options, pairs) if pairs else None,
-    }
+    model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
+    return Languages(
+        **{**header(Languages.FORMAT, [], None), "models": [model]},
+        statistics=list(files),
+        metric=options.metric,
+        ratio=options.ratio,
+        strategy=options.strategy,
+        balance=balance_text(options.balance),
+        mode=statistics.mode,
+        pairs=pairs,
+        similarity=_similarity(statistics, options, pairs) if len(pairs) <= MOST_PAIRS else None,
+        clustering=Clustering(
+            linkage=options.linkage,
+            encoder=_tree(_dendrogram(statistics, options, "encoder")),
+            decoder=_tree(_dendrogram(statistics, options, "decoder")),
+        ),
+        experts_per_layer=_experts_per_layer(statistics, options, pairs) if pairs else None,
+    )
 
 
 def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
@@ -155,28 +169,31 @@ def _select(
 
 def _similarity(
     statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
-) -> dict[str, Any] | None:
+) -> Similarities | None:
     if not pairs:
         return None
     selections = _select(statistics, options, pairs, options.strategy)
-    result: dict[str, Any] = {"relations": {}}
+    relations, matrices = {}, {}
+    split: list[Pair] = [split_pair(pair) for pair in pairs]
     for side in ("encoder", "decoder"):
         chosen = [
             {(layer, expert) for layer, ids in kept.items() if side_of(layer) == side for expert in ids}
             for kept in selections
         ]
         matrix = jaccard_matrix(chosen)
-        split: list[Pair] = [split_pair(pair) for pair in pairs]
-        result["relations"][side] = {
-            relation: None if spread.comparisons == 0 else _rounded(asdict(spread))
+        relations[side] = {
+            relation: None if spread.comparisons == 0 else _relation(spread)
             for relation, spread in spread_by_relation(split, matrix).items()
         }
-        result[side] = np.round(matrix, 6).tolist()
-    return result
+        matrices[side] = np.round(matrix, 6).tolist()
+    return Similarities(relations=relations, **matrices)
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 6) for name, value in values.items()}
+def _relation(spread: Spread) -> Relation:
+    figures = (round(value, 6) for value in (spread.mean, spread.lowest, spread.highest))
+    return Relation(
+        comparisons=spread.comparisons, **dict(zip(("mean", "lowest", "highest"), figures, strict=True))
+    )
 
 
 def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str) -> Dendrogram | None:
@@ -196,27 +213,28 @@ def _dendrogram(statistics: GateStatistics, options: LanguageOptions, side: str)
     return cluster(vectors, options.linkage)
 
 
-def _tree_json(tree: Dendrogram) -> dict[str, Any]:
-    return {
-        "languages": list(tree.languages),
-        "order": list(tree.order),
-        "clusters": tree.root.to_json(),
-        "matrix": tree.linkage.tolist(),
-    }
+def _tree(tree: Dendrogram | None) -> Tree | None:
+    if tree is None:
+        return None
+    return Tree(
+        languages=list(tree.languages),
+        order=list(tree.order),
+        clusters=tree.root.to_json(),
+        matrix=tree.linkage.tolist(),
+    )
 
 
 def _experts_per_layer(
     statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
-) -> dict[str, Any]:
+) -> ExpertsPerLayer:
     selections = _select(statistics, options, pairs, "global-threshold")
     counts = np.array([[len(kept[layer]) for layer in statistics.layers] for kept in selections])
-    sides: list[Side] = [side_of(layer) for layer in statistics.layers]
-    return {
-        "strategy": "global-threshold",
-        "layers": list(statistics.layers),
-        "sides": sides,
-        "mean": np.round(counts.mean(axis=0), 4).tolist(),
-        "lowest": counts.min(axis=0).tolist(),
-        "highest": counts.max(axis=0).tolist(),
-        "by_pair": {pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
-    }
+    return ExpertsPerLayer(
+        strategy="global-threshold",
+        layers=list(statistics.layers),
+        sides=[side_of(layer) for layer in statistics.layers],
+        mean=np.round(counts.mean(axis=0), 4).tolist(),
+        lowest=counts.min(axis=0).tolist(),
+        highest=counts.max(axis=0).tolist(),
+        by_pair={pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
+    )

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from prunecli.analysis.components import Component, Key, matched
 from prunecli.analysis.model_similarity import Comparison, Measure
 from prunecli.architectures.records import Side
+from prunecli.results.similarity import Component as ComponentRecord
+from prunecli.results.similarity import Similarity
 
 SIDES: tuple[Side, ...] = ("encoder", "decoder")
 
@@ -134,41 +136,49 @@ def constant_components(comparison: Comparison) -> tuple[tuple[str, ...], tuple[
     )
 
 
-def similarity_json(comparison: Comparison, benchmarks: Sequence[Comparison] = ()) -> dict[str, Any]:
-    """The results of similarity.json: components, matrices, the diagonal (or successive pairs) and its means."""
+def similarity_of(
+    comparison: Comparison, references: Sequence[Comparison] = (), /, **about: Any
+) -> Similarity:
+    """similarity.json: components, matrices, the diagonal (or successive pairs) and its means.
+
+    Args:
+        comparison: of two models, or of one.
+        references: of the first model with others like it.
+        about: the fields that say what was compared, from the header to `text`.
+    """
     measures, alone = list(comparison.similarities), not comparison.second
-    pairs = successive(comparison) if alone else corresponding(comparison, benchmarks)
+    pairs = successive(comparison) if alone else corresponding(comparison, references)
     constants = constant_components(comparison)
-    models = [(comparison.first, comparison.removed[0], constants[0])]
+    models = {"first": (comparison.first, comparison.removed[0], constants[0])}
     if not alone:
-        models.append((comparison.second, comparison.removed[1], constants[1]))
-    names = ("first", "second")
-    return {
-        "components": {
+        models["second"] = (comparison.second, comparison.removed[1], constants[1])
+    about["successive" if alone else "corresponding"] = [_row(pair, bool(references)) for pair in pairs]
+    return Similarity(
+        components={
             name: [
-                {"name": c.name, "label": c.label, "side": c.side, "layer": c.layer, "kind": c.kind}
-                for c in held
+                ComponentRecord(name=c.name, label=c.label, side=c.side, layer=c.layer, kind=c.kind)
+                for c in components
             ]
-            for name, (held, _, _) in zip(names, models, strict=False)
+            for name, (components, _, _) in models.items()
         },
-        "left_out": {
+        left_out={
             name: {"removed": list(removed), "constant": list(constant)}
-            for name, (_, removed, constant) in zip(names, models, strict=False)
+            for name, (_, removed, constant) in models.items()
         },
-        "matrices": {measure: _matrices(comparison, measure) for measure in measures},
-        "successive" if alone else "corresponding": [_pair_json(pair, bool(benchmarks)) for pair in pairs],
-        "mean": {
+        matrices={measure: _matrices(comparison, measure) for measure in measures},
+        **about,
+        mean={
             side: {
                 **{measure: _rounded(mean.values[measure]) for measure in measures},
                 **(
                     {f"{measure}_normalised": _rounded(mean.normalised[measure], 4) for measure in measures}
-                    if benchmarks
+                    if references
                     else {}
                 ),
             }
             for side, mean in side_means(pairs, measures).items()
         },
-    }
+    )
 
 
 def _matrices(comparison: Comparison, measure: Measure) -> dict[str, list[list[float | None]]]:
@@ -180,7 +190,7 @@ def _matrices(comparison: Comparison, measure: Measure) -> dict[str, list[list[f
     }
 
 
-def _pair_json(pair: Pair, with_benchmarks: bool) -> dict[str, Any]:
+def _row(pair: Pair, with_benchmarks: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"first": pair.first.name, "second": pair.second.name}
     for measure, value in pair.values.items():
         row[measure] = _rounded(value)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +21,9 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.results.latency import Latency, Spread, Timed
 
 
 def bench_latency(
@@ -92,31 +94,31 @@ def bench_latency(
     # A batch is full at every size, so that its speed is that of the size.
     count = -(-sentences // max(options.batch_sizes)) * max(options.batch_sizes)
     lines = text.first(count).sentences[chosen[0][0]]
-    payload = run(labels, lines, chosen[0], options, console.progress(quiet), console.note)
-    write_json(output, payload, force=force)
-    write_table(table, payload, force=force)
+    latency = run(labels, lines, chosen[0], options, console.progress(quiet), console.note)
+    write_json(output, latency.to_json(), force=force)
+    write_table(table, latency, force=force)
     if plot is not None:
-        _draw(payload, plot)
+        _draw(latency, plot)
     if json:
-        console.print_json(payload)
+        console.print_json(latency.to_json())
     elif not quiet:
-        _show(payload)
+        _show(latency)
         console.note(written(output, plot, table))
 
 
-def _draw(payload: Mapping[str, Any], plot: Path) -> None:
+def _draw(latency: Latency, plot: Path) -> None:
     from prunecli.analysis.plots import Speed, save_figure, speed_figure
 
     speeds = [
         Speed(
-            result["checkpoint"],
-            timing["batch_size"],
-            timing["beam"],
-            timing["tokens_per_second"]["mean"],
-            timing["tokens_per_second"]["std"],
+            result.checkpoint,
+            timing.batch_size,
+            timing.beam,
+            timing.tokens_per_second.mean,
+            timing.tokens_per_second.std,
         )
-        for result in payload["results"]
-        for timing in result["timings"]
+        for result in latency.results
+        for timing in result.timings
     ]
     save_figure(speed_figure(speeds), plot)
 
@@ -131,45 +133,44 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _show(payload: Mapping[str, Any]) -> None:
-    title = f"{_count(payload['sentences'], 'sentence')} of {payload['pair']}, {payload['new_tokens']} new tokens each"
+def _show(latency: Latency) -> None:
+    title = f"{_count(latency.sentences, 'sentence')} of {latency.pair}, {latency.new_tokens} new tokens each"
     columns = ["checkpoint", "batch", "beam", "tokens/s", "s/sentence", "speed-up"]
     rows = []
-    for index in range(len(payload["results"][0]["timings"])):
-        for result in payload["results"]:
-            timing = result["timings"][index]
+    for index in range(len(latency.results[0].timings)):
+        for result in latency.results:
+            timing = result.timings[index]
             rows.append(
                 [
-                    result["checkpoint"],
-                    str(timing["batch_size"]),
-                    str(timing["beam"]),
-                    _spread(timing["tokens_per_second"], 1),
-                    _spread(timing["seconds_per_sentence"], 3),
-                    f"{timing['speedup']['mean']:.2f}x",
+                    result.checkpoint,
+                    str(timing.batch_size),
+                    str(timing.beam),
+                    _spread(timing.tokens_per_second, 1),
+                    _spread(timing.seconds_per_sentence, 3),
+                    f"{timing.speedup.mean:.2f}x",
                 ]
             )
     console.show(console.table(title, columns, rows, keys=3))
-    console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in payload["results"]]))
+    console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results]))
     console.out(
-        f"Mean ± deviation of {_count(payload['runs'], 'run')} after {payload['warm_up']} of warm-up, "
-        f"{_count(payload['threads'], 'CPU thread')}, {payload['device']}."
+        f"Mean ± deviation of {_count(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
+        f"{_count(latency.threads or 0, 'CPU thread')}, {latency.device}."
     )
-    if not payload["interleaved"]:
+    if not latency.interleaved:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
 
 
 _SIZES = ("parameters", "on disk", "load", "peak memory", "peak on GPU")
 
 
-def _sizes(result: Mapping[str, Any]) -> list[str]:
-    load, resident, device = (result.get(key) for key in ("load_s", "resident_peak", "device_peak"))
+def _sizes(result: Timed) -> list[str]:
     return [
-        result["checkpoint"],
-        f"{result['parameters'] / 1e6:,.2f}M",
-        console.bytes_text(result["checkpoint_bytes"]),
-        "-" if load is None else f"{load:.1f} s",
-        "-" if resident is None else console.bytes_text(resident),
-        "-" if device is None else console.bytes_text(device),
+        result.checkpoint,
+        f"{result.parameters / 1e6:,.2f}M",
+        console.bytes_text(result.checkpoint_bytes),
+        "-" if result.load_s is None else f"{result.load_s:.1f} s",
+        "-" if result.resident_peak is None else console.bytes_text(result.resident_peak),
+        "-" if result.device_peak is None else console.bytes_text(result.device_peak),
     ]
 
 
@@ -177,5 +178,5 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}{'' if number == 1 else 's'}"
 
 
-def _spread(values: Mapping[str, float], digits: int) -> str:
-    return f"{values['mean']:.{digits}f} ± {values['std']:.{digits}f}"
+def _spread(spread: Spread, digits: int) -> str:
+    return f"{spread.mean:.{digits}f} ± {spread.std:.{digits}f}"

@@ -74,6 +74,8 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
+    from dataclasses import replace
+
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.model.checkpoint import open_model
@@ -107,7 +109,6 @@ def collect_gates(
             from prunecli.methods.experts.score import CollectOptions
             from prunecli.modules.loading import choose_device
             from prunecli.modules.precision import dtype_name
-            from prunecli.results.gates import FORMAT, gates_payload
 
             options = CollectOptions(mode.value, beam, batch_tokens)
             where = own_device(choose_device(device))
@@ -120,11 +121,8 @@ def collect_gates(
         statistics = run.in_memory(where, kind) if means is None else run.by_layer(means)
         with process_group.in_step():
             if process_group.is_main:
-                payload = {
-                    **header(FORMAT, [opened], None),
-                    **gates_payload(statistics),
-                    "dtype": dtype_name(kind),
-                }
+                statistics = replace(statistics, dtype=dtype_name(kind))
+                payload = {**header(statistics.FORMAT, [opened], None), **statistics.to_json()}
                 write_json(output, payload, force=force)
         run.forget()
     if not process_group.is_main:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +19,9 @@ from prunecli.commands.options import (
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import StatisticsError
 
-FORMAT = "prunecli.languages/1"
+if TYPE_CHECKING:
+    from prunecli.results.languages import Languages
+
 TABLE_PAIRS = 12
 """With more pairs than this, their similarities are summed up in the terminal, not listed."""
 
@@ -79,7 +80,6 @@ def compare_languages(
     """
     from prunecli.analysis.language_comparison import compare_by_language, language_options
     from prunecli.results.gates import merge
-    from prunecli.results.header import header
     from prunecli.results.published import read_gates
     from prunecli.tensors.documents import write_json
 
@@ -99,74 +99,61 @@ def compare_languages(
         languages=langs,
     )
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
-    model = {"fingerprint": statistics.fingerprint, "model_type": statistics.model_type}
-    payload = {
-        **header(FORMAT, [], None),
-        "models": [model],
-        "statistics": [path.name for path in files],
-        **compare_by_language(statistics, options),
-    }
+    languages = compare_by_language(statistics, options, [path.name for path in files])
     if plot is not None:
-        _plot(plot, payload)
-    write_json(output, payload, force=force)
-    few = len(payload["pairs"]) <= TABLE_PAIRS
-    write_table(table, payload, force=force, leave_out=() if few else ("similarity",))
+        _plot(plot, languages)
+    write_json(output, languages.to_json(), force=force)
+    few = len(languages.pairs) <= TABLE_PAIRS
+    write_table(table, languages, force=force, leave_out=() if few else ("similarity",))
     if json:
-        console.print_json(payload)
+        console.print_json(languages.to_json())
     elif not quiet:
-        _show(payload)
+        _show(languages)
         console.note(written(output, plot, table))
 
 
-def _show(payload: Mapping[str, Any]) -> None:
+def _show(languages: Languages) -> None:
     from prunecli.commands import languages_table as tables
 
-    removed = f"{payload['ratio']:.0%} of the experts removed by {payload['metric']}"
-    similarity = payload["similarity"]
+    removed = f"{languages.ratio:.0%} of the experts removed by {languages.metric}"
+    similarity = languages.similarity
     if similarity is not None:
-        title = f"Jaccard similarity of the selected experts ({removed}, {payload['strategy']})"
-        console.show(tables.relations(title, similarity["relations"]))
-        if len(payload["pairs"]) <= TABLE_PAIRS:
-            console.show(tables.triangles(payload["pairs"], similarity["encoder"], similarity["decoder"]))
+        title = f"Jaccard similarity of the selected experts ({removed}, {languages.strategy})"
+        console.show(tables.relations(title, similarity.relations))
+        if len(languages.pairs) <= TABLE_PAIRS:
+            console.show(tables.triangles(languages.pairs, similarity.encoder, similarity.decoder))
         else:
-            console.out(
-                f"{len(payload['pairs'])} pairs; --langs A,B,C lists those between a few languages.\n"
-            )
-    elif payload["pairs"]:
-        console.out(f"{len(payload['pairs'])} pairs are too many to compare; --langs A,B,C chooses some.\n")
-    for side, by in (("encoder", "source"), ("decoder", "target")):
-        found = payload["clustering"][side]
-        if found is not None:
-            console.out(f"Clusters of languages, {side} by {by} ({payload['clustering']['linkage']} linkage)")
-            console.out("\n".join(tables.tree(found["clusters"])) + "\n")
-    if payload["experts_per_layer"] is not None:
-        console.show(tables.experts(removed, payload["experts_per_layer"]))
+            console.out(f"{len(languages.pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
+    elif languages.pairs:
+        console.out(f"{len(languages.pairs)} pairs are too many to compare; --langs A,B,C chooses some.\n")
+    clusters = languages.clustering
+    for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
+        if tree is not None:
+            console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
+            console.out("\n".join(tables.tree(tree.clusters)) + "\n")
+    if languages.experts_per_layer is not None:
+        console.show(tables.experts(removed, languages.experts_per_layer))
 
 
-def _plot(path: Path, payload: Mapping[str, Any]) -> None:
+def _plot(path: Path, languages: Languages) -> None:
     import numpy as np
 
     from prunecli.analysis.plots import languages_figure, save_figure
     from prunecli.analysis.similarity import two_triangles
 
-    titles = {
-        "encoder": "Encoder experts, by source language",
-        "decoder": "Decoder experts, by target language",
-    }
+    clusters, layers, similarity = languages.clustering, languages.experts_per_layer, languages.similarity
     trees = {
-        title: (payload["clustering"][side]["languages"], np.array(payload["clustering"][side]["matrix"]))
-        for side, title in titles.items()
-        if payload["clustering"][side] is not None
+        "Encoder experts, by source language": clusters.encoder,
+        "Decoder experts, by target language": clusters.decoder,
     }
-    layers, similarity = payload["experts_per_layer"], payload["similarity"]
     figure = languages_figure(
-        trees,
-        None if layers is None else (layers["layers"], layers["mean"]),
+        {title: (tree.languages, np.array(tree.matrix)) for title, tree in trees.items() if tree is not None},
+        None if layers is None else (layers.layers, layers.mean),
         None
         if similarity is None
         else (
-            payload["pairs"],
-            two_triangles(np.array(similarity["encoder"]), np.array(similarity["decoder"])),
+            languages.pairs,
+            two_triangles(np.array(similarity.encoder), np.array(similarity.decoder)),
         ),
     )
     save_figure(figure, path)

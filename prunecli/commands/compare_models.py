@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -36,9 +36,8 @@ from prunecli.tensors.hub.names import checkpoint_path
 if TYPE_CHECKING:
     from prunecli.analysis.model_similarity import Comparison, Portion, SimilarityOptions
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.similarity import Similarity
     from prunecli.text.choice import TextChoice
-
-FORMAT = "prunecli.similarity/1"
 
 
 class MeasureChoice(str, enum.Enum):
@@ -149,16 +148,16 @@ def compare_models(
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}
-    payload = _payload(opened, main, references, portions, options)
-    write_json(output, payload, force=force)
-    write_table(table, payload, force=force, leave_out=("matrices",))
+    result = _result(opened, main, references, portions, options)
+    write_json(output, result.to_json(), force=force)
+    write_table(table, result, force=force, leave_out=("matrices",))
     if plot is not None:
         from prunecli.analysis.heat_maps import similarity_figure
         from prunecli.analysis.plots import save_figure
 
         save_figure(similarity_figure(main, shown), plot)
     if json:
-        console.print_json(payload)
+        console.print_json(result.to_json())
     elif not quiet:
         _show(main, shown, list(references.values()), portions)
         console.note(written(output, plot, table))
@@ -206,25 +205,28 @@ def _portions(choice: TextChoice, checkpoints: Sequence[Path]) -> tuple[Portion,
     return parallel_portions(text, pairs)
 
 
-def _payload(
+def _result(
     opened: Mapping[str, Checkpoint],
     main: Comparison,
     references: Mapping[str, Comparison],
     portions: Sequence[Portion],
     options: SimilarityOptions,
-) -> dict[str, Any]:
+) -> Similarity:
     from prunecli.analysis.model_similarity import neighbours_of
-    from prunecli.analysis.similarity_results import similarity_json
+    from prunecli.analysis.similarity_results import similarity_of
     from prunecli.results.header import header
+    from prunecli.results.similarity import Similarity
 
-    return {
-        **header(FORMAT, list(opened.values()), None),
-        "checkpoints": list(opened),
-        "benchmarks": list(references),
-        "device": options.device,
-        "dtype": options.dtype,
-        "context": options.context,
-        "text": [
+    return similarity_of(
+        main,
+        list(references.values()),
+        **header(Similarity.FORMAT, list(opened.values()), None),
+        checkpoints=list(opened),
+        benchmarks=list(references),
+        device=options.device,
+        dtype=options.dtype,
+        context=options.context,
+        text=[
             {
                 "name": portion.name,
                 "sentences": len(portion),
@@ -233,8 +235,7 @@ def _payload(
             }
             for portion in portions
         ],
-        **similarity_json(main, list(references.values())),
-    }
+    )
 
 
 def _show(

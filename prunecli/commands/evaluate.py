@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -39,6 +39,7 @@ from prunecli.errors import PruneError, UsageError
 if TYPE_CHECKING:
     from prunecli.evaluation.evaluate import EvaluationOptions
     from prunecli.progress import Progress
+    from prunecli.results.evaluation import Evaluation
     from prunecli.text.parallel import ParallelText
 
 PAIRS_SHOWN = 12
@@ -209,8 +210,8 @@ def evaluate(
             hypotheses=hypotheses,
             groups=by_language,
         )
-        payload = _translated(labels, sentences, chosen, options, output, force=force, progress=progress)
-        if not payload:  # one of several processes: the first goes on
+        result = _translated(labels, sentences, chosen, options, output, force=force, progress=progress)
+        if result is None:  # one of several processes: the first goes on
             return
     else:
         if processes.world_size() > 1:
@@ -218,7 +219,7 @@ def evaluate(
         settings = TaskOptions(batch_tokens, device, dtype, context, stride, seed, budget, spill_dir)
         named = choice.read(chosen_task).text
         assert not isinstance(named, ParallelText)
-        payload = evaluate_task(
+        result = evaluate_task(
             labels,
             chosen_task,
             named,
@@ -229,16 +230,16 @@ def evaluate(
             report=tasks.report,
             say=console.note,
         )
-    write_table(table, payload, force=force)
+    write_table(table, result, force=force)
     if plot is not None:
-        evaluation_plot.plot_evaluation(plot, payload, labels)
+        evaluation_plot.plot_evaluation(plot, result, labels)
     if json:
-        console.print_json(payload)
+        console.print_json(result.to_json())
     elif not quiet:
         if chosen_task == "translation":
-            _show(payload, all_pairs)
+            _show(result, all_pairs)
         else:
-            tasks.show_task(payload)
+            tasks.show_task(result)
         console.note(written(output, plot, table))
 
 
@@ -251,7 +252,7 @@ def _translated(
     *,
     force: bool,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Evaluation | None:
     """Evaluate, and say what becomes of an interrupted run's translations."""
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.partial import PartialTranslations, partial_path
@@ -291,22 +292,22 @@ def _fitting(checkpoints: Sequence[Path], pairs: tuple[tuple[str, str], ...]) ->
     return kept
 
 
-def _show(payload: Mapping[str, Any], all_pairs: bool) -> None:
+def _show(evaluation: Evaluation, all_pairs: bool) -> None:
     from prunecli.commands.evaluation_table import group_table, mean_table, pair_table
     from prunecli.evaluation.significance import too_few
 
-    count = len(payload["pairs"])
+    count = len(evaluation.pairs)
     few = None
-    if payload["significance"] is not None and (few := too_few(payload["data"]["sentences"], "sentences")):
-        payload = {**payload, "significance": None}
+    if evaluation.significance is not None and (few := too_few(evaluation.data["sentences"], "sentences")):
+        evaluation = evaluation.model_copy(update={"significance": None})
     if count > 1 and (all_pairs or count <= PAIRS_SHOWN):
-        console.show(pair_table(payload))
-    console.show(mean_table(payload))
-    if "groups" in payload:
-        console.show(group_table(payload))
+        console.show(pair_table(evaluation))
+    console.show(mean_table(evaluation))
+    if evaluation.groups:
+        console.show(group_table(evaluation))
     if few:
         console.warn(few)
-    if (test := payload["significance"]) is not None:
+    if (test := evaluation.significance) is not None:
         what = "* differs" if count == 1 else "Worse, better (chrF++) and *: pairs that differ"
         console.out(
             f"{what} from {test['baseline']} with p < {test['level']} "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from prunecli.commands import console
 from prunecli.evaluation.significance import too_few
 
 if TYPE_CHECKING:
     from prunecli.evaluation.tasks import OtherTask
+    from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.session import RunReport
 
 COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
@@ -40,31 +41,31 @@ def report(label: str, work: RunReport) -> None:
     report_work(work, label)
 
 
-def show_task(payload: Mapping[str, Any]) -> None:
+def show_task(evaluation: Evaluation) -> None:
     """The table, and what its marks mean."""
-    test, few = payload["significance"], None
+    test, few = evaluation.significance, None
     # McNemar's test is exact: where there is too little it finds nothing.
-    if test is not None and payload["task"] != "classification":
-        few = too_few(payload["data"]["texts"], "texts")
+    if test is not None and evaluation.task != "classification":
+        few = too_few(evaluation.data["texts"], "texts")
     if few:
         test = None
         console.warn(few)
-    console.show(_table({**payload, "significance": test}))
+    console.show(_table(evaluation, test))
     if test is not None:
         console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}).")
 
 
-def _table(payload: Mapping[str, Any]) -> console.Shown:
-    columns, test = COLUMNS[payload["task"]], payload["significance"]
+def _table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> console.Shown:
+    columns = COLUMNS[cast("OtherTask", evaluation.task)]
     rows = []
-    for result in payload["results"]:
-        p_value = result.get("p_value")
+    for result in evaluation.results:
+        p_value = result.p_value
         marked = test["of"] if test is not None and p_value is not None and p_value < test["level"] else None
         cells = [
-            f"{result['scores'][name]:{form}}{'*' if name == marked else ''}"
+            f"{result.scores[name]:{form}}{'*' if name == marked else ''}"
             for name, (_, form) in columns.items()
         ]
-        rows.append([result["checkpoint"], *cells])
-    data = payload["data"]
-    title = f"{payload['task']}, {', '.join(data['files'])}, {data['texts']:,} texts"
+        rows.append([result.checkpoint, *cells])
+    data = evaluation.data
+    title = f"{evaluation.task}, {', '.join(data['files'])}, {data['texts']:,} texts"
     return console.table(title, ["checkpoint", *(title for title, _ in columns.values())], rows)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prunecli import processes
 from prunecli.commands import console
@@ -14,6 +13,7 @@ from prunecli.progress import unsaid
 
 if TYPE_CHECKING:
     from prunecli.model.stock import Verdict
+    from prunecli.results.training import Training
     from prunecli.text.choice import TextChoice
     from prunecli.text.tasks import TrainingTask
     from prunecli.training.finetune import Trained
@@ -107,11 +107,11 @@ def run(
         report=say,
     )
     if trained.is_main:
-        payload, verdict = _publish(start, material, options, trained, state, writing)
+        training, verdict = _publish(start, material, options, trained, state, writing)
         if how.json:
-            console.print_json(payload)
+            console.print_json(training.to_json())
         elif not how.quiet:
-            _show(payload, verdict, writing)
+            _show(training, verdict, writing)
     processes.leave()
 
 
@@ -139,7 +139,7 @@ def _publish(
     trained: Trained,
     state: Path,
     writing: Writing,
-) -> tuple[dict[str, Any], Verdict]:
+) -> tuple[Training, Verdict]:
     import shutil
 
     from prunecli.commands.rewriting import not_carried
@@ -147,8 +147,9 @@ def _publish(
     from prunecli.model.rewrite import rewritten
     from prunecli.pipeline import apply
     from prunecli.results.header import header
+    from prunecli.results.training import Training
     from prunecli.tensors.documents import write_json
-    from prunecli.training.result import FORMAT, finetune_step, outputs_of
+    from prunecli.training.result import finetune_step, outputs_of
 
     with start.open(state) as source, open_model(trained.staged) as weights:
         step = finetune_step(source, start.config, material, options, trained.log)
@@ -157,32 +158,32 @@ def _publish(
             console.note(line)
         rewrite = rewritten(weights, source.structure, outputs, step)
         verdict = apply(weights, rewrite, writing.output, force=writing.force).verdict
-        payload = {
-            **header(FORMAT, [] if start.config is not None else [source], options.seed),
-            "left_out": [*source.side_files.left_out],
-            "output": str(writing.output),
-            "stock": verdict.to_json(),
-            "arguments": step["arguments"],
+        training = Training(
+            **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
+            left_out=[*source.side_files.left_out],
+            output=str(writing.output),
+            stock=verdict.to_json(),
+            arguments=step["arguments"],
             **trained.log,
-        }
-    write_json(writing.figures, payload, force=True)
+        )
+    write_json(writing.figures, training.to_json(), force=True)
     if not writing.keep_state:
         shutil.rmtree(state, ignore_errors=True)
-    return payload, verdict
+    return training, verdict
 
 
-def _show(payload: Mapping[str, Any], verdict: Verdict, writing: Writing) -> None:
+def _show(training: Training, verdict: Verdict, writing: Writing) -> None:
     from prunecli.commands.rewriting import opened_by
 
     rows = [
-        [f"{row['step']:,}", f"{row['loss']:.4f}", f"{row['chrf++']:.2f}" if "chrf++" in row else "-"]
-        for row in payload["validation"][-10:]
+        [f"{step.step:,}", f"{step.loss:.4f}", "-" if step.chrf is None else f"{step.chrf:.2f}"]
+        for step in training.validation[-10:]
     ]
     if rows:
         console.show(console.table("Validation", ("step", "loss", "chrF++"), rows))
-    best = payload["best"]
+    best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
-    speed = f"{payload['tokens']:,} tokens, {payload['tokens_per_second']:,.0f} a second"
-    console.out(f"{payload['steps']:,} updates, {speed}{chosen}")
+    speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"
+    console.out(f"{training.steps:,} updates, {speed}{chosen}")
     console.out(verdict.line)
     console.out(f"Written: {writing.output} ({opened_by(verdict)}), figures in {writing.figures}")

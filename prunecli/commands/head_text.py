@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,8 +45,8 @@ def draw(scores: HeadScores, layers: Any, path: Path) -> None:
     save_figure(head_figure(values, layers, _title(scores)), path)
 
 
-def show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
-    """The table, and what it says in words; `more` is what the file holds beside the scores."""
+def show(scores: HeadScores, layers: Any) -> None:
+    """The table, and what it says in words."""
     from prunecli.commands.head_table import head_table
     from prunecli.evaluation.significance import too_few
     from prunecli.methods.heads.effects import LEVEL
@@ -58,9 +57,10 @@ def show(scores: HeadScores, layers: Any, more: Mapping[str, Any]) -> None:
         console.out(f"Mean over {what}{scores.examples:,} examples of {scores.task}.")
         return
     console.out(f"{_metric(scores)} of the whole model: {scores.base:.4g}, on {scores.examples:,} examples.")
-    few = too_few(more.get("reported", {}).get("examples", scores.examples), "examples")
+    reported = scores if scores.reported is None else scores.reported
+    few = too_few(reported.examples, "examples")
     if scores.method != "ablation":
-        _show_best(scores, more, None if few else LEVEL)
+        _show_best(scores, None if few else LEVEL)
     elif few is None:
         _show_significant(scores, LEVEL)
     if few:
@@ -80,18 +80,14 @@ def _show_significant(scores: HeadScores, level: float) -> None:
     )
 
 
-def _show_best(scores: HeadScores, more: Mapping[str, Any], level: float | None) -> None:
-    best, base = scores.best(), scores.base or 0.0
-    reported = more.get("reported")
+def _show_best(scores: HeadScores, level: float | None) -> None:
     rows = []
-    for name, head in best.items():
-        place = scores.heads[name].index(head)
-        value, p_value = float(scores.values[name][place]), float(scores.p_values[name][place])
-        if reported is not None:
-            value, p_value, base = reported["only"][name], reported["p_value"][name], reported["base"]
-        mark = "*" if level is not None and p_value < level else ""
-        rows.append([name, str(head), f"{value:.4g}", f"{value - base:+.4g}{mark}"])
-    where = "chosen on other text" if reported is not None else "chosen on the same text"
+    for best in scores.tables()["best"]:
+        mark = "*" if level is not None and best["p_value"] < level else ""
+        rows.append(
+            [best["attention"], str(best["head"]), f"{best['only']:.4g}", f"{best['change']:+.4g}{mark}"]
+        )
+    where = "chosen on other text" if scores.reported is not None else "chosen on the same text"
     columns = ("attention", "head", _metric(scores), "change")
     console.show(console.table(f"The best single head of each layer, {where}", columns, rows))
     if level is not None:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from prunecli.model.inventory import Inventory
     from prunecli.model.names import Surmise
 
-FORMAT = "prunecli.inspect/1"
-
 
 def inspect(
     checkpoint: CheckpointArgument = None,
@@ -70,8 +68,7 @@ def inspect(
     matrix products are measured too, for two seconds or so.
     """
     from prunecli.methods.experts.budget import balance_text, default_balance
-    from prunecli.model.inventory import inventory_payload, take_inventory
-    from prunecli.results.header import header
+    from prunecli.model.inventory import take_inventory
     from prunecli.tensors.dtypes import parse_dtype
     from prunecli.tensors.quantities import parse_size
 
@@ -86,14 +83,14 @@ def inspect(
         kept = balance or balance_text(default_balance(layer.original_experts for layer in inventory.layers))
         answer = None if budget is None else _fits(opened, budget, stored_as, kept, load)
         if json or table is not None:
-            payload = {**header(FORMAT, [opened], None), **inventory_payload(opened, inventory)}
-            if answer is not None:
-                from prunecli.evaluation.capacity import capacity_json
+            from prunecli.evaluation.capacity import capacity_json
+            from prunecli.results.inspection import Inspection
 
-                payload["fit"] = capacity_json(answer)
-            write_table(table, payload, force=force)
+            fit_json = None if answer is None else capacity_json(answer)
+            inspection = Inspection.of(opened, inventory, fit_json)
+            write_table(table, inspection, force=force)
         if json:
-            console.print_json(payload)
+            console.print_json(inspection.to_json())
             return
         _show(opened, inventory)
         if answer is not None:

@@ -9,12 +9,13 @@ from prunecli.commands import console
 
 if TYPE_CHECKING:
     from prunecli.analysis.clustering import Node
+    from prunecli.results.languages import ExpertsPerLayer, Relation
 
 
-def relations(title: str, found: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> console.Shown:
+def relations(title: str, found: Mapping[str, Mapping[str, Relation | None]]) -> console.Shown:
     """One row for each side and each thing that two pairs can have in common."""
     rows = [
-        [side, relation, str(spread["comparisons"]), f"{spread['mean']:.0%}", _range(spread)]
+        [side, relation, str(spread.comparisons), f"{spread.mean:.0%}", _range(spread)]
         for side, by_relation in found.items()
         for relation, spread in by_relation.items()
         if spread is not None
@@ -22,8 +23,8 @@ def relations(title: str, found: Mapping[str, Mapping[str, Mapping[str, Any] | N
     return console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
 
 
-def _range(spread: Mapping[str, Any]) -> str:
-    return f"{spread['lowest']:.0%} to {spread['highest']:.0%}"
+def _range(spread: Relation) -> str:
+    return f"{spread.lowest:.0%} to {spread.highest:.0%}"
 
 
 def triangles(
@@ -59,18 +60,16 @@ def tree(clusters: Mapping[str, Any]) -> list[str]:
     return text_tree(node(clusters))
 
 
-def experts(removed: str, found: Mapping[str, Any]) -> console.Shown:
+def experts(removed: str, found: ExpertsPerLayer) -> console.Shown:
     """Experts per layer, and in each side as a whole."""
     rows = [
         [layer, f"{mean:.1f}", f"{lowest} to {highest}"]
         for layer, mean, lowest, highest in zip(
-            found["layers"], found["mean"], found["lowest"], found["highest"], strict=True
+            found.layers, found.mean, found.lowest, found.highest, strict=True
         )
     ]
-    for side in dict.fromkeys(found["sides"]):
-        means = [mean for mean, own in zip(found["mean"], found["sides"], strict=True) if own == side]
+    for side in dict.fromkeys(found.sides):
+        means = [mean for mean, own in zip(found.mean, found.sides, strict=True) if own == side]
         rows.append([f"{side}, all layers", f"{sum(means):.1f}", ""])
-    title = (
-        f"Experts per layer under the global threshold ({removed}), mean over {len(found['by_pair'])} pairs"
-    )
+    title = f"Experts per layer under the global threshold ({removed}), mean over {len(found.by_pair)} pairs"
     return console.table(title, ["layer", "experts", "range"], rows)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from prunecli.errors import UsageError
 from prunecli.tensors.documents import refuse_unwritable
+
+if TYPE_CHECKING:
+    from prunecli.results.tabled import Tabled
 
 
 def check_outputs(output: Path, plot: Path | None = None, table: Path | None = None, *, force: bool) -> None:
@@ -32,14 +35,12 @@ def check_table(table: Path | None, *, force: bool) -> None:
         OutputError, UsageError: as `refuse_table`.
     """
     if table is not None:
-        from prunecli.results.frames import refuse_table
+        from prunecli.results.tabled import refuse_table
 
         refuse_table(table, force=force)
 
 
-def write_table(
-    path: Path | None, payload: Mapping[str, Any], *, force: bool, leave_out: Sequence[str] = ()
-) -> None:
+def write_table(path: Path | None, result: Tabled, *, force: bool, leave_out: Sequence[str] = ()) -> None:
     """Write the tables of a result where --table asks for them.
 
     Args:
@@ -50,10 +51,9 @@ def write_table(
     """
     if path is None:
         return
-    from prunecli.results.frames import write_tables
-    from prunecli.results.tables import tables_of
+    from prunecli.results.tabled import write_tables
 
-    tables = {name: rows for name, rows in tables_of(payload).items() if name not in leave_out}
+    tables = {name: rows for name, rows in result.tables().items() if name not in leave_out}
     write_tables(path, tables, force=force)
 
 

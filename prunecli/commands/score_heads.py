@@ -139,6 +139,8 @@ def score_heads(
 
     The gradient method's file holds sums over examples, so files of several texts merge in prune-heads.
     """
+    from dataclasses import replace
+
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
@@ -178,7 +180,6 @@ def score_heads(
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing
-        from prunecli.results.heads import FORMAT, scores_payload
         from prunecli.running.layerwise.session import Resources
         from prunecli.text.tokens import load_tokenizer
 
@@ -191,7 +192,7 @@ def score_heads(
         per: Per = "example" if importance is None else importance.value
         where, gradients = choose_device(device), method is MethodName.gradient
         tokenizer = load_tokenizer(opened.path)
-        progress, more = console.progress(quiet), dict[str, Any]()
+        progress = console.progress(quiet)
         if budget is not None:
             kind = candidates(dtype, [opened], where, gradients=gradients)[0]
             means = Resources(where, kind, budget, spill_dir)
@@ -210,22 +211,17 @@ def score_heads(
             if gradients:
                 scores = score_by_gradient(subject, reported, batch_tokens, progress, per=per)
             else:
-                scores, more = _ablate(subject, reported, selected, method, options, progress)
-        sampled = method is not MethodName.gradient
-        payload = {
-            **header(FORMAT, [opened], seed if sampled else None),
-            **scores_payload(scores),
-            "dtype": dtype_name(kind),
-            **more,
-        }
+                scores = _ablate(subject, reported, selected, method, options, progress)
+        scores = replace(scores, dtype=dtype_name(kind))
+        payload = {**header(scores.FORMAT, [opened], None if gradients else seed), **scores.to_json()}
     write_json(output, payload, force=force)
-    write_table(table, payload, force=force)
+    write_table(table, scores, force=force)
     if plot is not None:
         draw(scores, layers, plot)
     if json:
         console.print_json(payload)
     elif not quiet:
-        show(scores, layers, more)
+        show(scores, layers)
         console.note(written(output, plot, table))
 
 
@@ -271,25 +267,13 @@ def _ablate(
     method: MethodName,
     options: AblationOptions,
     progress: Any,
-) -> tuple[HeadScores, dict[str, Any]]:
-    """The scores of ablation or all-but-one, and what the file holds beside them."""
-    from prunecli.methods.heads.measure import report_best, score_by_ablation
-    from prunecli.results.heads import VALUES
+) -> HeadScores:
+    """The scores of ablation or all-but-one."""
+    from dataclasses import replace
 
-    found = score_by_ablation(subject, selected or reported, method.value, options, progress)
-    scores, *others = found.values()
-    more: dict[str, Any] = {
-        "also": {
-            other.metric: {
-                "base": other.base,
-                VALUES[other.method]: {name: array.tolist() for name, array in other.values.items()},
-                "p_value": {name: array.tolist() for name, array in other.p_values.items()},
-            }
-            for other in others
-        }
-    }
-    if not others:
-        more = {}
-    if selected is not None:
-        more["reported"] = report_best(subject, reported, scores.best(), options, progress)
-    return scores, more
+    from prunecli.methods.heads.measure import report_best, score_by_ablation
+
+    by_metric = score_by_ablation(subject, selected or reported, method.value, options, progress)
+    scores, *others = by_metric.values()
+    best = None if selected is None else report_best(subject, reported, scores.best(), options, progress)
+    return replace(scores, also=tuple(others), reported=best)

@@ -23,8 +23,8 @@ from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.evaluation import Evaluated, Evaluation
 
-FORMAT = "prunecli.evaluation/1"
 LEVEL = 0.05
 """A difference counts as significant below this p-value."""
 
@@ -63,7 +63,7 @@ def evaluate(
     progress: Progress = silent,
     process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
-) -> dict[str, Any]:
+) -> Evaluation | None:
     """Translate `pairs` of `text` with each checkpoint, score, compare with the first, write `output`.
 
     Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written. Of several
@@ -76,14 +76,14 @@ def evaluate(
         say: hears of that type, where it is not what is stored.
 
     Returns:
-        What was written: the payload of evaluation.json (`prunecli.evaluation/1`); nothing on other processes than
-        the first.
+        What was written; None on other processes than the first.
 
     Raises:
         PruneError: a checkpoint, language, option or output that cannot be used.
     """
     from prunecli.model.checkpoint import open_model
-    from prunecli.results.header import header, sizes
+    from prunecli.results.evaluation import Evaluation
+    from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
 
     with process_group.in_step():
@@ -103,23 +103,20 @@ def evaluate(
         for label, checkpoint in opened.items()
     }
     if not process_group.is_main:
-        return {}
-    payload = {
-        **header(FORMAT, list(opened.values()), options.seed),
-        "task": "translation",
-        "data": {"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
-        "pairs": [pair_name(*pair) for pair in pairs],
-        "decoding": asdict(options.decoding),
-        **({"groups": dict(options.groups)} if options.groups else {}),
-        **_results(made, text, pairs, metrics, options, progress),
-    }
-    for row in payload["results"]:
-        row |= sizes(opened[row["checkpoint"]])
+        return None
+    evaluation = Evaluation(
+        **header(Evaluation.FORMAT, list(opened.values()), options.seed),
+        task="translation",
+        data={"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
+        pairs=[pair_name(*pair) for pair in pairs],
+        decoding=asdict(options.decoding),
+        **_results(opened, made, text, pairs, metrics, options, progress),
+    )
     if options.hypotheses is not None:
         _write_hypotheses(options.hypotheses, made, text.split)
-    write_json(output, payload, force=force)
+    write_json(output, evaluation.to_json(), force=force)
     partial.remove()
-    return payload
+    return evaluation
 
 
 def _dtype(
@@ -215,6 +212,7 @@ def _text_digest(text: ParallelText) -> str:
 
 
 def _results(
+    opened: Mapping[str, Checkpoint],
     made: Made,
     text: ParallelText,
     pairs: Sequence[tuple[str, str]],
@@ -244,22 +242,27 @@ def _results(
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
     test = {"test": "paired bootstrap", "samples": options.samples, "seed": options.seed, "level": LEVEL}
     return {
+        **({"groups": dict(options.groups)} if options.groups else {}),
         "signatures": signatures,
         "significance": {**test, "baseline": labels[0]} if compare else None,
         "results": [
-            {"checkpoint": label, "dtype": options.dtype}
-            | _result(scores[label], tests[label], scores[labels[0]])
-            | means[label]
-            for label in labels
+            _result(label, opened[label], options, scores, tests[label], means[label]) for label in labels
         ],
     }
 
 
 def _result(
-    scores: Mapping[str, Scores],
+    label: str,
+    checkpoint: Checkpoint,
+    options: EvaluationOptions,
+    by_label: Mapping[str, Mapping[str, Scores]],
     tests: Mapping[str, Mapping[str, Significance]],
-    baseline: Mapping[str, Scores],
-) -> dict[str, Any]:
+    means: Mapping[str, Any],
+) -> Evaluated:
+    from prunecli.results.evaluation import Evaluated
+    from prunecli.results.header import sizes
+
+    scores, baseline = by_label[label], next(iter(by_label.values()))
     rows = {pair: scores_json(made) for pair, made in scores.items()}
     for pair, found in tests.items():
         rows[pair]["bootstrap"] = {name: _significance_json(value) for name, value in found.items()}
@@ -270,7 +273,9 @@ def _result(
             name: _counts(name, tested, scores, tests, baseline)
             for name in next(iter(scores.values())).values
         }
-    return {"mean": mean, "pairs": rows}
+    return Evaluated(
+        checkpoint=label, dtype=options.dtype, mean=mean, pairs=rows, **means, **sizes(checkpoint)
+    )
 
 
 def _counts(

@@ -7,7 +7,6 @@ that a model that stops early does not look fast. The mean of 5 runs, batch 1 an
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,8 +26,7 @@ from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 if TYPE_CHECKING:
     from prunecli.evaluation.memory import Cost
     from prunecli.model.checkpoint import Checkpoint
-
-FORMAT = "prunecli.latency/1"
+    from prunecli.results.latency import Latency, Timing
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ class Subject:
     forced_id: int | None
 
 
-Timing = tuple[int, int]
+Setting = tuple[int, int]
 """(batch size, beam)."""
 
 
@@ -78,14 +76,14 @@ def bench_latency(
     options: LatencyOptions,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> dict[str, Any]:
+) -> Latency:
     """Measure the speed of each checkpoint (label -> directory, the baseline first) on `sentences`.
 
     Args:
         say: hears of the type that all are computed in, where it is not what is stored.
 
     Returns:
-        The payload of latency.json (`prunecli.latency/1`); nothing is written.
+        latency.json; nothing is written.
 
     Raises:
         PruneError: a checkpoint or language that cannot be used.
@@ -101,7 +99,7 @@ def bench_latency(
         costs = _costs(subjects, options, progress) if options.memory else {}
         runner = _Runner(subjects, options)
         seconds = _measure(runner, subjects, options, progress)
-        return _payload(runner, subjects, pair, costs, seconds, options)
+        return _latency(runner, subjects, pair, costs, seconds, options)
 
 
 def _dtype(subjects: Sequence[Subject], options: LatencyOptions, say: Say) -> str:
@@ -153,48 +151,49 @@ def _costs(subjects: Sequence[Subject], options: LatencyOptions, progress: Progr
     return costs
 
 
-def _payload(
+def _latency(
     runner: _Runner,
     subjects: Sequence[Subject],
     pair: tuple[str, str],
     costs: Mapping[str, Cost],
-    seconds: Mapping[Timing, Mapping[str, Sequence[float]]],
+    seconds: Mapping[Setting, Mapping[str, Sequence[float]]],
     options: LatencyOptions,
-) -> dict[str, Any]:
+) -> Latency:
     import torch
 
     from prunecli.results.header import header
+    from prunecli.results.latency import Latency, Timed
 
     sentences = len(subjects[0].sources)
     first = subjects[0].label
     results = [
-        {
-            "checkpoint": subject.label,
-            "dtype": options.dtype,
+        Timed(
+            checkpoint=subject.label,
+            dtype=options.dtype,
             **runner.sizes[subject.label],
-            "checkpoint_bytes": subject.checkpoint.total_bytes,
+            checkpoint_bytes=subject.checkpoint.total_bytes,
             **(asdict(costs[subject.label]) if subject.label in costs else {}),
-            "timings": [
-                _timing_json(config, by_label[subject.label], by_label[first], sentences, options)
-                for config, by_label in seconds.items()
+            timings=[
+                _timing(setting, by_label[subject.label], by_label[first], sentences, options)
+                for setting, by_label in seconds.items()
             ],
-        }
+        )
         for subject in subjects
     ]
-    return {
-        **header(FORMAT, [subject.checkpoint for subject in subjects], None),
-        "pair": pair_name(*pair),
-        "sentences": sentences,
-        "new_tokens": options.new_tokens,
-        "runs": options.runs,
-        "warm_up": options.warm_up,
-        "device": runner.device_name,
-        "dtype": options.dtype,
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-        "interleaved": runner.together,
-        "results": results,
-    }
+    return Latency(
+        **header(Latency.FORMAT, [subject.checkpoint for subject in subjects], None),
+        pair=pair_name(*pair),
+        sentences=sentences,
+        new_tokens=options.new_tokens,
+        runs=options.runs,
+        warm_up=options.warm_up,
+        device=runner.device_name,
+        dtype=options.dtype,
+        threads=torch.get_num_threads(),
+        torch=str(torch.__version__),
+        interleaved=runner.together,
+        results=results,
+    )
 
 
 def _subject(
@@ -297,10 +296,10 @@ class _Runner:
 
 def _measure(
     runner: _Runner, subjects: Sequence[Subject], options: LatencyOptions, progress: Progress
-) -> dict[Timing, dict[str, list[float]]]:
+) -> dict[Setting, dict[str, list[float]]]:
     """Seconds of every run: (batch size, beam) -> label -> one per run."""
     configs = [(size, beam) for size in options.batch_sizes for beam in options.beams]
-    seconds: dict[Timing, dict[str, list[float]]] = {
+    seconds: dict[Setting, dict[str, list[float]]] = {
         config: {subject.label: [] for subject in subjects} for config in configs
     }
     passes = options.warm_up + options.runs
@@ -314,33 +313,29 @@ def _measure(
 
 
 def _order(
-    configs: Sequence[Timing], subjects: Sequence[Subject], passes: int, together: bool
-) -> list[tuple[Timing, Subject, int]]:
+    configs: Sequence[Setting], subjects: Sequence[Subject], passes: int, together: bool
+) -> list[tuple[Setting, Subject, int]]:
     if together:
         return [(config, s, number) for config in configs for number in range(passes) for s in subjects]
     return [(config, s, number) for s in subjects for config in configs for number in range(passes)]
 
 
-def _timing_json(
-    config: Timing,
+def _timing(
+    setting: Setting,
     seconds: Sequence[float],
     baseline: Sequence[float],
     sentences: int,
     options: LatencyOptions,
-) -> dict[str, Any]:
+) -> Timing:
+    from prunecli.results.latency import Spread, Timing
+
     tokens = sentences * options.new_tokens
-    return {
-        "batch_size": config[0],
-        "beam": config[1],
-        "seconds": [round(value, 6) for value in seconds],
-        "tokens_per_second": spread([tokens / value for value in seconds]),
-        "seconds_per_sentence": spread([value / sentences for value in seconds]),
+    return Timing(
+        batch_size=setting[0],
+        beam=setting[1],
+        seconds=[round(value, 6) for value in seconds],
+        tokens_per_second=Spread.of([tokens / value for value in seconds]),
+        seconds_per_sentence=Spread.of([value / sentences for value in seconds]),
         # Run i against run i of the baseline: what slows the machine for a while cancels out.
-        "speedup": spread([base / value for base, value in zip(baseline, seconds, strict=True)]),
-    }
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean and sample standard deviation (0 for a single value)."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return {"mean": round(statistics.fmean(values), 6), "std": round(deviation, 6)}
+        speedup=Spread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
+    )

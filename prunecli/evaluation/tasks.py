@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.evaluation.evaluate import FORMAT, LEVEL
+from prunecli.evaluation.evaluate import LEVEL
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.layerwise.session import RunReport
 from prunecli.text.labelled import LabelledText, label_ids
@@ -19,6 +19,7 @@ from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.evaluation import Evaluation
 
 
 OtherTask = Literal["classification", "mlm", "lm"]
@@ -74,7 +75,7 @@ class _Measured:
 
     scores: Mapping[str, Any]
     values: NDArray[Any]
-    windows: Mapping[str, int] = field(default_factory=dict)
+    windows: Mapping[str, Any] = field(default_factory=dict)
 
 
 def evaluate_task(
@@ -88,7 +89,7 @@ def evaluate_task(
     progress: Progress = silent,
     report: Callable[[str, RunReport], None] = lambda _label, _work: None,
     say: Say = unsaid,
-) -> dict[str, Any]:
+) -> Evaluation:
     """Measure each checkpoint at `task` on `text`, compare with the first, write `output`.
 
     `lm`: perplexity and bits per byte; paired t-test over the texts' bits per byte. `mlm`: the loss of hidden tokens;
@@ -101,7 +102,7 @@ def evaluate_task(
         say: hears of the type that all are computed in, where it is not what is stored.
 
     Returns:
-        What was written: the payload of evaluation.json (`prunecli.evaluation/1`).
+        What was written.
 
     Raises:
         PruneError: a checkpoint, text, option or output that cannot be used.
@@ -118,9 +119,9 @@ def evaluate_task(
         label: _measure(label, checkpoint, task, text, options, progress, report)
         for label, checkpoint in opened.items()
     }
-    payload = _payload(opened, task, text, options, measured)
-    write_json(output, payload, force=force)
-    return payload
+    evaluation = _evaluation(opened, task, text, options, measured)
+    write_json(output, evaluation.to_json(), force=force)
+    return evaluation
 
 
 def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None:
@@ -265,13 +266,14 @@ def _classes(
     return _Measured(scores, made.right)
 
 
-def _payload(
+def _evaluation(
     opened: Mapping[str, Checkpoint],
     task: OtherTask,
     text: PlainText | LabelledText,
     options: TaskOptions,
     measured: Mapping[str, _Measured],
-) -> dict[str, Any]:
+) -> Evaluation:
+    from prunecli.results.evaluation import Evaluated, Evaluation
     from prunecli.results.header import header, sizes
 
     baseline = next(iter(measured))
@@ -281,20 +283,28 @@ def _payload(
             name: round(value, 6) if isinstance(value, float) else value
             for name, value in found.scores.items()
         }
-        own = {"dtype": options.dtype, **found.windows, **sizes(opened[label])}
-        row: dict[str, Any] = {"checkpoint": label, **own, "scores": scores}
+        compared: dict[str, Any] = {}
         if label != baseline:
-            row["p_value"] = _p_value(task, measured[baseline].values, found.values)
-        results.append(row)
+            compared["p_value"] = _p_value(task, measured[baseline].values, found.values)
+        results.append(
+            Evaluated(
+                checkpoint=label,
+                dtype=options.dtype,
+                **found.windows,
+                **sizes(opened[label]),
+                scores=scores,
+                **compared,
+            )
+        )
     test, of = TESTS[task]
-    compared = len(measured) > 1
-    return {
-        **header(FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
-        "task": task,
-        "data": {"files": [path.name for path in text.files], "texts": len(text), "sha256": text.sha256},
-        "significance": {"test": test, "of": of, "level": LEVEL, "baseline": baseline} if compared else None,
-        "results": results,
-    }
+    tested = {"test": test, "of": of, "level": LEVEL, "baseline": baseline}
+    return Evaluation(
+        **header(Evaluation.FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
+        task=task,
+        data={"files": [path.name for path in text.files], "texts": len(text), "sha256": text.sha256},
+        significance=tested if len(measured) > 1 else None,
+        results=results,
+    )
 
 
 def _p_value(task: OtherTask, baseline: NDArray[Any], values: NDArray[Any]) -> float | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer
@@ -91,48 +90,3 @@ def _tables(checkpoint: Checkpoint) -> TokenTables | None:
     if checkpoint.architecture is None or checkpoint.architecture.embedding is None:
         return None
     return checkpoint.layout.require_tables()
-
-
-def inventory_payload(checkpoint: Checkpoint, inventory: Inventory) -> dict[str, Any]:
-    """The fields of `prunecli inspect --json` beside the header."""
-    return {
-        "total": asdict(inventory.total),
-        "parts": {part: asdict(amount) for part, amount in inventory.parts.items()},
-        "dtypes": {dtype: asdict(amount) for dtype, amount in inventory.dtypes.items()},
-        "layers": [
-            {
-                "name": layer.name,
-                "experts": list(layer.experts),
-                "original_experts": layer.original_experts,
-            }
-            for layer in inventory.layers
-        ],
-        "attentions": [
-            {
-                "name": layer.name,
-                "kind": layer.kind,
-                "heads": list(layer.heads),
-                "original_heads": layer.original_heads,
-            }
-            for layer in inventory.attentions
-        ],
-        "ffns": [
-            {
-                "name": layer.name,
-                "side": layer.side,
-                "layer": layer.layer,
-                "width": layer.width,
-                "shared_with": layer.owner if layer.is_shared else None,
-                "removed": layer.removed,
-                "sparse": layer.is_sparse,
-            }
-            for layer in inventory.ffns
-        ],
-        "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
-        "files": [
-            {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
-            for path in checkpoint.files
-        ],
-        "surmise": None if inventory.surmise is None else asdict(inventory.surmise),
-        "history": [dict(step) for step in checkpoint.structure.history],
-    }

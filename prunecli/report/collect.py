@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from prunecli.errors import DataError, PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -14,16 +15,27 @@ from prunecli.model.inventory import Inventory, take_inventory
 from prunecli.model.opening import SHIM_FILE
 from prunecli.model.structure import KEY
 from prunecli.progress import Progress, silent
-from prunecli.report.documents import GATES, HEADS, Document, read_document, refuse_many
+from prunecli.results import formats
+from prunecli.results.evaluation import Evaluation
+from prunecli.results.heads import HeadScores
+from prunecli.results.inspection import Inspection
+from prunecli.results.latency import Latency
+from prunecli.results.tabled import Tabled
+from prunecli.results.training import Training
 from prunecli.tensors.directory import read_config
-
-if TYPE_CHECKING:
-    from prunecli.results.gates import GateStatistics
-    from prunecli.results.heads import HeadScores
+from prunecli.tensors.documents import read_json
 
 DEPTH = 4
 """Folders below the directory that are looked into."""
 _STEPPED_OVER = ("__pycache__", "node_modules", "site-packages", "venv")
+MOST_IN_LAYER = 65_536
+"""Experts or heads of a layer."""
+_MARK = b'"prunecli.'
+"""Stands near the beginning of every file that prunecli writes, as its format."""
+_HEAD_BYTES = 4096
+_OWN_NAMES = re.compile(
+    r"(gates|heads|evaluation|latency|languages|similarity)\.json|.+\.finetune\.json", re.DOTALL
+)
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
@@ -47,6 +59,14 @@ class Found:
     def history(self) -> tuple[Mapping[str, Any], ...]:
         """What was done to it, oldest first."""
         return self.checkpoint.structure.history
+
+
+@dataclass(frozen=True)
+class Document:
+    """A result file: its path below the directory, and what it holds."""
+
+    name: str
+    content: Tabled
 
 
 @dataclass(frozen=True)
@@ -81,14 +101,6 @@ class Material:
     def of(self, kind: type[T]) -> list[tuple[str, T]]:
         """(file's name, content) of the results of this kind."""
         return [(one.name, one.content) for one in self.documents if isinstance(one.content, kind)]
-
-    def gates(self) -> list[tuple[str, GateStatistics]]:
-        """(file's name, statistics) of gates.json files."""
-        return [(one.name, one.content) for one in self.documents if one.format == GATES]
-
-    def heads(self) -> list[tuple[str, HeadScores]]:
-        """(file's name, scores) of heads.json files."""
-        return [(one.name, one.content) for one in self.documents if one.format == HEADS]
 
     def known(self, label: str, fingerprint: str) -> Found | None:
         """The checkpoint that a result calls `label`; of several with one fingerprint the one of that name."""
@@ -179,6 +191,52 @@ def _in_folder(folder: Path, directory: Path) -> Iterator[Found | Document | Unr
                 yield document
 
 
+def read_document(name: str, path: Path) -> Document | None:
+    """The result in a file; None for a file of others, or one that no report shows.
+
+    Raises:
+        PruneError: one of prunecli's that is damaged.
+    """
+    if _MARK not in _head(path):
+        if _OWN_NAMES.fullmatch(path.name):
+            read_json(path)  # an empty or cut file of this name is most likely one of prunecli's
+        return None
+    payload = read_json(path)
+    format_ = payload.get("format") if isinstance(payload, dict) else None
+    if not isinstance(format_, str):
+        return None
+    shown = {one.rpartition("/")[0]: kind for one, kind in formats().items() if kind is not Inspection}
+    kind = shown.get(format_.rpartition("/")[0])
+    if kind is None:
+        return None
+    if format_ != kind.FORMAT:
+        read_json(path, kind.FORMAT)  # raises: of another version
+    content = kind.from_json(payload, path)
+    if isinstance(content, HeadScores):
+        refuse_many(path, 1 + max(head for heads in content.heads.values() for head in heads))
+    return Document(name, content)
+
+
+def refuse_many(path: Path, count: int) -> None:
+    """Refuse a layer of so many experts or heads as no model has: their cells would fill the memory.
+
+    Raises:
+        DataError: more than `MOST_IN_LAYER`.
+    """
+    if count > MOST_IN_LAYER:
+        raise DataError(
+            f"{path}: {min(count, 10**18):,} experts or heads in a layer; at most {MOST_IN_LAYER:,} are shown"
+        )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_HEAD_BYTES)
+    except FileNotFoundError:
+        return b""
+
+
 def _is_checkpoint(folder: Path) -> bool:
     """Whether prunecli wrote it, or it has weights whose headers can be read at once."""
     try:
@@ -228,5 +286,5 @@ def _spoken_of(checkpoints: Sequence[Found], documents: Sequence[Document]) -> I
             if isinstance(source, Mapping):
                 yield str(source.get("fingerprint"))
     for document in documents:
-        for model in getattr(document.content, "models", ()):
-            yield model.fingerprint
+        if isinstance(document.content, (Evaluation, Latency, Training)):
+            yield from (model.fingerprint or "" for model in document.content.models)

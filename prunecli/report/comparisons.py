@@ -7,7 +7,8 @@ from prunecli.report.collect import Material
 from prunecli.report.grids import Scale, heat_map, scale_key
 from prunecli.report.markup import Html, counted, element, join, maybe, row_of, table
 from prunecli.report.trees import dendrogram
-from prunecli.results.schemas import ExpertsPerLayer, Languages, Similarities, Similarity, ends_of
+from prunecli.results.languages import ExpertsPerLayer, Languages, Similarities
+from prunecli.results.similarity import Similarity, ends_of
 
 MOST_PAIRS = 120
 """With more pairs than this, the matrices of their similarities are not drawn."""

@@ -9,7 +9,8 @@ from prunecli.model.inventory import PARTS
 from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
 from prunecli.report.collect import Found, Material
 from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
-from prunecli.results.schemas import Finetune, Latency, LoggedStep, Spread, Timed, Timing
+from prunecli.results.latency import Latency, Spread, Timed, Timing
+from prunecli.results.training import LoggedStep, Training
 from prunecli.tensors.quantities import bytes_text
 
 MOST_POINTS = 300
@@ -165,8 +166,8 @@ def spread_text(spread: Spread, digits: int) -> str:
 
 
 def training_section(material: Material) -> Html | None:
-    """Curves and figures of every OUTPUT.finetune.json; None where there is none."""
-    files = material.of(Finetune)
+    """Curves and figures of every OUTPUT.training.json; None where there is none."""
+    files = material.of(Training)
     if not files:
         return None
     overview = table(
@@ -188,28 +189,28 @@ def training_section(material: Material) -> Html | None:
         },
         text_columns=2,
     )
-    return join([overview, *(_training(name, finetune) for name, finetune in files)])
+    return join([overview, *(_training(name, training) for name, training in files)])
 
 
-def _last(finetune: Finetune) -> LoggedStep | None:
-    return finetune.validation[-1] if finetune.validation else None
+def _last(training: Training) -> LoggedStep | None:
+    return training.validation[-1] if training.validation else None
 
 
-def _training(name: str, finetune: Finetune) -> Html:
+def _training(name: str, training: Training) -> Html:
     """Losses; chrF++ where it was measured."""
     losses = [
-        Series("training", _losses(finetune.training, "training"), joined=True),
-        Series("validation", _losses(finetune.validation, "validation"), joined=True),
+        Series("training", _losses(training.training, "training"), joined=True),
+        Series("validation", _losses(training.validation, "validation"), joined=True),
     ]
     drawn = []
     if any(series.points for series in losses):
-        drawn.append(chart(f"Loss of {finetune.output}", losses, "update", "loss", named=False))
+        drawn.append(chart(f"Loss of {training.output}", losses, "update", "loss", named=False))
     scores = tuple(
-        Point(step.step, step.chrf, "validation") for step in finetune.validation if step.chrf is not None
+        Point(step.step, step.chrf, "validation") for step in training.validation if step.chrf is not None
     )
     if scores:
         series = [Series("chrF++", scores, joined=True)]
-        drawn.append(chart(f"chrF++ of {finetune.output}", series, "update", "chrF++"))
+        drawn.append(chart(f"chrF++ of {training.output}", series, "update", "chrF++"))
     return join([element("h3", name), row_of(*drawn)])
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.model.attention import KIND_NAMES
 from prunecli.report.collect import Found, Material
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, counted, element, join, row_of
-
-if TYPE_CHECKING:
-    from prunecli.results.gates import GateStatistics
-    from prunecli.results.heads import HeadScores
+from prunecli.results.gates import GateStatistics
+from prunecli.results.heads import HeadScores
 
 METHODS = {
     "gradient": "importance by gradient (1905.10650, eq. 2)",
@@ -28,7 +25,7 @@ def experts_section(material: Material) -> Html | None:
     pruned = [
         one for one in material.checkpoints if one.checkpoint.structure.experts and one.inventory.layers
     ]
-    files = material.gates()
+    files = material.of(GateStatistics)
     if not pruned and not files:
         return None
     note = (
@@ -75,7 +72,7 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
 
 def heads_section(material: Material) -> Html | None:
     """A heat map per heads.json and kind of attention, what each pruned checkpoint kept; None without either."""
-    files = material.heads()
+    files = material.of(HeadScores)
     pruned = [
         one for one in material.checkpoints if one.checkpoint.structure.heads and one.inventory.attentions
     ]

@@ -13,7 +13,9 @@ from prunecli.report.charts import Point, Series, chart
 from prunecli.report.collect import Found, Material
 from prunecli.report.costs import spread_text
 from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
-from prunecli.results.schemas import Evaluated, Evaluation, Latency, Timed, numbers
+from prunecli.results.document import numbers
+from prunecli.results.evaluation import Evaluated, Evaluation
+from prunecli.results.latency import Latency, Timed
 from prunecli.tensors.quantities import bytes_text
 
 SCORES = {
@@ -89,7 +91,7 @@ def _rows(evaluation: Evaluation, material: Material, speeds: Sequence[Latency])
     rows = []
     models = evaluation.models if len(evaluation.models) == len(evaluation.results) else None
     for index, result in enumerate(evaluation.results):
-        fingerprint = "" if models is None else models[index].fingerprint
+        fingerprint = "" if models is None else models[index].fingerprint or ""
         timed = next((one for speed in speeds for one in _timed(speed, result.checkpoint, fingerprint)), None)
         rows.append(Row(result, fingerprint, material.known(result.checkpoint, fingerprint), timed))
     return rows

@@ -1,5 +1,73 @@
-"""The JSON files that prunecli writes, and their tables: `read("evaluation.json").frame()`."""
+"""The JSON files that prunecli writes: a class each, which writes, reads and checks it, and gives its tables.
 
-from prunecli.results.reading import Result, read
+`read("evaluation.json").frame()` is a pandas frame.
+"""
 
-__all__ = ["Result", "read"]
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prunecli.results.tabled import Tabled
+
+
+def read(path: Path | str) -> Tabled:
+    """Read evaluation.json, latency.json, similarity.json, languages.json, heads.json, gates.json, a training's log, or
+    what `inspect --json` printed.
+
+    Returns:
+        A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `HeadScores`,
+        `GateStatistics`, `Training`, `Inspection`.
+
+    Raises:
+        DataError: missing, cut short, not a result of this version, or with fields that no run writes.
+        StatisticsError: the same of the fields of heads.json and gates.json.
+    """
+    from prunecli.errors import DataError
+    from prunecli.tensors.documents import read_json
+
+    path, known = Path(path), formats()
+    payload = read_json(path, error=DataError)
+    format_ = payload.get("format") if isinstance(payload, dict) else None
+    if not isinstance(format_, str):
+        raise DataError(
+            f"{path}: no result of prunecli's", "Give a JSON file that one of its commands wrote."
+        )
+    if format_ not in known:
+        versions = {name.rpartition("/")[0]: name for name in known}
+        read_json(
+            path, versions.get(format_.rpartition("/")[0], format_), error=DataError
+        )  # of another version?
+        raise DataError(
+            f'{path}: files of the format "{format_}" hold no tables', f"Those are {', '.join(known)}."
+        )
+    return known[format_].from_json(payload, path)
+
+
+def formats() -> Mapping[str, type[Tabled]]:
+    """Format -> its class."""
+    from prunecli.results.evaluation import Evaluation
+    from prunecli.results.gates import GateStatistics
+    from prunecli.results.heads import HeadScores
+    from prunecli.results.inspection import Inspection
+    from prunecli.results.languages import Languages
+    from prunecli.results.latency import Latency
+    from prunecli.results.similarity import Similarity
+    from prunecli.results.training import Training
+
+    classes: tuple[type[Tabled], ...] = (
+        Evaluation,
+        Latency,
+        Languages,
+        Similarity,
+        Training,
+        GateStatistics,
+        HeadScores,
+        Inspection,
+    )
+    return {one.FORMAT: one for one in classes}
+
+
+__all__ = ["formats", "read"]

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError
+from prunecli.results.tabled import Tabled, Tables
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-FORMAT = "prunecli.gates/1"
 ANY = "X"
 """In a pair of the authors' files, "any language": `eng_Latn-X` sums over all targets."""
 
@@ -75,8 +75,8 @@ class GateSums:
 
 
 @dataclass(frozen=True)
-class GateStatistics:
-    """Gate sums per language pair.
+class GateStatistics(Tabled):
+    """gates.json: gate sums per language pair.
 
     Attributes:
         fingerprint: of the checkpoint that was run; None for the authors' published files.
@@ -88,7 +88,10 @@ class GateStatistics:
         entries: `"SOURCE-TARGET"` -> sums. In published files either may be `X`, and the ratios stand for the
             sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
+        dtype: that the model was computed in; None where the file does not say it.
     """
+
+    FORMAT: ClassVar[str] = "prunecli.gates/1"
 
     fingerprint: str | None
     model_type: str | None
@@ -98,6 +101,75 @@ class GateStatistics:
     top_k: int
     entries: Mapping[str, GateSums]
     lacks: frozenset[str] = frozenset()
+    dtype: str | None = None
+
+    @classmethod
+    def from_json(cls, payload: Any, path: Path) -> GateStatistics:
+        """The statistics in a gates.json.
+
+        Raises:
+            StatisticsError: of another format, misshapen, with values that no run could give.
+        """
+        if payload["format"] != cls.FORMAT:
+            raise StatisticsError(
+                f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r}.",
+                "Give a file that `collect-gates` wrote.",
+            )
+        try:
+            layers = tuple(str(name) for name in payload["layers"])
+            experts = int(payload["num_experts"])
+            model = payload["model"]
+            entries = {
+                str(pair): _sums(sums, len(layers), experts, f"{path}: {pair}")
+                for pair, sums in payload["entries"].items()
+            }
+            statistics = cls(
+                fingerprint=str(model["fingerprint"]),
+                model_type=str(model["model_type"]),
+                mode=payload["mode"],
+                layers=layers,
+                num_experts=experts,
+                top_k=int(payload["top_k"]),
+                entries=entries,
+                dtype=payload.get("dtype"),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+            raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
+        return _require_entries(statistics, path)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of gates.json beside those of the header; counts stay integers."""
+        return {
+            "model": {"fingerprint": self.fingerprint, "model_type": self.model_type},
+            "mode": self.mode,
+            "layers": list(self.layers),
+            "num_experts": self.num_experts,
+            "top_k": self.top_k,
+            "entries": {
+                pair: {name: getattr(sums, name).tolist() for name in SUMS}
+                for pair, sums in self.entries.items()
+            },
+            **({} if self.dtype is None else {"dtype": self.dtype}),
+        }
+
+    def _tables(self) -> Tables:
+        """`gates`: a row for each entry, layer and expert; `tokens` are those of the layer."""
+        entries = self.to_json()["entries"]
+        return {
+            "gates": [
+                {
+                    "pair": pair,
+                    "layer": layer,
+                    "expert": expert,
+                    "tokens": sums["tokens"][index],
+                    **{name: sums[name][index][expert] for name in SUMS[1:]},
+                }
+                for pair, sums in entries.items()
+                for index, layer in enumerate(self.layers)
+                for expert in range(self.num_experts)
+            ]
+        }
 
     def combined(self, pairs: Iterable[str]) -> GateSums:
         """The entries of at least one pair in one: added, or of published files the means of their ratios."""
@@ -113,44 +185,6 @@ def split_pair(pair: str) -> tuple[str, str]:
     """`eng_Latn-fra_Latn` -> its source and target."""
     source, _, target = pair.partition("-")
     return source, target
-
-
-def statistics_from_json(payload: Mapping[str, Any], path: Path) -> GateStatistics:
-    """The statistics of a gates.json.
-
-    Args:
-        payload: the file's content.
-        path: for messages.
-
-    Raises:
-        StatisticsError: of another format, misshapen, with values that no run could give.
-    """
-    if payload["format"] != FORMAT:
-        raise StatisticsError(
-            f"{path}: format is {payload['format']!r}, not {FORMAT!r}.",
-            "Give a file that `collect-gates` wrote.",
-        )
-    try:
-        names = tuple(str(name) for name in payload["layers"])
-        experts = int(payload["num_experts"])
-        model = payload["model"]
-        entries = {
-            str(pair): _sums(sums, len(names), experts, f"{path}: {pair}")
-            for pair, sums in payload["entries"].items()
-        }
-        statistics = GateStatistics(
-            fingerprint=str(model["fingerprint"]),
-            model_type=str(model["model_type"]),
-            mode=payload["mode"],
-            layers=names,
-            num_experts=experts,
-            top_k=int(payload["top_k"]),
-            entries=entries,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
-        raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
-    return _require_entries(statistics, path)
 
 
 def _require_entries(statistics: GateStatistics, path: Path) -> GateStatistics:
@@ -201,21 +235,6 @@ def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: boo
     if (whole >= 2.0**63).any():
         raise StatisticsError(f"{where} holds counts that no run gives.", "Collect the statistics again.")
     return whole.astype(np.int64)
-
-
-def gates_payload(statistics: GateStatistics) -> dict[str, Any]:
-    """The fields of gates.json beside those of `documents.header`; counts stay integers."""
-    return {
-        "model": {"fingerprint": statistics.fingerprint, "model_type": statistics.model_type},
-        "mode": statistics.mode,
-        "layers": list(statistics.layers),
-        "num_experts": statistics.num_experts,
-        "top_k": statistics.top_k,
-        "entries": {
-            pair: {name: getattr(sums, name).tolist() for name in SUMS}
-            for pair, sums in statistics.entries.items()
-        },
-    }
 
 
 def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:

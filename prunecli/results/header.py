@@ -41,6 +41,6 @@ def header(
     }
 
 
-def sizes(checkpoint: Checkpoint) -> dict[str, int]:
+def sizes(checkpoint: Checkpoint) -> dict[str, Any]:
     """The fields of a result that say how big a checkpoint is."""
     return {"parameters": checkpoint.total_parameters, "checkpoint_bytes": checkpoint.total_bytes}

@@ -6,22 +6,22 @@ was scored, in the order of `HeadScores.heads`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
+from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.documents import read_json
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
 
-FORMAT = "prunecli.heads/1"
 AGAIN = "Score the heads again: prunecli score-heads."
 
 Array = NDArray[np.float64]
@@ -37,8 +37,27 @@ VALUES: dict[Method, str] = {"gradient": "sum", "ablation": "without", "all-but-
 
 
 @dataclass(frozen=True)
-class HeadScores:
-    """What one method says of every head.
+class ReportedHeads:
+    """all-but-one: what the best head of each layer, chosen on other text, reaches (appendix A).
+
+    Attributes:
+        metric: what the score is.
+        examples: how many were run.
+        base: the score with all heads.
+        only: attention's name -> score with this head alone.
+        p_value: attention's name -> of the difference.
+    """
+
+    metric: str
+    examples: int
+    base: float
+    only: Mapping[str, float]
+    p_value: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class HeadScores(Tabled):
+    """heads.json: what one method says of every head.
 
     Attributes:
         method: `gradient` (eq. 2), `ablation` (3.2) or `all-but-one` (3.3).
@@ -55,7 +74,12 @@ class HeadScores:
         metric: of ablation and all-but-one: what the score is (`chrf++`, `bleu`, `accuracy`, `loss`, …).
         base: of the same: the score with all heads.
         p_values: of the same, where significance was tested: attention's name -> `[heads]`.
+        dtype: that the model was computed in; None where the file does not say it.
+        also: of the same: scores in other metrics, from the same runs.
+        reported: of all-but-one, where heads were chosen on other text than is reported.
     """
+
+    FORMAT: ClassVar[str] = "prunecli.heads/1"
 
     method: Method
     fingerprint: str
@@ -69,6 +93,9 @@ class HeadScores:
     metric: str | None = None
     base: float | None = None
     p_values: Mapping[str, Array] = field(default_factory=dict)
+    dtype: str | None = None
+    also: tuple[HeadScores, ...] = ()
+    reported: ReportedHeads | None = None
 
     @property
     def sign(self) -> int:
@@ -109,6 +136,121 @@ class HeadScores:
             if len(scores)
         }
 
+    @classmethod
+    def from_json(cls, payload: Any, path: Path) -> HeadScores:
+        """The scores in a heads.json.
+
+        Raises:
+            StatisticsError: misshapen, or with values that no run could give.
+        """
+        try:
+            method, model = payload["method"], payload["model"]
+            if method not in METHODS:
+                raise StatisticsError(f"{path}: method is {method!r}, not one of {', '.join(METHODS)}.")
+            scores = cls(
+                method=method,
+                fingerprint=str(model["fingerprint"]),
+                model_type=str(model["model_type"]),
+                task=str(payload["task"]),
+                examples=_count(payload["examples"], f"{path}: examples"),
+                heads={str(name): tuple(ids) for name, ids in payload["heads"].items()},
+                values={},
+            )
+            if method == "gradient":
+                values = _arrays(payload["sum"], scores.heads, f"{path}: sum")
+                scores = _with_tokens(replace(scores, values=values), payload, path)
+            else:
+                scores = _effects(scores, payload, path)
+                others = payload.get("also", {}).items()
+                also = tuple(_effects(scores, effects, path, metric) for metric, effects in others)
+                scores = replace(scores, also=also)
+            _require_sensible(scores, path)
+            if "reported" in payload:
+                scores = replace(scores, reported=_reported(payload["reported"], scores, path))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
+            raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
+        return replace(scores, dtype=payload.get("dtype"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of heads.json beside those of the header."""
+        payload: dict[str, Any] = {
+            "method": self.method,
+            "model": {"fingerprint": self.fingerprint, "model_type": self.model_type},
+            "task": self.task,
+            "examples": self.examples,
+            "heads": {name: list(ids) for name, ids in self.heads.items()},
+        }
+        if self.method == "gradient":
+            payload["importance"] = self.per
+        if self.tokens:
+            payload["tokens"] = dict(self.tokens)
+        if self.method != "gradient":
+            payload |= {"metric": self.metric, "base": self.base}
+        payload[VALUES[self.method]] = _lists(self.values)
+        if self.p_values:
+            payload["p_value"] = _lists(self.p_values)
+        if self.method == "all-but-one":
+            payload["best"] = self.best()
+        if self.dtype is not None:
+            payload["dtype"] = self.dtype
+        if self.also:
+            payload["also"] = {
+                other.metric: {
+                    "base": other.base,
+                    VALUES[other.method]: _lists(other.values),
+                    "p_value": _lists(other.p_values),
+                }
+                for other in self.also
+            }
+        if self.reported is not None:
+            payload["reported"] = asdict(self.reported)
+        return payload
+
+    def _tables(self) -> Tables:
+        """`heads`: a row for each head, of ablation and all-but-one for each metric; `best`: of each layer."""
+        if self.method == "gradient":
+            return {"heads": list(self._gradient_rows())}
+        rows = [row for scores in (self, *self.also) for row in scores._effect_rows()]
+        return {"heads": rows, "best": self._best_rows() if self.method == "all-but-one" else []}
+
+    def _gradient_rows(self) -> Iterator[Row]:
+        """`importance` is the mean that the sum is of: over the examples, or over the tokens (eq. 2)."""
+        for name, means in self.means().items():
+            for head, mean, total in zip(self.heads[name], means, self.values[name], strict=True):
+                yield {"attention": name, "head": head, "importance": float(mean), "sum": float(total)}
+
+    def _effect_rows(self) -> Iterator[Row]:
+        for name, ids in self.heads.items():
+            p_values = self.p_values.get(name)
+            for index, head in enumerate(ids):
+                value = float(self.values[name][index])
+                yield {
+                    "attention": name,
+                    "head": head,
+                    "metric": self.metric,
+                    VALUES[self.method]: value,
+                    "change": value - (self.base or 0.0),
+                    "p_value": None if p_values is None else float(p_values[index]),
+                }
+
+    def _best_rows(self) -> list[Row]:
+        """The best single head of each layer; on other text, where that was measured."""
+        best, reported = self.best(), self.reported
+        rows = [row for row in self._effect_rows() if best[row["attention"]] == row["head"]]
+        if reported is not None:
+            for row in rows:
+                row["only"], row["p_value"] = (
+                    reported.only[row["attention"]],
+                    reported.p_value[row["attention"]],
+                )
+                row["change"] = row["only"] - reported.base
+        return rows
+
+
+def _lists(arrays: Mapping[str, Array]) -> dict[str, list[float]]:
+    return {name: array.tolist() for name, array in arrays.items()}
+
 
 def read_scores(path: Path) -> HeadScores:
     """Read a heads.json.
@@ -116,39 +258,42 @@ def read_scores(path: Path) -> HeadScores:
     Raises:
         StatisticsError: missing, cut short, not head scores, misshapen, with values that no run could give.
     """
-    payload = read_json(path, FORMAT)
-    try:
-        method, model = payload["method"], payload["model"]
-        if method not in METHODS:
-            raise StatisticsError(f"{path}: method is {method!r}, not one of {', '.join(METHODS)}.")
-        heads = {str(name): tuple(ids) for name, ids in payload["heads"].items()}
-        scores = HeadScores(
-            method=method,
-            fingerprint=str(model["fingerprint"]),
-            model_type=str(model["model_type"]),
-            task=str(payload["task"]),
-            examples=_count(payload["examples"], f"{path}: examples"),
-            heads=heads,
-            values=_arrays(payload[VALUES[method]], heads, f"{path}: {VALUES[method]}"),
-        )
-        if method == "gradient":
-            scores = _with_tokens(scores, payload, path)
-        else:
-            scores = replace(
-                scores,
-                metric=str(payload["metric"]),
-                base=float(_array([payload["base"]], 1, f"{path}: base")[0]),
-                p_values=_arrays(payload["p_value"], heads, f"{path}: p_value")
-                if "p_value" in payload
-                else {},
-            )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
-        raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
-    return _sensible(scores, path)
+    return HeadScores.from_json(read_json(path, HeadScores.FORMAT), path)
 
 
-def _sensible(scores: HeadScores, path: Path) -> HeadScores:
+def _effects(
+    scores: HeadScores, payload: Mapping[str, Any], path: Path, metric: str | None = None
+) -> HeadScores:
+    """The scores of ablation or all-but-one in one metric."""
+    p_values = payload.get("p_value")
+    key = VALUES[scores.method]
+    return replace(
+        scores,
+        values=_arrays(payload[key], scores.heads, f"{path}: {key}"),
+        metric=str(payload["metric"] if metric is None else metric),
+        base=float(_array([payload["base"]], 1, f"{path}: base")[0]),
+        p_values={} if p_values is None else _arrays(p_values, scores.heads, f"{path}: p_value"),
+    )
+
+
+def _reported(payload: Mapping[str, Any], scores: HeadScores, path: Path) -> ReportedHeads:
+    only, p_value = (
+        {
+            name: float(_array([payload[key][name]], 1, f"{path}: reported {key} of {name}")[0])
+            for name in scores.best()
+        }
+        for key in ("only", "p_value")
+    )
+    return ReportedHeads(
+        metric=str(payload.get("metric", scores.metric)),
+        examples=_count(payload.get("examples", scores.examples), f"{path}: reported examples"),
+        base=float(_array([payload["base"]], 1, f"{path}: reported base")[0]),
+        only=only,
+        p_value=p_value,
+    )
+
+
+def _require_sensible(scores: HeadScores, path: Path) -> None:
     if not any(scores.heads.values()):
         raise StatisticsError(f"{path}: no heads.", AGAIN)
     for name, ids in scores.heads.items():
@@ -157,7 +302,6 @@ def _sensible(scores: HeadScores, path: Path) -> HeadScores:
     for name, array in scores.values.items():
         if scores.method == "gradient" and (array < 0).any():
             raise StatisticsError(f"{path}: sum of {name} holds negative values.", AGAIN)
-    return scores
 
 
 def _with_tokens(scores: HeadScores, payload: Mapping[str, Any], path: Path) -> HeadScores:
@@ -198,29 +342,6 @@ def _array(value: Any, length: int, where: str) -> Array:
     if not np.isfinite(array).all():
         raise StatisticsError(f"{where} holds NaN or infinity.", AGAIN)
     return array
-
-
-def scores_payload(scores: HeadScores) -> dict[str, Any]:
-    """The fields of heads.json beside those of `documents.header`."""
-    payload: dict[str, Any] = {
-        "method": scores.method,
-        "model": {"fingerprint": scores.fingerprint, "model_type": scores.model_type},
-        "task": scores.task,
-        "examples": scores.examples,
-        "heads": {name: list(ids) for name, ids in scores.heads.items()},
-    }
-    if scores.method == "gradient":
-        payload["importance"] = scores.per
-    if scores.tokens:
-        payload["tokens"] = dict(scores.tokens)
-    if scores.method != "gradient":
-        payload |= {"metric": scores.metric, "base": scores.base}
-    payload[VALUES[scores.method]] = {name: array.tolist() for name, array in scores.values.items()}
-    if scores.p_values:
-        payload["p_value"] = {name: array.tolist() for name, array in scores.p_values.items()}
-    if scores.method == "all-but-one":
-        payload["best"] = scores.best()
-    return payload
 
 
 _ALIKE = {

@@ -21,7 +21,6 @@ from prunecli.results.gates import (
     GateSums,
     checked_array,
     split_pair,
-    statistics_from_json,
 )
 from prunecli.tensors.documents import read_json
 
@@ -54,7 +53,7 @@ def read_gates(
         raise StatisticsError(f"{path}: no gate statistics.", "A list of expert ids goes with --experts.")
     if "format" not in payload:
         return published_statistics(payload, path, layers, num_experts)
-    return statistics_from_json(payload, path)
+    return GateStatistics.from_json(payload, path)
 
 
 def published_statistics(

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from prunecli.training.material import Material
 
 
-FORMAT = "prunecli.finetune/1"
-
-
 def stage(model: Any, source: Checkpoint, directory: Path) -> None:
     """Write the model's weights under `source`'s tensor names, in the types they were trained in, with its other files.
 

@@ -19,11 +19,12 @@ from prunecli.analysis.similarity_results import (
     constant_components,
     corresponding,
     side_means,
-    similarity_json,
+    similarity_of,
     successive,
 )
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
+from prunecli.results.similarity import Similarity
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from tests.families import tiny_family
@@ -55,6 +56,10 @@ def compared(
 ) -> dict[str, Comparison]:
     opened = {name: open_model(models / name) for name in names}
     return compare(opened, parallel_portions(TEXT, pairs), OPTIONS)
+
+
+def result(comparison: Comparison) -> Similarity:
+    return similarity_of(comparison, format=Similarity.FORMAT, checkpoints=["first", "second"])
 
 
 def test_a_copy_is_the_same(models: Path) -> None:
@@ -100,7 +105,7 @@ def test_removed_ffns_are_left_out_and_named(models: Path) -> None:
     gone = ("model.decoder.layers.0.ffn", "model.decoder.layers.1.ffn")
     assert found.removed == ((), gone)
     assert not {pair.second.name for pair in corresponding(found)} & set(gone)
-    assert similarity_json(found)["left_out"]["second"] == {"removed": list(gone), "constant": []}
+    assert result(found).left_out["second"] == {"removed": list(gone), "constant": []}
     encoder = [pair.values["lns"] for pair in corresponding(found) if pair.first.side == "encoder"]
     assert encoder == [1.0] * 6
 
@@ -157,7 +162,7 @@ def test_constant_components_have_no_value(models: Path) -> None:
     known = [value for value in encoder if value is not None]
     assert len(known) == 5
     assert side_means(corresponding(found), ["cka"])["encoder"].values["cka"] == pytest.approx(sum(known) / 5)
-    assert None in similarity_json(found)["matrices"]["cka"]["between"][0]
+    assert None in result(found).matrices["cka"]["between"][0]
 
 
 def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
@@ -169,7 +174,7 @@ def test_one_stack_reads_plain_text(tmp_path: Path) -> None:
     found = compare(opened, portions, OPTIONS)["gpt2"]
     assert found.between("lns").shape == (6, 6)
     assert corresponding(found) == []  # an encoder and a decoder
-    assert similarity_json(found)["mean"] == {}
+    assert result(found).mean == {}
 
 
 def test_too_few_sentences_are_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.results.gates import FORMAT, GateStatistics, GateSums, gates_payload
+from prunecli.results.gates import GateStatistics, GateSums
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
 
@@ -30,5 +30,5 @@ def _sums(source, target):
 
 
 def write_gates(path, **options):
-    write_json(path, {**header(FORMAT, [], None), **gates_payload(statistics(**options))})
+    write_json(path, {**header(GateStatistics.FORMAT, [], None), **statistics(**options).to_json()})
     return path

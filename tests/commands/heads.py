@@ -10,7 +10,7 @@ import numpy as np
 
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.results.heads import FORMAT, HeadScores, scores_payload
+from prunecli.results.heads import HeadScores
 from tests.commands.calls import call
 
 run = partial(call, prune_heads)
@@ -32,7 +32,7 @@ def scored(checkpoint: Checkpoint, seed: int = 0, **changes: Any) -> dict[str, A
             **changes,
         }
     )
-    return {"format": FORMAT, **scores_payload(made)}
+    return {"format": HeadScores.FORMAT, **made.to_json()}
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:

@@ -48,7 +48,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
     assert relations["decoder"]["same source"]["highest"] == pytest.approx(1 / 3, abs=1e-6)
     assert relations["decoder"]["same source"]["lowest"] == 0
     first, second = (found["pairs"].index(pair) for pair in ("qba-qka", "qbo-qka"))
-    assert found["similarity"]["encoder"][first][second] == pytest.approx(1 / 3, abs=1e-6)
+    assert found.similarity.encoder[first][second] == pytest.approx(1 / 3, abs=1e-6)
     assert found["similarity"]["decoder"][first][second] == 1
     for side in ("encoder", "decoder"):
         families = [set(cluster["members"]) for cluster in found["clustering"][side]["clusters"]["members"]]
@@ -78,18 +78,18 @@ def test_statistics_by_language_give_trees_alone():
     pairs = statistics().entries
     entries = {f"{name}-X": pairs[f"{name}-{other}"] for name, other in (("qba", "qka"), ("qka", "qba"))}
     found = compare_by_language(replace(statistics(), entries=entries), LanguageOptions())
-    assert found["similarity"] is None
-    assert found["experts_per_layer"] is None
-    assert found["clustering"]["encoder"]["order"] == ["qba", "qka"]
-    assert found["clustering"]["decoder"] is None
+    assert found.similarity is None
+    assert found.experts_per_layer is None
+    assert found.clustering.encoder.order == ["qba", "qka"]
+    assert found.clustering.decoder is None
 
 
 def test_one_pair_has_nothing_to_be_compared_with(workplace):
     entries = {"qba-qka": statistics().entries["qba-qka"]}
     found = compare_by_language(replace(statistics(), entries=entries), LanguageOptions())
-    assert found["similarity"]["encoder"] == [[1.0]]
-    assert set(found["similarity"]["relations"]["encoder"].values()) == {None}
-    assert found["clustering"]["encoder"] is None
+    assert found.similarity.encoder == [[1.0]]
+    assert set(found.similarity.relations["encoder"].values()) == {None}
+    assert found.clustering.encoder is None
 
 
 @pytest.mark.parametrize(

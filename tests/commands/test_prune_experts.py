@@ -19,11 +19,9 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import opens_as_stock
 from prunecli.results.gates import (
     COUNTS,
-    FORMAT,
     SUMS,
     GateStatistics,
     GateSums,
-    gates_payload,
 )
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
@@ -53,7 +51,7 @@ def gates(checkpoint: Checkpoint, seed: int = 0, pairs: tuple[str, ...] = PAIRS)
         )
     names = tuple(layer.name for layer in layers)
     made = GateStatistics(checkpoint.fingerprint, "nllb-moe", "forced", names, shape[1], 2, entries)
-    return {"format": FORMAT, **gates_payload(made)}
+    return {"format": GateStatistics.FORMAT, **made.to_json()}
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def good_and_bad(monkeypatch):
 
 def test_the_whole_way_with_real_models(checkpoints, tmp_path):
     output = tmp_path / "evaluation.json"
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output).to_json()
     assert json.loads(output.read_text()) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "fra_Latn-eng_Latn"]
@@ -59,7 +59,7 @@ def test_the_whole_way_with_real_models(checkpoints, tmp_path):
 
 
 def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "e.json")
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "e.json").to_json()
     full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
     assert pruned["pairs"]["fra_Latn-eng_Latn"]["chrf++"] == 100
@@ -79,7 +79,7 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
 
 
 def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate({"full": checkpoints["full"]}, TEXT, PAIRS, OPTIONS, tmp_path / "e.json")
+    payload = evaluate({"full": checkpoints["full"]}, TEXT, PAIRS, OPTIONS, tmp_path / "e.json").to_json()
     assert payload["significance"] is None
     assert "bootstrap" not in payload["results"][0]["pairs"]["eng_Latn-fra_Latn"]
 
@@ -108,10 +108,10 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
     assert not output.exists()
     assert partial_path(output).exists()
     good_and_bad.clear()
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert not partial_path(output).exists()
-    assert payload == evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "whole.json")
+    assert payload == evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "whole.json").to_json()
 
 
 def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -134,12 +134,12 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
             evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
     good_and_bad.clear()
     monkeypatch.setattr(precision, "candidates", computed_in("float32"))
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, say=said.append)
+    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, say=said.append).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert said == ["Computed in bfloat16, as before the interruption."]
     assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
     again = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True)
-    assert [row["dtype"] for row in again["results"]] == ["float32", "float32"]
+    assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
 
 
 def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -164,7 +164,8 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
         evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
     assert good_and_bad == []
     assert output.read_text() == "mine"
-    assert evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True) == json.loads(output.read_text())
+    evaluation = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True)
+    assert evaluation.to_json() == json.loads(output.read_text())
 
 
 def test_existing_hypotheses_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):

@@ -10,10 +10,11 @@ from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
 from prunecli.evaluation import hardware
 from prunecli.evaluation import latency as module
 from prunecli.evaluation.hardware import fit_together
-from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode, spread
+from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.results.latency import Spread
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
@@ -53,7 +54,7 @@ def turns(monkeypatch):
 
 
 def test_results_by_hand(checkpoints, turns):
-    payload = bench_latency(checkpoints, SENTENCES, PAIR, OPTIONS)
+    payload = bench_latency(checkpoints, SENTENCES, PAIR, OPTIONS).to_json()
     assert payload["format"] == "prunecli.latency/1"
     assert (payload["sentences"], payload["new_tokens"], payload["pair"]) == (3, 4, "eng_Latn-fra_Latn")
     assert payload["threads"] == torch.get_num_threads()
@@ -72,7 +73,9 @@ def test_results_by_hand(checkpoints, turns):
 
 
 def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
-    payload = bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu"))
+    payload = bench_latency(
+        checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu")
+    ).to_json()
     assert payload["interleaved"]
     labels = [label for label, _, _ in turns]
     assert labels == (["full"] * 3 + ["pruned"] * 3) * 3  # one of warm-up, two timed
@@ -81,7 +84,9 @@ def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
 def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypatch):
     monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
     assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
-    payload = bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu"))
+    payload = bench_latency(
+        checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu")
+    ).to_json()
     assert not payload["interleaved"]
     assert [label for label, _, _ in turns] == ["full"] * 9 + ["pruned"] * 9
 
@@ -105,7 +110,7 @@ def test_exactly_the_tokens_asked_for(checkpoints):
 def test_load_time_and_peak_memory_of_a_process_of_its_own(checkpoints):
     options = LatencyOptions(beams=(1,), runs=1, warm_up=0, new_tokens=2, threads=1, device="cpu")
     before = torch.get_num_threads()
-    payload = bench_latency({"full": checkpoints["full"]}, SENTENCES, PAIR, options)
+    payload = bench_latency({"full": checkpoints["full"]}, SENTENCES, PAIR, options).to_json()
     assert payload["threads"] == 1
     assert torch.get_num_threads() == before
     result = payload["results"][0]
@@ -129,11 +134,11 @@ def test_peak_resident_sees_what_is_allocated():
 
 def test_spread_is_mean_and_sample_deviation():
     values = [1.0, 2.0, 4.0]
-    assert spread(values) == {
+    assert Spread.of(values).to_json() == {
         "mean": pytest.approx(7 / 3),
         "std": pytest.approx(statistics.stdev(values), abs=1e-6),
     }
-    assert spread([3.0]) == {"mean": 3.0, "std": 0.0}
+    assert Spread.of([3.0]).to_json() == {"mean": 3.0, "std": 0.0}
 
 
 def test_more_tokens_than_positions_are_refused(checkpoints):

@@ -58,7 +58,7 @@ def _open(path):
 
 def test_language_models_side_by_side(causal, text, tmp_path):
     output = tmp_path / "evaluation.json"
-    payload = evaluate_task(causal, "lm", text, OPTIONS, output)
+    payload = evaluate_task(causal, "lm", text, OPTIONS, output).to_json()
     assert json.loads(output.read_text()) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["task"] == "lm"
@@ -86,7 +86,7 @@ def test_language_models_side_by_side(causal, text, tmp_path):
 
 def test_masked_language_models(folder, text, tmp_path):
     checkpoints = {name: tiny_family(folder / name, "bert", seed=n) for n, name in enumerate(("m1", "m2"))}
-    payload = evaluate_task(checkpoints, "mlm", text, OPTIONS, tmp_path / "e.json")
+    payload = evaluate_task(checkpoints, "mlm", text, OPTIONS, tmp_path / "e.json").to_json()
     assert payload["seed"] == 4
     made = [mlm_losses(*_open(path), text.texts, 64, seed=4) for path in checkpoints.values()]
     assert [row["scores"]["loss"] for row in payload["results"]] == pytest.approx(
@@ -97,7 +97,7 @@ def test_masked_language_models(folder, text, tmp_path):
 
 
 def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
-    payload = evaluate_task(classifiers, "classification", labelled, OPTIONS, tmp_path / "e.json")
+    payload = evaluate_task(classifiers, "classification", labelled, OPTIONS, tmp_path / "e.json").to_json()
     made = [classify(*_open(path), labelled, 64) for path in classifiers.values()]
     for row, found in zip(payload["results"], made, strict=True):
         by_class = f1_scores(found)
@@ -111,14 +111,14 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
 
 
 def test_one_checkpoint_is_not_compared(causal, text, tmp_path):
-    payload = evaluate_task({"full": causal["full"]}, "lm", text, OPTIONS, tmp_path / "e.json")
+    payload = evaluate_task({"full": causal["full"]}, "lm", text, OPTIONS, tmp_path / "e.json").to_json()
     assert payload["significance"] is None
     assert len(payload["results"]) == 1
 
 
 def test_one_text_has_no_p_value(causal, folder, tmp_path):
     whole = read_plain([folder / "text.txt"], whole_files=True)
-    payload = evaluate_task(causal, "lm", whole, OPTIONS, tmp_path / "e.json")
+    payload = evaluate_task(causal, "lm", whole, OPTIONS, tmp_path / "e.json").to_json()
     assert payload["data"]["texts"] == 1
     assert payload["results"][1]["p_value"] is None
 

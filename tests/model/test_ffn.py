@@ -15,9 +15,10 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.ffn import FfnLayer, describe_ffns
-from prunecli.model.inventory import inventory_payload, take_inventory
+from prunecli.model.inventory import take_inventory
 from prunecli.model.layout import resolve
 from prunecli.model.structure import FfnChange, Structure
+from prunecli.results.inspection import Inspection
 from tests.families import tiny_config_of
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed
 from tests.tiny import tiny_nllb_moe
@@ -228,7 +229,7 @@ def test_the_inventory_counts_what_is_stored(tmp_path: Path) -> None:
     source = tiny(tmp_path / "source", "bart")
     changes = {ENCODER[1]: {"shared_with": ENCODER[0]}, DECODER[1]: {"removed": True}}
     with open_model(write_changed(source, tmp_path / "out", "bart", changes)) as checkpoint:
-        found = inventory_payload(checkpoint, take_inventory(checkpoint))
+        found = Inspection.of(checkpoint, take_inventory(checkpoint)).to_json()
     # of five FFNs of 32 x 48 + 48 + 48 x 32 + 32 parameters three are stored
     assert found["parts"]["ffn"]["parameters"] == 3 * (2 * 32 * 48 + 48 + 32)
     assert found["total"]["parameters"] == sum(value.size for value in weights(tmp_path / "out").values())

@@ -9,7 +9,8 @@ import pytest
 
 from prunecli.errors import DataError
 from prunecli.report.collect import collect
-from prunecli.results.schemas import Evaluation, Latency
+from prunecli.results.evaluation import Evaluation
+from prunecli.results.latency import Latency
 from tests.report import results
 from tests.tiny import tiny_nllb_moe, write_json
 

@@ -16,12 +16,10 @@ from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.model.checkpoint import open_model
 from prunecli.results.gates import (
     COUNTS,
-    FORMAT,
     SUMS,
     GateStatistics,
     GateSums,
     check_matches,
-    gates_payload,
     merge,
     side_of,
 )
@@ -48,7 +46,7 @@ def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **cha
 
 
 def write(path: Path, given: GateStatistics) -> Path:
-    write_json(path, {"format": FORMAT, **gates_payload(given)}, force=True)
+    write_json(path, {"format": GateStatistics.FORMAT, **given.to_json()}, force=True)
     return path
 
 
@@ -221,7 +219,7 @@ FAULTS += (odd_pair, odd_mode, text_model, no_count)
 def test_damaged_statistics_are_refused_in_two_lines(
     spoil: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
-    payload = {"format": FORMAT, **gates_payload(statistics(["a-b"]))}
+    payload = {"format": GateStatistics.FORMAT, **statistics(["a-b"]).to_json()}
     spoil(payload)
     path = tmp_path / "gates.json"
     path.write_text(json.dumps(payload))

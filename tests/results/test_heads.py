@@ -17,13 +17,12 @@ from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.results.heads import (
-    FORMAT,
     HeadScores,
     Method,
+    ReportedHeads,
     check_matches,
     merge,
     read_scores,
-    scores_payload,
 )
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
@@ -47,12 +46,12 @@ def scores(method: Method = "gradient", **changes: Any) -> HeadScores:
 
 
 def written(path: Path, made: HeadScores) -> Path:
-    write_json(path, {"format": FORMAT, **scores_payload(made)}, force=True)
+    write_json(path, {"format": HeadScores.FORMAT, **made.to_json()}, force=True)
     return path
 
 
 def same(one: HeadScores, other: HeadScores) -> bool:
-    return scores_payload(one) == scores_payload(other)
+    return one.to_json() == other.to_json()
 
 
 P_VALUES = {A: np.array([0.5, 0.001]), B: np.array([1.0, 0.0, 0.2]), C: np.zeros(0)}
@@ -66,8 +65,12 @@ P_VALUES = {A: np.array([0.5, 0.001]), B: np.array([1.0, 0.0, 0.2]), C: np.zeros
         scores("ablation"),
         scores("ablation", p_values=P_VALUES),
         scores("all-but-one", metric="loss", p_values=P_VALUES),
+        scores("ablation", dtype="float32", also=(scores("ablation", metric="bleu", p_values=P_VALUES),)),
+        scores(
+            "all-but-one", reported=ReportedHeads("accuracy", 7, 0.5, {A: 0.25, B: 1.0}, {A: 0.125, B: 1.0})
+        ),
     ],
-    ids=["gradient", "per token", "ablation", "tested ablation", "all but one"],
+    ids=["gradient", "per token", "ablation", "tested ablation", "all but one", "two metrics", "other text"],
 )
 def test_what_is_written_is_read(made: HeadScores, tmp_path: Path) -> None:
     found = read_scores(written(tmp_path / "heads.json", made))
@@ -94,9 +97,9 @@ def test_a_file_that_does_not_say_it_is_per_example(tmp_path: Path) -> None:
 
 
 def test_keys_of_the_file() -> None:
-    assert scores_payload(scores())["sum"] == {A: [1.0, 3.0], B: [0.0, 2.0, 1.0], C: []}
-    assert scores_payload(scores("ablation"))["without"][A] == [1.0, 3.0]
-    alone = scores_payload(scores("all-but-one"))
+    assert scores().to_json()["sum"] == {A: [1.0, 3.0], B: [0.0, 2.0, 1.0], C: []}
+    assert scores("ablation").to_json()["without"][A] == [1.0, 3.0]
+    alone = scores("all-but-one").to_json()
     assert (alone["only"][A], alone["best"]) == ([1.0, 3.0], {A: 1, B: 2})
 
 
@@ -199,12 +202,34 @@ def test_damaged_files_are_refused(
     spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "heads.json"
-    payload = {"format": FORMAT, **scores_payload(scores())}
+    payload = {"format": HeadScores.FORMAT, **scores().to_json()}
     spoil(payload)
     path.write_text(json.dumps(payload))
     with pytest.raises(StatisticsError, match=message) as caught:
         read_scores(path)
     assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (setting("base", to=None), "base holds NaN"),
+        (setting("only", A, to=[1.0]), "only of .* holds 1 values; 2 are needed"),
+        (setting("also", to={"bleu": {"base": 1.0, "only": {}}}), "unlike under heads"),
+        (setting("also", to=[1]), "damaged"),
+        (setting("reported", to={"base": 1.0, "only": {A: 1.0}, "p_value": {}}), "lacks"),
+        (setting("reported", to={"only": {A: "x", B: 1.0}}), "reported only of .* not an array of numbers"),
+    ],
+)
+def test_damaged_scores_of_single_heads_are_refused(
+    spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "heads.json"
+    payload = {"format": HeadScores.FORMAT, **scores("all-but-one").to_json()}
+    spoil(payload)
+    path.write_text(json.dumps(payload))
+    with pytest.raises(StatisticsError, match=message):
+        read_scores(path)
 
 
 def test_numbers_too_large_are_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
-from prunecli.results.heads import VALUES, HeadScores, Method, Per
+from prunecli.results.heads import HeadScores, Method, Per, ReportedHeads
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.masking import mlm_examples
@@ -169,14 +169,11 @@ def report_best(
     best: dict[str, int],
     options: AblationOptions,
     progress: Progress = silent,
-) -> dict[str, Any]:
+) -> ReportedHeads:
     """The score on `data` of each layer's single head that was chosen on other text (3.3, appendix A).
 
     Args:
         best: attention's name -> original id of the head.
-
-    Returns:
-        `{"metric", "examples", "base", "only": {layer: score}, "p_value": {layer: p}}`.
     """
     layers = [layer for layer in subject.checkpoint.layout.attentions if layer.name in best]
     variants = [
@@ -185,13 +182,13 @@ def report_best(
     count, found = _effects(subject, data, variants, options, progress)
     effects = found[options.metric]
     names = [layer.name for layer in layers]
-    return {
-        "metric": options.metric,
-        "examples": count,
-        "base": effects.base,
-        VALUES["all-but-one"]: dict(zip(names, effects.values, strict=True)),
-        "p_value": dict(zip(names, effects.p_values, strict=True)),
-    }
+    return ReportedHeads(
+        metric=options.metric,
+        examples=count,
+        base=effects.base,
+        only=dict(zip(names, effects.values, strict=True)),
+        p_value=dict(zip(names, effects.p_values, strict=True)),
+    )
 
 
 def _of(layer: AttentionLayer, variants: Sequence[Variant], values: Sequence[float]) -> list[float]:

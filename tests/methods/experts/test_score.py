@@ -17,7 +17,7 @@ from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
-from prunecli.results.gates import SUMS, GateStatistics, gates_payload
+from prunecli.results.gates import SUMS, GateStatistics
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.reference import gate_statistics as reference
@@ -138,7 +138,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
     subject: Subject, options: CollectOptions, tmp_path: Path
 ) -> None:
     batches: list[State] = []
-    whole = gates_payload(subject.collect(options, save=batches.append))
+    whole = subject.collect(options, save=batches.append).to_json()
     assert len(batches) > 2
     for stop in {1, len(batches) // 2, len(batches) - 1}:
         path, key = tmp_path / f"{stop}.partial", {"run": 1}
@@ -152,7 +152,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(
             subject.collect(options, save=save)
         state = read_state(path, key)
         assert state.batches == stop
-        assert gates_payload(subject.collect(options, state=state)) == whole
+        assert subject.collect(options, state=state).to_json() == whole
 
 
 def test_a_state_of_other_arguments_is_not_taken(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from prunecli.methods.experts.score import CollectOptions, State, collect_gates
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.results.gates import GateStatistics, gates_payload
+from prunecli.results.gates import GateStatistics
 from prunecli.running.layerwise.session import Resources, RunReport
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_layer_major import no_room, stopping
@@ -56,7 +56,7 @@ def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **mo
 def assert_same(found: list[Any], whole: GateStatistics) -> None:
     for one in found:
         assert not isinstance(one, BaseException), one
-        assert gates_payload(one) == gates_payload(whole)
+        assert one.to_json() == whole.to_json()
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ import pytest
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.described import describe_checkpoint
-from prunecli.model.inventory import inventory_payload, take_inventory
+from prunecli.model.inventory import take_inventory
 from prunecli.results.header import header
+from prunecli.results.inspection import Inspection
 from prunecli.tensors.hub.fetch import local_directory
 from tests.hub_server import MAIN_COMMIT, hub, point_at
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
@@ -26,7 +27,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def _payload(checkpoint):
-    return inventory_payload(checkpoint, take_inventory(checkpoint))
+    payload = Inspection.of(checkpoint, take_inventory(checkpoint)).to_json()
+    return {name: value for name, value in payload.items() if name != "models"}
 
 
 @pytest.mark.parametrize("shards", [1, 3])

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 
 from prunecli.errors import OutputError, UsageError
-from prunecli.results import frames
-from prunecli.results.frames import frame, stacked, write_tables
+from prunecli.results import tabled
+from prunecli.results.tabled import frame, stacked, write_tables
 
 TABLES = {
     "by_a|b": [
@@ -81,7 +81,7 @@ def test_what_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     path = tmp_path / "t.csv"
     path.write_text("mine")
     monkeypatch.setattr(
-        frames.Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
+        tabled.Path, "write_text", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full"))
     )
     with pytest.raises(OutputError):
         write_tables(path, TABLES, force=True)

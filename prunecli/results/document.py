@@ -1,0 +1,70 @@
+"""What result files that pydantic reads and checks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from prunecli.errors import DataError
+from prunecli.results.tabled import Tabled
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+LARGEST = 1e15
+"""No figure of a result is larger; a chart of larger ones would overflow."""
+Count = Annotated[int, Field(ge=0, le=10**18)]
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+
+
+class Record(BaseModel):
+    """Fields in the order in which they are written; what else a file holds is kept, and comes last."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="allow", allow_inf_nan=False, populate_by_name=True, protected_namespaces=()
+    )
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are there."""
+        return self.model_dump(by_alias=True, exclude_unset=True)
+
+
+class Model(Record):
+    """One of the header's models."""
+
+    path: str = ""
+    revision: str | None = None
+    subfolder: str | None = None
+    fingerprint: str | None = None
+    model_type: str | None = None
+
+
+class Document(Record, Tabled):
+    """A result file; its first fields are those of `results.header.header`."""
+
+    format: str
+    prunecli: str = ""
+    command: list[str] = Field(default_factory=list)
+    models: list[Model] = Field(default_factory=list)
+    seed: int | None = None
+
+    @classmethod
+    def from_json(cls, payload: Any, path: Path) -> Self:
+        try:
+            return cls.model_validate(payload)
+        except ValidationError as error:
+            fault = error.errors()[0]
+            where = ".".join(map(str, fault["loc"]))
+            raise DataError(f"{path}: {where + ': ' if where else ''}{fault['msg']}") from error
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers among values, NaN and those that are too large left out."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= LARGEST
+    }

@@ -1,0 +1,99 @@
+"""evaluation.json: scores of checkpoints by pair, by source, by target, by group, and their means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from prunecli.results.document import Count, Document, Number, Record
+from prunecli.results.tabled import Row, Tables, picked, scalars
+
+MODEL = ("dtype", "parameters", "checkpoint_bytes", "context", "stride")
+
+
+class Evaluated(Record):
+    """One checkpoint's scores: `mean` and `pairs` for translation, `scores` otherwise."""
+
+    checkpoint: str
+    dtype: str = ""
+    mean: dict[str, Any] = Field(default_factory=dict)
+    pairs: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    by_source: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    by_target: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    by_group: list[dict[str, Any]] = Field(default_factory=list)
+    context: Count | None = None
+    stride: Count | None = None
+    parameters: Count | None = None
+    checkpoint_bytes: Count | None = None
+    scores: dict[str, Any] = Field(default_factory=dict)
+    p_value: Number | None = None
+
+
+class Evaluation(Document):
+    """evaluation.json; the first of the results is the baseline."""
+
+    FORMAT: ClassVar[str] = "prunecli.evaluation/1"
+
+    task: str
+    data: dict[str, Any] = Field(default_factory=dict)
+    pairs: list[str] = Field(default_factory=list)
+    decoding: dict[str, Any] = Field(default_factory=dict)
+    groups: dict[str, str] = Field(default_factory=dict)
+    signatures: dict[str, str] = Field(default_factory=dict)
+    significance: dict[str, Any] | None = None
+    results: list[Evaluated] = Field(min_length=1)
+
+    def _tables(self) -> Tables:
+        """translation: `pairs`, `mean`, `by_source`, `by_target`, `by_group`; else `scores` and `f1_by_class`."""
+        return self._translation() if self.task == "translation" else self._other()
+
+    def _translation(self) -> Tables:
+        found: Tables = {"pairs": [], "mean": [], "by_source": [], "by_target": [], "by_group": []}
+        for result in self.results:
+            name = {"checkpoint": result.checkpoint}
+            for pair, scores in result.pairs.items():
+                source, _, target = pair.partition("-")
+                found["pairs"].append({**name, "source": source, "target": target, **_scores(scores)})
+            found["mean"].append(
+                {
+                    **name,
+                    **picked(result.to_json(), MODEL),
+                    "pairs": len(result.pairs),
+                    **_scores(result.mean),
+                }
+            )
+            for side, means in (("source", result.by_source), ("target", result.by_target)):
+                found[f"by_{side}"] += [
+                    {**name, side: language, **_scores(scores)} for language, scores in means.items()
+                ]
+            for scores in result.by_group:
+                groups = {"source_group": scores["source"], "target_group": scores["target"]}
+                others = {key: value for key, value in scores.items() if key not in ("source", "target")}
+                found["by_group"].append({**name, **groups, **_scores(others)})
+        return found
+
+    def _other(self) -> Tables:
+        found: Tables = {"scores": [], "f1_by_class": []}
+        for result in self.results:
+            name, fields = {"checkpoint": result.checkpoint}, result.to_json()
+            found["scores"].append(
+                {**name, **picked(fields, MODEL), **scalars(fields["scores"]), **picked(fields, ("p_value",))}
+            )
+            by_class = result.scores.get("f1_by_class", {})
+            found["f1_by_class"] += [
+                {**name, "class": label, "f1": value} for label, value in by_class.items()
+            ]
+        return found
+
+
+def _scores(scores: Mapping[str, Any]) -> Row:
+    """The scores, then what the significance test says of each."""
+    row = scalars(scores)
+    for metric, test in scores.get("bootstrap", {}).items():
+        row[f"{metric}_p_value"] = test.get("p_value")
+        row |= {f"{metric}_bootstrap_mean": test["mean"], f"{metric}_bootstrap_ci95": test["ci95"]}
+    for metric, counts in scores.get("significant", {}).items():
+        row |= {f"{metric}_pairs_worse": counts["worse"], f"{metric}_pairs_better": counts["better"]}
+    return row

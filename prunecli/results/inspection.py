@@ -1,0 +1,218 @@
+"""What `inspect --json` prints: parameters by part, experts, heads, FFNs, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pydantic import Field
+
+from prunecli.results.document import Count, Document, Record
+from prunecli.results.header import header
+from prunecli.results.tabled import Row, Tables, picked
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.inventory import Inventory
+
+WAY = ("device", "dtype", "ratio", "weight_bytes", "needed_bytes", "fits", "state_tokens")
+
+
+class Amount(Record):
+    """Tensors, their parameters and bytes."""
+
+    tensors: Count
+    parameters: Count
+    bytes: Count
+
+
+class SparseLayer(Record):
+    """Experts of one layer: original ids."""
+
+    name: str
+    experts: list[Count]
+    original_experts: Count
+
+
+class Attention(Record):
+    """Heads of one attention: original ids."""
+
+    name: str
+    kind: str
+    heads: list[Count]
+    original_heads: Count
+
+
+class Ffn(Record):
+    """One FFN; `shared_with` is the layer whose tensors it has."""
+
+    name: str
+    side: str = ""
+    layer: int | None = None
+    width: int | None = None
+    shared_with: str | None = None
+    removed: bool = False
+    sparse: bool = False
+
+
+class Way(Record):
+    """One way to hold the model in the memory of --fit."""
+
+    device: str | None = None
+    dtype: str = ""
+    as_stored: bool | None = None
+    weight_bytes: Count
+    decoding_bytes: Count | None = None
+    needed_bytes: Count
+    fits: bool
+    state_tokens: int | None = None
+    ratio: float | None = None
+    keep: Count | None = None
+    held: Count | None = None
+
+
+class LayerWays(Record):
+    """Those layer by layer, and the batches that they are for."""
+
+    batch_tokens: Count | None = None
+    batch_length: Count | None = None
+    ways: list[Way]
+
+
+class Fit(Record):
+    """The answer to --fit; from `margin_bytes` to `held` where removing experts makes it fit."""
+
+    budget_bytes: Count | None = None
+    batch: Count | None = None
+    beam: Count | None = None
+    length: Count | None = None
+    margin_bytes: Count | None = None
+    dense_bytes: Count | None = None
+    expert_bytes: Count | None = None
+    cache_bytes: Count | None = None
+    activation_bytes: Count | None = None
+    ratio: float | None = None
+    keep: Count | None = None
+    held: Count | None = None
+    whole: list[Way]
+    pruned: list[Way]
+    by_layer: LayerWays
+    one_pass: dict[str, Any] = Field(default_factory=dict, alias="pass")
+
+
+class Surmise(Record):
+    """What names of tensors tell of a family that is not supported."""
+
+    modules: dict[str, list[str]]
+    tables: list[str] = Field(default_factory=list)
+    layers: dict[str, int] = Field(default_factory=dict)
+    experts: dict[str, int] = Field(default_factory=dict)
+    quantisation: str = ""
+    text_type: str = ""
+    nearest: str = ""
+
+
+class Inspection(Document):
+    """What `inspect --json` prints."""
+
+    FORMAT: ClassVar[str] = "prunecli.inspect/1"
+
+    total: Amount
+    parts: dict[str, Amount]
+    dtypes: dict[str, Amount] = Field(default_factory=dict)
+    layers: list[SparseLayer]
+    attentions: list[Attention]
+    ffns: list[Ffn]
+    embedding: dict[str, Any] = Field(default_factory=dict)
+    files: list[dict[str, Any]] = Field(default_factory=list)
+    surmise: Surmise | None = None
+    history: list[dict[str, Any]] = Field(default_factory=list)
+    fit: Fit | None = None
+
+    @classmethod
+    def of(
+        cls, checkpoint: Checkpoint, inventory: Inventory, fit: Mapping[str, Any] | None = None
+    ) -> Inspection:
+        """What a checkpoint holds; `fit` is the answer to --fit."""
+        more: dict[str, Any] = {} if fit is None else {"fit": fit}
+        return cls(
+            **header(cls.FORMAT, [checkpoint], None),
+            total=Amount(**asdict(inventory.total)),
+            parts={part: Amount(**asdict(amount)) for part, amount in inventory.parts.items()},
+            dtypes={dtype: Amount(**asdict(amount)) for dtype, amount in inventory.dtypes.items()},
+            layers=[
+                SparseLayer(
+                    name=layer.name, experts=list(layer.experts), original_experts=layer.original_experts
+                )
+                for layer in inventory.layers
+            ],
+            attentions=[
+                Attention(
+                    name=layer.name,
+                    kind=layer.kind,
+                    heads=list(layer.heads),
+                    original_heads=layer.original_heads,
+                )
+                for layer in inventory.attentions
+            ],
+            ffns=[
+                Ffn(
+                    name=layer.name,
+                    side=layer.side,
+                    layer=layer.layer,
+                    width=layer.width,
+                    shared_with=layer.owner if layer.is_shared else None,
+                    removed=layer.removed,
+                    sparse=layer.is_sparse,
+                )
+                for layer in inventory.ffns
+            ],
+            embedding={} if inventory.tables is None else inventory.tables.change.to_json(),
+            files=[
+                {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
+                for path in checkpoint.files
+            ],
+            surmise=None if inventory.surmise is None else Surmise(**asdict(inventory.surmise)),
+            history=[dict(step) for step in checkpoint.structure.history],
+            **more,
+        )
+
+    def _tables(self) -> Tables:
+        """`parameters`, `experts`, `heads`, `ffns`, `modules` (of a family that is not supported), `fit`."""
+        modules = {} if self.surmise is None else self.surmise.modules
+        return {
+            "parameters": [
+                {
+                    "part": part,
+                    **amount.to_json(),
+                    "share_of_bytes": amount.bytes / max(1, self.total.bytes),
+                }
+                for part, amount in {**self.parts, "total": self.total}.items()
+            ],
+            "experts": [
+                {"name": one.name, "experts": len(one.experts), "original_experts": one.original_experts}
+                for one in self.layers
+            ],
+            "heads": [
+                {
+                    "name": one.name,
+                    "kind": one.kind,
+                    "heads": len(one.heads),
+                    "original_heads": one.original_heads,
+                }
+                for one in self.attentions
+            ],
+            "ffns": [layer.to_json() for layer in self.ffns],
+            "modules": [{"module": name, "tensors": len(names)} for name, names in modules.items()],
+            "fit": [] if self.fit is None else _fit(self.fit),
+        }
+
+
+def _fit(fit: Fit) -> list[Row]:
+    ways = {"whole": fit.whole, "pruned": fit.pruned, "layer by layer": fit.by_layer.ways}
+    return [
+        {"way": name, **picked(way.to_json(), WAY), "besides_bytes": way.needed_bytes - way.weight_bytes}
+        for name, group in ways.items()
+        for way in group
+    ]

@@ -1,0 +1,169 @@
+"""languages.json: shared experts, clusters of languages, experts that each layer keeps (2212.09811, 6.2 and 6.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from prunecli.results.document import Count, Document, Number, Record
+from prunecli.results.tabled import Row, Tables
+
+SIDES = ("encoder", "decoder")
+
+
+class Tree(Record):
+    """The clustering of languages on one side.
+
+    Attributes:
+        order: the leaves side by side, as the tree lists them.
+        clusters: nested: {"distance", "members": [language or cluster, …]}.
+        matrix: scipy's linkage matrix, `[languages - 1, 4]`.
+    """
+
+    languages: list[str] = Field(min_length=2)
+    order: list[str] = Field(default_factory=list)
+    clusters: dict[str, Any] = Field(default_factory=dict)
+    matrix: list[tuple[Number, Number, Number, Number]]
+
+    @model_validator(mode="after")
+    def _is_a_tree(self) -> Tree:
+        leaves = len(self.languages)
+        joined = [cluster for row in self.matrix for cluster in row[:2]]
+        in_order = all(
+            0 <= cluster < leaves + index and cluster.is_integer()
+            for index, row in enumerate(self.matrix)
+            for cluster in row[:2]
+        )
+        if len(self.matrix) != leaves - 1 or not in_order or len(set(joined)) != len(joined):
+            raise ValueError("the matrix joins no tree of its languages")
+        if any(row[2] < 0 for row in self.matrix):
+            raise ValueError("a negative distance")
+        return self
+
+
+class Relation(Record):
+    """How alike the experts of pairs are."""
+
+    comparisons: Count
+    mean: Number
+    lowest: Number
+    highest: Number
+
+
+class Similarities(Record):
+    """Jaccard similarities of pairs: `[pairs, pairs]` a side; side -> what two pairs have in common -> their spread."""
+
+    relations: dict[str, dict[str, Relation | None]]
+    encoder: list[list[Number]]
+    decoder: list[list[Number]]
+
+
+class Clustering(Record):
+    """Trees by side."""
+
+    linkage: str
+    encoder: Tree | None = None
+    decoder: Tree | None = None
+
+
+class ExpertsPerLayer(Record):
+    """Experts that each layer keeps under the global threshold, over the pairs."""
+
+    strategy: str = ""
+    layers: list[str] = Field(min_length=1)
+    sides: list[str] = Field(default_factory=list)
+    mean: list[Number]
+    lowest: list[Count]
+    highest: list[Count]
+    by_pair: dict[str, list[Count]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _of_one_length(self) -> ExpertsPerLayer:
+        if {len(self.mean), len(self.lowest), len(self.highest)} != {len(self.layers)}:
+            raise ValueError("experts_per_layer: not a value for each layer")
+        return self
+
+
+class Languages(Document):
+    """languages.json; a part that the statistics do not allow is None."""
+
+    FORMAT: ClassVar[str] = "prunecli.languages/1"
+
+    statistics: list[str] = Field(default_factory=list)
+    metric: str
+    ratio: Number
+    strategy: str
+    balance: str = ""
+    mode: str = ""
+    pairs: list[str]
+    similarity: Similarities | None = None
+    clustering: Clustering
+    experts_per_layer: ExpertsPerLayer | None = None
+
+    @model_validator(mode="after")
+    def _matrices_of_pairs(self) -> Languages:
+        if self.similarity is not None:
+            for side in (self.similarity.encoder, self.similarity.decoder):
+                if len(side) != len(self.pairs) or any(len(row) != len(self.pairs) for row in side):
+                    raise ValueError("similarity: not a row and a column for each pair")
+        return self
+
+    def _tables(self) -> Tables:
+        """`relations`, `similarity` (each two pairs once), `clusters` (as they join) and `experts_per_layer`."""
+        similarity, layers = self.similarity, self.experts_per_layer
+        return {
+            "relations": [] if similarity is None else _relations(similarity.relations),
+            "similarity": [] if similarity is None else _similarity(self.pairs, similarity),
+            "clusters": [row for side in SIDES for row in _clusters(side, getattr(self.clustering, side))],
+            "experts_per_layer": [] if layers is None else _layers(layers),
+        }
+
+
+def _relations(relations: Mapping[str, Mapping[str, Relation | None]]) -> list[Row]:
+    return [
+        {
+            "side": side,
+            "pairs_with": relation,
+            "compared": spread.comparisons,
+            "jaccard_mean": spread.mean,
+            "jaccard_lowest": spread.lowest,
+            "jaccard_highest": spread.highest,
+        }
+        for side, by_relation in relations.items()
+        for relation, spread in by_relation.items()
+        if spread is not None
+    ]
+
+
+def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:
+    return [
+        {
+            "first_pair": pairs[row],
+            "second_pair": pairs[column],
+            "encoder_jaccard": similarity.encoder[row][column],
+            "decoder_jaccard": similarity.decoder[row][column],
+        }
+        for row, column in combinations(range(len(pairs)), 2)
+    ]
+
+
+def _clusters(side: str, tree: Tree | None) -> list[Row]:
+    """Each two clusters that join, by the languages in them."""
+    if tree is None:
+        return []
+    members = [[language] for language in tree.languages]
+    rows: list[Row] = []
+    for first, second, distance, _ in tree.matrix:
+        one, other = members[int(first)], members[int(second)]
+        rows.append({"side": side, "first": " ".join(one), "second": " ".join(other), "distance": distance})
+        members.append([*one, *other])
+    return rows
+
+
+def _layers(counts: ExpertsPerLayer) -> list[Row]:
+    columns = (counts.layers, counts.sides, counts.mean, counts.lowest, counts.highest)
+    names = ("layer", "side", "experts_mean", "experts_lowest", "experts_highest")
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

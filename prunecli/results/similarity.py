@@ -1,0 +1,85 @@
+"""similarity.json: components that correspond (or follow on one another), means by side, and all the matrices."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from pydantic import Field, model_validator
+
+from prunecli.results.document import Document, Number, Record
+from prunecli.results.tabled import Row, Tables, picked
+
+
+class Component(Record):
+    """A component of a compared model."""
+
+    name: str
+    label: str
+    side: str
+    layer: int | None = None
+    kind: str = ""
+
+
+class Similarity(Document):
+    """similarity.json: of two models, or of one with itself.
+
+    Attributes:
+        components: `first` (and `second`) -> the model's components.
+        left_out: the same -> those `removed`, and those `constant` over all sentences.
+        matrices: measure -> `first`, `second`, `between` -> `[rows, columns]`.
+        corresponding: of two models: the diagonal; a row each.
+        successive: of one model: each component with the next; a row each.
+        mean: side -> measure -> mean of these.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.similarity/1"
+
+    checkpoints: list[str] = Field(min_length=1)
+    benchmarks: list[str] = Field(default_factory=list)
+    device: str = ""
+    dtype: str = ""
+    context: int | None = None
+    text: list[dict[str, Any]] = Field(default_factory=list)
+    components: dict[str, list[Component]]
+    left_out: dict[str, dict[str, list[str]]] = Field(default_factory=dict)
+    matrices: dict[str, dict[str, list[list[Number | None]]]]
+    corresponding: list[dict[str, Any]] | None = None
+    successive: list[dict[str, Any]] | None = None
+    mean: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _matrices_of_components(self) -> Similarity:
+        for matrices in self.matrices.values():
+            for name, matrix in matrices.items():
+                rows, columns = (self.components.get(key, []) for key in ends_of(name))
+                if len(matrix) != len(rows) or any(len(row) != len(columns) for row in matrix):
+                    raise ValueError(f"matrices: {name} has not a row and a column for each component")
+        return self
+
+    def _tables(self) -> Tables:
+        """`corresponding` or `successive`, `mean`, and `matrices`: a row for each cell and measure."""
+        key = "successive" if self.corresponding is None else "corresponding"
+        known = {component.name: component.to_json() for component in self.components["first"]}
+        pairs = [
+            {**picked(known[row["first"]], ("side", "layer", "kind")), **row}
+            for row in self.corresponding or self.successive or ()
+        ]
+        mean = [{"side": side, **values} for side, values in self.mean.items()]
+        return {key: pairs, "mean": mean, "matrices": self._cells()}
+
+    def _cells(self) -> list[Row]:
+        rows: list[Row] = []
+        for measure, matrices in self.matrices.items():
+            for name, matrix in matrices.items():
+                ends = [[component.name for component in self.components[key]] for key in ends_of(name)]
+                rows += [
+                    {"measure": measure, "matrix": name, "row": row, "column": column, "similarity": value}
+                    for row, values in zip(ends[0], matrix, strict=True)
+                    for column, value in zip(ends[1], values, strict=True)
+                ]
+        return rows
+
+
+def ends_of(matrix: str) -> tuple[str, str]:
+    """Whose components the rows and the columns of a matrix of similarity.json are."""
+    return ("first", "second") if matrix == "between" else (matrix, matrix)
