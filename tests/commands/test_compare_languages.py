@@ -48,7 +48,7 @@ def test_sets_trees_and_counts_are_those_known_beforehand(workplace):
     assert relations["decoder"]["same source"]["highest"] == pytest.approx(1 / 3, abs=1e-6)
     assert relations["decoder"]["same source"]["lowest"] == 0
     first, second = (found["pairs"].index(pair) for pair in ("qba-qka", "qbo-qka"))
-    assert found.similarity.encoder[first][second] == pytest.approx(1 / 3, abs=1e-6)
+    assert found["similarity"]["encoder"][first][second] == pytest.approx(1 / 3, abs=1e-6)
     assert found["similarity"]["decoder"][first][second] == 1
     for side in ("encoder", "decoder"):
         families = [set(cluster["members"]) for cluster in found["clustering"][side]["clusters"]["members"]]
