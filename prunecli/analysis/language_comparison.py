@@ -11,6 +11,7 @@ import numpy as np
 
 from prunecli.analysis.clustering import Dendrogram, LinkageMethod, cluster, feature_vector
 from prunecli.analysis.similarity import Pair, Spread, jaccard_matrix, spread_by_relation
+from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import balance_text
 from prunecli.methods.experts.granularity import aggregate
