@@ -39,7 +39,7 @@ def run(
     """
     from prunecli.commands.signatures import signatures
     from prunecli.recipes.engine import resolve
-    from prunecli.recipes.state import preview, read_state, run_steps, state_file
+    from prunecli.recipes.run import preview, read_state, run_steps, state_file
     from prunecli.recipes.text import parse_override, read_recipe
 
     overrides = dict(parse_override(text) for text in assignments or [])
@@ -88,7 +88,7 @@ def _shown(step: Step) -> str:
 def _report(plan: Recipe) -> None:
     if plan.report is None:
         return
-    from prunecli.recipes.closing_table import closing_table
+    from prunecli.recipes.run import closing_table
 
     columns, rows = closing_table(plan.report)
     console.show(console.table(plan.report.title, columns, rows))

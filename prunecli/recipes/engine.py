@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from prunecli.recipes.text import RecipeText, ReportText, Resolved, StepText, as_text, faults_error
-from prunecli.recipes.variables import expand, near, resolve_variables, substitute
+from prunecli.recipes.text import (
+    RecipeText,
+    ReportText,
+    Resolved,
+    StepText,
+    as_text,
+    expand,
+    faults_error,
+    near,
+    resolve_variables,
+    substitute,
+)
 from prunecli.tensors.hub.names import HubName, checkpoint_path, hub_name
 
 
@@ -106,13 +117,11 @@ def resolve(
     faults: list[str] = []
     variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
-    made: list[Path] = []
     for number, step_text in enumerate(text.steps, 1):
         for name, values in expand(step_text, variables, number, faults):
-            step = _resolve_step(step_text, name, values, commands, made, faults)
-            if step is not None:
-                steps.append(step)
-                made += step.outputs
+            earlier = [output for step in steps for output in step.outputs]
+            step = _resolve_step(step_text, name, values, commands, earlier, faults)
+            steps += [] if step is None else [step]
     report = None if text.report is None else _resolve_report(text.report, variables, faults)
     settable = {name: value for name, value in variables.items() if name in text.variables}
     faults += _wiring_faults(steps) + _missing_inputs(steps, settable)
@@ -128,10 +137,10 @@ def _resolve_step(
     name: str,
     variables: Mapping[str, Resolved],
     commands: Commands,
-    made: Sequence[Path],
+    earlier: Sequence[Path],
     faults: list[str],
 ) -> Step | None:
-    """The step, or None where there is no such command; `made` are the outputs of the steps before it."""
+    """The step, or None where there is no such command; `earlier` are the outputs of the steps before it."""
     where = f"step {name!r}"
     parameters = commands.get(text.command)
     if parameters is None:
@@ -149,12 +158,12 @@ def _resolve_step(
         elif argument in PASSED_BY_RUN:
             faults.append(f"{where}: {argument!r} is for `prunecli run` to pass, not for a recipe")
         else:
-            given, fault = _command_line(parameter, value)
-            (positionals if parameter.kind == "positional" else options).extend(given)
+            words, fault = _command_line(parameter, value)
+            (positionals if parameter.kind == "positional" else options).extend(words)
             faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
             if parameter.role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
-                    model = None if any(related(path, output) for output in made) else hub_name(path)
+                    model = None if any(related(path, output) for output in earlier) else hub_name(path)
                     paths["input"] += [path] if model is None else []
                     models += [] if model is None else [model]
             elif parameter.role != "value":
@@ -190,8 +199,7 @@ def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str
         chosen = f"--{parameter.name}" if value else parameter.negative
         return ([] if chosen is None else [chosen]), None
     texts = _texts(value, parameter)
-    found = [fault for fault in map(parameter.fault, texts) if fault is not None]
-    fault = found[0] if found else None
+    fault = next((fault for fault in map(parameter.fault, texts) if fault is not None), None)
     if parameter.kind == "positional":
         return texts, fault
     return [word for text in texts for word in (f"--{parameter.name}", text)], fault
@@ -226,20 +234,20 @@ def related(path: Path, other: Path) -> bool:
 def _wiring_faults(steps: Sequence[Step]) -> list[str]:
     faults = [
         f"step {name!r}: there are two steps of this name; put each `for-each` variable into it"
-        for name in dict.fromkeys(step.name for step in steps)
-        if sum(step.name == name for step in steps) > 1
+        for name, count in Counter(step.name for step in steps).items()
+        if count > 1
     ]
-    made: list[tuple[Path, Step]] = []
+    writers: list[tuple[Path, Step]] = []
     for step in steps:
         for output in step.outputs:
             faults += [
                 f"step {step.name!r}: its output {output} is in the way of {other} of step {writer.name!r}"
-                for other, writer in made
+                for other, writer in writers
                 if related(output, other)
             ]
             if any(lies_in(source, output) for source in step.inputs):
                 faults.append(f"step {step.name!r}: its output {output} would replace its input")
-            made.append((output, step))
+            writers.append((output, step))
     return faults
 
 
@@ -247,9 +255,9 @@ def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> 
     """One fault for each input that neither exists nor is made by then, with the variables that name it."""
     missing: dict[tuple[Path, str], list[str]] = {}
     for number, step in enumerate(steps):
-        made = [output for earlier in steps[:number] for output in earlier.outputs]
+        outputs = [output for earlier in steps[:number] for output in earlier.outputs]
         for source in step.inputs:
-            if any(related(source, output) for output in made) or source.exists():
+            if any(related(source, output) for output in outputs) or source.exists():
                 continue
             later = [
                 other.name

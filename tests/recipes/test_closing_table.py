@@ -7,8 +7,8 @@ import json
 import pytest
 
 from prunecli.errors import CheckpointError, StatisticsError
-from prunecli.recipes.closing_table import closing_table
 from prunecli.recipes.engine import Report
+from prunecli.recipes.run import closing_table
 from tests.tiny import tiny_nllb_moe
 
 

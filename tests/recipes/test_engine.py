@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from prunecli.errors import OutputError, UsageError
 from prunecli.recipes.engine import Parameter, Step, lies_in, resolve
-from prunecli.recipes.state import (
+from prunecli.recipes.run import (
     HASHED_WHOLE_BYTES,
     identity,
     preview,
@@ -322,7 +322,7 @@ def test_a_lost_output_is_made_again(workplace):
 
 def test_a_new_version_runs_everything(workplace, monkeypatch):
     run(workplace)
-    monkeypatch.setattr("prunecli.recipes.state.__version__", "99")
+    monkeypatch.setattr("prunecli.recipes.run.__version__", "99")
     assert len(run(workplace)[0].ran) == 4
 
 
