@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.architectures.records import Attention
 from prunecli.model.attention import AttentionLayer, HeadPlaces
 
 SUBSET = "prunecli_heads"
@@ -48,22 +47,15 @@ class OnlyBias(nn.Module):
         return made if self.bias is None else made + self.bias
 
 
-def fit_heads(
-    model: nn.Module,
-    attention: Attention,
-    layer: AttentionLayer,
-    built_heads: int,
-    shapes: Mapping[str, tuple[int, ...]],
-) -> None:
+def fit_heads(model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Give a stock attention, built with all heads on the meta device, the shapes of those that `layer` holds.
 
     Args:
         model: the stock model that the attention is part of.
-        attention: the family's record of it.
         layer: what the checkpoint holds.
-        built_heads: with how many it was built.
         shapes: name -> shape of the tensors that the checkpoint stores.
     """
+    attention, built_heads = layer.spec, layer.stated_heads
     owner = layer.name.removesuffix(attention.name)
     stock = model.get_submodule(module_name(model, f"{owner}{attention.projections or attention.name}"))
     output = module_name(model, layer.output)

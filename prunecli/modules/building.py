@@ -18,9 +18,9 @@ from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import fit_heads, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
-from prunecli.modules.define import fit_embeddings, has_module, tied_names
-from prunecli.modules.ffn import fit_ffn, shared_names
-from prunecli.modules.filling import CHUNK_BYTES, expert_names, fill, fill_places, places
+from prunecli.modules.define import fit_embeddings, has_module
+from prunecli.modules.ffn import fit_ffn
+from prunecli.modules.filling import CHUNK_BYTES, destinations, expert_names, fill, read_into
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
@@ -40,29 +40,18 @@ def build_model(
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
     model = assemble(checkpoint, device, dtype, name)
-    layers = checkpoint.mixtures
-    for layer in layers:
-        module = model.get_submodule(module_name(model, layer.name))
-        for part in EXPERT_PARTS:
-            held = getattr(module, part)
-            setattr(module, part, nn.Parameter(torch.empty_like(held, device=device)))
-        _fill_experts(module, layer, checkpoint)
-    experts = expert_names(layers)
-    names = [name for name in checkpoint.tensors if name not in experts]
-    found = list(places(model, checkpoint, names, dtype))
-    fill_places(found, checkpoint, device)
+    _read_experts(model, checkpoint, device)
+    experts = expert_names(checkpoint.mixtures)
+    others = [name for name in checkpoint.tensors if name not in experts]
+    targets = list(destinations(model, checkpoint, others, dtype))
+    fill(targets, checkpoint, device)
     complete(model, checkpoint, device)
-    family = checkpoint.require_architecture()
-    tied = None
-    if not checkpoint.structure.embedding.is_stock:
-        tied = tied_names(model, checkpoint.layout.ties)
-    shared = shared_names(model, checkpoint.layout.ffns)
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
-        held = experts | {place.name for place in found}
+        held = experts | {target.name for target in targets}
         named = None if name is None else (name,)
         config = result_config(checkpoint, checkpoint.structure, held=held, named=named)
-    return saving_as_stored(model, config, layers, family.expert_count, shared, tied).eval()
+    return saving_as_stored(model, checkpoint, config).eval()
 
 
 def assemble(
@@ -80,13 +69,19 @@ def assemble(
         UnsupportedModelError: the family is not declared.
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
-    family = checkpoint.require_architecture()
     checkpoint.check()
-    model = _stock_model(checkpoint, family, dtype, name)
-    for layer in checkpoint.mixtures:
-        _replace(model, layer, checkpoint, family, dtype)
-    _fit_heads(model, checkpoint.layout)
-    _fit_ffns(model, checkpoint.layout, device)
+    layout = checkpoint.layout
+    model = _stock_model(checkpoint, dtype, name)
+    if layout.tables is not None:
+        fit_embeddings(model, layout.tables, dtype)
+    for mixture in checkpoint.mixtures:
+        _replace(model, mixture, layout, dtype)
+    for attention in layout.attentions:
+        if not attention.is_whole:
+            fit_heads(model, attention, layout.shapes)
+    for ffn in sorted(layout.ffns, key=lambda ffn: ffn.is_shared):  # owners first
+        if not ffn.is_sparse:
+            fit_ffn(model, ffn, layout, device)
     if device.type == "cpu":
         speed_up_linears(model)
     return model
@@ -101,15 +96,11 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
     Raises:
         CheckpointError: another parameter still is.
     """
-    family = checkpoint.require_architecture()
-    _tie(model, checkpoint, family)
-    _fill_buffers(model, family, device)
+    _tie(model, checkpoint)
+    _fill_buffers(model, checkpoint.layout.family, device)
     missing = [name for name, value in model.named_parameters() if value.is_meta and id(value) not in absent]
     if missing:
-        raise CheckpointError(
-            f"{checkpoint.path}: {missing_tensors(missing)}",
-            "config.json and the weights are not of one checkpoint; copy both again.",
-        )
+        raise missing_tensors(checkpoint, missing)
 
 
 def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
@@ -128,19 +119,23 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     family = checkpoint.require_architecture()
     names = class_names(checkpoint.config) if family.top_k is None else ()
     for candidate in (name,) if name is not None else names:
-        found = getattr(transformers, candidate, None)
-        if getattr(getattr(found, "config_class", None), "model_type", None) == family.model_type:
-            return found
+        known = getattr(transformers, candidate, None)
+        if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type:
+            return known
     if name is not None:
-        known = ", ".join(one.name for one in family.classes) or family.model_class
-        raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {known}.")
+        classes = ", ".join(known.name for known in family.classes) or family.model_class
+        raise CheckpointError(f"{checkpoint.path}: no {name} can be made of it", f"Choose one of {classes}.")
     return getattr(transformers, family.model_class)
 
 
-def missing_tensors(names: Sequence[str]) -> str:
-    """Which tensors are not there, in words."""
+def missing_tensors(checkpoint: Checkpoint, names: Sequence[str]) -> CheckpointError:
+    """What is said of tensors that a model needs and the checkpoint lacks."""
     few = ", ".join((*names[:3], "…") if len(names) > 3 else names)
-    return f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
+    what = f"{len(names)} tensors are missing ({few})" if len(names) > 1 else f"a tensor is missing ({few})"
+    return CheckpointError(
+        f"{checkpoint.path}: {what}",
+        "config.json and the weights are not of one checkpoint; copy both again.",
+    )
 
 
 def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
@@ -167,20 +162,20 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
-def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtype, name: str | None) -> Any:
-    """The stock class on the meta device, with the checkpoint's own embeddings.
-
-    Its sparse layers are about to be replaced, so they get few experts.
-    """
+def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -> Any:
+    """The stock class on the meta device. Its sparse layers are about to be replaced, so they get few experts."""
+    family = checkpoint.layout.family
     # Nor does the stored type matter, which transformers would look up.
     changes = {**dict.fromkeys(family.expert_count, family.top_k), "dtype": None, "torch_dtype": None}
-    made = model_class(checkpoint, name)
-    options = _without_pooler(family, made) if not _has(checkpoint, family.pooler) else {}
+    stock = model_class(checkpoint, name)
+    is_base = bool(family.classes) and stock.__name__ == family.classes[0].name
+    has_pooler = family.pooler is None or any(name.startswith(family.pooler) for name in checkpoint.tensors)
+    options = {"add_pooling_layer": False} if is_base and not has_pooler else {}  # no other class knows it
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
     try:
         with torch.device("meta"):
-            model = made(stock_config(checkpoint, **changes), **options)
+            model = stock(stock_config(checkpoint, **changes), **options)
     except CheckpointError:
         raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
@@ -193,78 +188,48 @@ def _stock_model(checkpoint: Checkpoint, family: Architecture, dtype: torch.dtyp
         torch.set_default_dtype(previous)
     for key in family.expert_count:
         setattr(model.config, key, checkpoint.layout.sizes.count(key))
-    tables = checkpoint.layout.tables
-    if tables is not None:
-        fit_embeddings(model, tables, dtype)
     return model
 
 
-def _has(checkpoint: Checkpoint, beginning: str | None) -> bool:
-    return beginning is None or any(name.startswith(beginning) for name in checkpoint.tensors)
-
-
-def _without_pooler(family: Architecture, made: Any) -> dict[str, bool]:
-    """The option that makes a base model without its pooler; no other class has it."""
-    is_base = bool(family.classes) and made.__name__ == family.classes[0].name
-    return {"add_pooling_layer": False} if is_base else {}
-
-
-def _replace(
-    model: Any,
-    layer: SparseLayer,
-    checkpoint: Checkpoint,
-    family: Architecture,
-    dtype: torch.dtype,
-) -> None:
+def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch.dtype) -> None:
     """Put a SparseFFN with the layer's own number of experts in the place of the stock module."""
-    sizes = checkpoint.layout.sizes
-    stack = next(stack for stack in family.stacks if stack.side == layer.side)
-    parent, _, name = module_name(model, layer.name).rpartition(".")
+    sizes, family = layout.sizes, layout.family
+    stack = next(stack for stack in family.stacks if stack.side == mixture.side)
     module = SparseFFN(
         int(sizes.value("d_model")),
         int(sizes.value(stack.ffn.width)),
-        layer.num_experts,
+        mixture.num_experts,
         top_k=int(family.top_k or 1),
         activation=str(sizes.value("activation_function")),
-        router_bias=any(tensor.endswith(".bias") for tensor in layer.router_tensors),
+        router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
         token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,
         activation_dropout=float(getattr(model.config, "activation_dropout", 0.0)),
         device="meta",
         dtype=dtype,
     )
-    setattr(model.get_submodule(parent), name, module)
+    model.set_submodule(module_name(model, mixture.name), module)
 
 
-def _fit_heads(model: Any, layout: ModelLayout) -> None:
-    for layer in layout.attentions:
-        if not layer.is_whole:
-            fit_heads(model, layer.spec, layer, layer.stated_heads, layout.shapes)
-
-
-def _fit_ffns(model: Any, layout: ModelLayout, device: torch.device) -> None:
-    for layer in sorted(layout.ffns, key=lambda layer: layer.is_shared):  # owners first
-        if not layer.is_sparse:
-            width = layout.sizes.count(layer.stack.ffn.width)
-            fit_ffn(model, layer.stack, layer, width, layout.shapes, device)
-
-
-def _fill_experts(module: SparseFFN, layer: SparseLayer, checkpoint: Checkpoint) -> None:
+def _read_experts(model: Any, checkpoint: Checkpoint, device: torch.device) -> None:
+    """Every expert into its part of the stacked parameters, which are made on `device`."""
     buffer = bytearray(CHUNK_BYTES)
-    for part, suffix in EXPERT_PARTS.items():
-        stacked = getattr(module, part)
-        for expert in range(layer.num_experts):
-            fill(stacked[expert], checkpoint, layer.expert_tensor(expert, suffix), buffer)
+    for mixture in checkpoint.mixtures:
+        module = model.get_submodule(module_name(model, mixture.name))
+        for part, suffix in EXPERT_PARTS.items():
+            stacked = torch.empty_like(getattr(module, part), device=device)
+            setattr(module, part, nn.Parameter(stacked))
+            for expert in range(mixture.num_experts):
+                read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), buffer)
 
 
-def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
+def _tie(model: Any, checkpoint: Checkpoint) -> None:
     """Give every alias that the checkpoint leaves out the parameter that it stands for."""
-    aliases = checkpoint.layout.ties
     # T5 would tie what is apart, as every family would where the output layer no longer has the input's table.
     if checkpoint.structure.embedding.is_stock and not any(
-        alias in checkpoint.tensors for alias in family.tied
+        alias in checkpoint.tensors for alias in checkpoint.layout.family.tied
     ):
         model.tie_weights()  # the aliases of task heads too
-    for alias, name in aliases.items():
+    for alias, name in checkpoint.layout.ties.items():
         owner, _, attribute = module_name(model, alias).rpartition(".")
         if alias not in checkpoint.tensors and has_module(model, owner):
             setattr(model.get_submodule(owner), attribute, model.get_parameter(module_name(model, name)))
@@ -273,21 +238,21 @@ def _tie(model: Any, checkpoint: Checkpoint, family: Architecture) -> None:
 def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> None:
     """Compute what the model computes at its making and does not store: positions, for one; a parameter in Marian."""
     for path, module in model.named_modules():
-        empty = {name: held for name, held in module.named_buffers(recurse=False) if held.is_meta}
-        for name, held in empty.items():
-            module.register_buffer(name, torch.empty_like(held, device=device), persistent=False)
+        buffers = {name: value for name, value in module.named_buffers(recurse=False) if value.is_meta}
+        for name, value in buffers.items():
+            module.register_buffer(name, torch.empty_like(value, device=device), persistent=False)
         computed = {
-            name: held
-            for name, held in module.named_parameters(recurse=False)
-            if held.is_meta and f"{path}.{name}".endswith(family.buffers)
+            name: value
+            for name, value in module.named_parameters(recurse=False)
+            if value.is_meta and f"{path}.{name}".endswith(family.buffers)
         }
-        for name, held in computed.items():
-            made = torch.empty_like(held, device=device)
-            setattr(module, name, nn.Parameter(made, requires_grad=held.requires_grad))
-        if empty or computed:
-            for name, held in module.named_parameters(recurse=False):
-                if (
-                    name not in computed
-                ):  # rows that were read, in Gemma's tables: transformers must not draw them
-                    held._is_hf_initialized = True
+        for name, value in computed.items():
+            parameter = nn.Parameter(
+                torch.empty_like(value, device=device), requires_grad=value.requires_grad
+            )
+            setattr(module, name, parameter)
+        if buffers or computed:
+            for name, value in module.named_parameters(recurse=False):
+                if name not in computed:  # was read, in Gemma's tables: transformers must not draw it
+                    value._is_hf_initialized = True
             model._init_weights(module)

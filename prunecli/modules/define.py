@@ -19,7 +19,7 @@ Where the paper is silent, or says two things:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -237,9 +237,3 @@ def has_module(model: Any, name: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def tied_names(model: Any, ties: Mapping[str, str]) -> dict[str, str]:
-    """Those of the `ties` of a checkpoint that concern the model, under its own names: alias -> what it is tied to."""
-    found = {module_name(model, alias): module_name(model, name) for alias, name in ties.items()}
-    return {alias: name for alias, name in found.items() if has_module(model, alias.rpartition(".")[0])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from prunecli.architectures.records import Stack
 from prunecli.model.ffn import FfnLayer
+from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import module_name, resize
 
 
@@ -30,14 +30,7 @@ class Nothing(nn.Module):
         return self.zero
 
 
-def fit_ffn(
-    model: nn.Module,
-    stack: Stack,
-    layer: FfnLayer,
-    stock_width: int,
-    shapes: Mapping[str, tuple[int, ...]],
-    device: torch.device,
-) -> None:
+def fit_ffn(model: nn.Module, layer: FfnLayer, layout: ModelLayout, device: torch.device) -> None:
     """Make the FFN of a stock model, built on the meta device, the one that `layer` describes.
 
     A removed FFN and its norms no longer compute: LN(h + FFN(h)) and h + FFN(LN(h)) both become h. A shared one becomes
@@ -45,12 +38,11 @@ def fit_ffn(
 
     Args:
         model: the stock model; the FFN that this one shares with has its shape already.
-        stack: the family's record of the stack.
-        layer: what the checkpoint holds.
-        stock_width: hidden units that the FFN was built with.
-        shapes: name -> shape of the tensors that the checkpoint stores.
+        layer: one of the layout's dense FFNs.
+        layout: of the checkpoint.
         device: where the model will run.
     """
+    stack = layer.stack
     if layer.removed:
         for norm in stack.ffn.norms:
             name = f"{stack.layers.format(layer=layer.layer)}.{norm}"
@@ -61,22 +53,12 @@ def fit_ffn(
         for part in _parts(stack):
             owner = model.get_submodule(module_name(model, f"{layer.owner}{part}"))
             model.set_submodule(module_name(model, f"{layer.name}{part}"), owner)
-    elif layer.width != stock_width:
+    elif layer.width != layout.sizes.count(stack.ffn.width):
         for suffix, axis in layer.tensors.items():
             if axis is not None:
                 name = f"{layer.prefix}{suffix}"
                 path, _, attribute = module_name(model, name).rpartition(".")
-                resize(model.get_submodule(path), attribute, shapes[name])
-
-
-def shared_names(model: nn.Module, layers: tuple[FfnLayer, ...]) -> dict[str, str]:
-    """Name in the model of each tensor of a shared FFN -> its owner's, under which it is stored."""
-    return {
-        module_name(model, f"{layer.name}.{suffix}"): module_name(model, f"{layer.prefix}{suffix}")
-        for layer in layers
-        if layer.is_shared
-        for suffix in layer.tensors
-    }
+                resize(model.get_submodule(path), attribute, layout.shapes[name])
 
 
 def _parts(stack: Stack) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors belong in a model, and how they get there: chunk by chunk into their final place."""
+"""Where a checkpoint's tensors belong in a model, and how they get there: read into their final place."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunecli.architectures import Architecture
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
@@ -36,12 +36,12 @@ STOCK_ROUTER = ".router.classifier"
 
 
 @dataclass(frozen=True)
-class Place:
+class Destination:
     """Where a tensor of the checkpoint belongs: an attribute of a module.
 
     Attributes:
         name: in the checkpoint.
-        module: that holds it.
+        module: that has the attribute.
         attribute: of the module: a parameter or a buffer, of the right shape.
         dtype: that the model runs it in.
     """
@@ -52,7 +52,7 @@ class Place:
     dtype: torch.dtype
 
     @property
-    def held(self) -> Tensor:
+    def tensor(self) -> Tensor:
         """What is there now."""
         tensor: Tensor = getattr(self.module, self.attribute)
         return tensor
@@ -62,14 +62,16 @@ class Place:
         if self.attribute in self.module._buffers:
             self.module._buffers[self.attribute] = tensor
         else:
-            parameter = nn.Parameter(tensor, requires_grad=self.held.requires_grad)
+            parameter = nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
             self.module._parameters[self.attribute] = parameter
 
 
-def places(model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype) -> Iterator[Place]:
-    """The places of tensors, in a model whose floating tensors are in `dtype`; none for those of another task's head.
+def destinations(
+    model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype
+) -> Iterator[Destination]:
+    """Those of tensors in a model whose floating tensors are in `dtype`; none for those of another task's head.
 
-    Experts of a sparse layer lie in stacked parameters: they have no place of their own.
+    Experts of a sparse layer lie in stacked parameters: they have none of their own.
 
     Raises:
         CheckpointError: the model has no place for one, or one of another shape.
@@ -79,19 +81,18 @@ def places(model: Any, checkpoint: Checkpoint, names: Iterable[str], dtype: torc
         owner = owner.removesuffix(STOCK_ROUTER) + ".router" if owner.endswith(STOCK_ROUTER) else owner
         try:
             module = model.get_submodule(owner)
-            held = getattr(module, attribute)
+            tensor = getattr(module, attribute)
         except AttributeError:
-            layout = checkpoint.layout
-            if layout.is_extra(name) or _lacks_output(model, layout.family, name):
+            if checkpoint.layout.is_extra(name) or _lacks_output(model, checkpoint.layout, name):
                 continue  # another class of the family has it
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
             ) from None
-        _require_shape(held, checkpoint, name)
-        kind = held.dtype
+        _require_shape(tensor, checkpoint, name)
+        kind = tensor.dtype
         if kind.is_floating_point and not isinstance(module, Router):
             kind = _dtype_of(model, owner, dtype)
-        yield Place(name, module, attribute, kind)
+        yield Destination(name, module, attribute, kind)
 
 
 def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
@@ -104,48 +105,62 @@ def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
     }
 
 
-def fill(place: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
-    """Read a tensor chunk by chunk into `place`, which may have another type or lie on another device.
+def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
+    """Read a tensor of the checkpoint into `tensor`, contiguous and of its shape.
+
+    Of another type, or on another device, it takes the values chunk by chunk; else the bytes go where they belong.
+
+    Args:
+        buffer: of CHUNK_BYTES, for chunks.
 
     Raises:
         CheckpointError: it cannot be read, or is of another shape or of a type that no model runs in.
     """
     info = checkpoint.info(name)
-    _require_shape(place, checkpoint, name)
+    _require_shape(tensor, checkpoint, name)
     if info.dtype not in DTYPES:
         raise CheckpointError(
             f"{checkpoint.path}: {name} is of the type {info.dtype}, which no model runs in"
         )
-    source = DTYPES[info.dtype]
-    flat = place.detach().view(-1)
+    source, flat = DTYPES[info.dtype], tensor.detach().view(-1)
+    is_same = flat.device.type == "cpu" and flat.dtype == source
+    target = flat.view(torch.uint8).numpy().data if is_same else None
     for start in range(0, info.nbytes, CHUNK_BYTES):
         end = min(start + CHUNK_BYTES, info.nbytes)
+        if target is not None:
+            checkpoint.read_range(name, start, end, target[start:end])
+            continue
         values = torch.frombuffer(checkpoint.read_range(name, start, end, buffer), dtype=source)
         flat[start // source.itemsize : end // source.itemsize].copy_(values)
 
 
-def fill_places(found: Iterable[Place], checkpoint: Checkpoint, device: torch.device) -> None:
-    """Read tensors into new memory on `device`."""
+def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.device) -> None:
+    """Read the tensors of the checkpoint that belong there into new memory on `device`.
+
+    Raises:
+        CheckpointError: as `read_into`.
+    """
     buffer = bytearray(CHUNK_BYTES)
-    for place in found:
-        made = torch.empty(place.held.shape, dtype=place.dtype, device=device)
-        fill(made, checkpoint, place.name, buffer)
-        place.put(made)
+    for target in targets:
+        tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=device)
+        read_into(tensor, checkpoint, target.name, buffer)
+        target.put(tensor)
 
 
-def _require_shape(place: Tensor, checkpoint: Checkpoint, name: str) -> None:
+def _require_shape(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
     stored = checkpoint.info(name).shape
-    if tuple(place.shape) != stored:
+    if tuple(tensor.shape) != stored:
         raise CheckpointError(
-            f"{checkpoint.path}: {name} has the shape {list(stored)}, the model wants {list(place.shape)}"
+            f"{checkpoint.path}: {name} has the shape {list(stored)}, the model wants {list(tensor.shape)}"
         )
 
 
-def _lacks_output(model: Any, family: Architecture, name: str) -> bool:
+def _lacks_output(model: Any, layout: ModelLayout, name: str) -> bool:
     """Whether the tensor is of the output layer, and the model of a class without one."""
-    if family.embedding is None or not name.startswith(f"{family.embedding.output}."):
+    embedding = layout.family.embedding
+    if embedding is None or not name.startswith(f"{embedding.output}."):
         return False
-    return not has_module(model, module_name(model, family.embedding.output))
+    return not has_module(model, module_name(model, embedding.output))
 
 
 def _dtype_of(model: Any, module: str, dtype: torch.dtype) -> torch.dtype:

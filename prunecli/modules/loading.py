@@ -95,13 +95,7 @@ def choose_device(name: str) -> torch.device:
 
 def sparse_ffns(model: Any) -> dict[str, SparseFFN]:
     """Layer's name, as in `Structure`, -> its sparse FFN; in the order of the layers."""
-    return dict(_sparse(model))
-
-
-def _sparse(model: Any) -> Iterator[tuple[str, SparseFFN]]:
-    for name, module in model.named_modules():
-        if isinstance(module, SparseFFN):
-            yield name, module
+    return {name: module for name, module in model.named_modules() if isinstance(module, SparseFFN)}
 
 
 @contextmanager
@@ -158,10 +152,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
             "Correct its config.json, or copy the directory again.",
         ) from error
     if missing := sorted(found["missing_keys"]):
-        raise CheckpointError(
-            f"{checkpoint.path}: {missing_tensors(missing)}",
-            "config.json and the weights are not of one checkpoint; copy both again.",
-        )
+        raise missing_tensors(checkpoint, missing)
     return model.to(device).eval()
 
 

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY
 from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import SHIM_FILE, WEIGHTS_KEY, shim_classes, shim_source
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name
+from prunecli.modules.define import has_module
 from prunecli.tensors.writer import INDEX_FILE, SINGLE_FILE
 
 REFUSED = {
@@ -92,32 +94,31 @@ class SavesAsStored:
         return _empty, (self._stock_class,), self.__dict__
 
 
-def saving_as_stored(
-    model: Any,
-    config: Mapping[str, Any],
-    layers: Sequence[SparseLayer],
-    counts: Sequence[str],
-    shared: Mapping[str, str],
-    tied: Mapping[str, str] | None = None,
-) -> Any:
+def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Any:
     """`model`, which from now on saves itself as it was stored; still an instance of its stock class.
 
     Args:
-        config: config.json of the checkpoint; what stock classes do not know of it is written again.
-        layers: its sparse layers.
-        counts: keys of `config` that hold the number of experts.
-        shared: name in the state dict of a tensor that the layer shares -> that under which it is stored.
-        tied: likewise, of tied embeddings; None: as the stock class ties them.
+        model: built of `checkpoint`.
+        config: config.json of what is saved; what stock classes do not know of it is written again.
     """
+    layout = checkpoint.layout
     stock: Any = type(model)
     model.__class__ = _saving_class(stock)
     # T5's class changes what its config says of ties.
-    keys = ("model_type", "architectures", KEY, "auto_map", WEIGHTS_KEY, TIE_KEY, *counts)
+    keys = ("model_type", "architectures", KEY, "auto_map", WEIGHTS_KEY, TIE_KEY, *layout.family.expert_count)
     model._stored_config = {key: config[key] for key in keys if key in config}
-    model._stored_layers = tuple(_in_model(model, layer) for layer in layers)
-    model._shared_names = {**shared, **(tied or {})}
-    if tied is not None:
-        model._own_ties = model.all_tied_weights_keys = dict(tied)
+    model._stored_layers = tuple(_in_model(model, layer) for layer in checkpoint.mixtures)
+    model._shared_names = {
+        module_name(model, f"{ffn.name}.{suffix}"): module_name(model, f"{ffn.prefix}{suffix}")
+        for ffn in layout.ffns
+        if ffn.is_shared
+        for suffix in ffn.tensors
+    }
+    if not checkpoint.structure.embedding.is_stock:
+        aliases = {module_name(model, alias): module_name(model, name) for alias, name in layout.ties.items()}
+        ties = {a: name for a, name in aliases.items() if has_module(model, a.rpartition(".")[0])}
+        model._own_ties = model.all_tied_weights_keys = ties
+        model._shared_names |= ties
     return model
 
 
@@ -129,13 +130,12 @@ def stock_names(state: Mapping[str, Tensor], layers: Sequence[SparseLayer]) -> d
     names = dict(state)
     for layer in layers:
         for name in layer.router_tensors:
-            held = f"{layer.name}.router.{name.rpartition('.')[2]}"
-            if held in names:
-                names[name] = names.pop(held)
+            own = f"{layer.name}.router.{name.rpartition('.')[2]}"
+            if own in names:
+                names[name] = names.pop(own)
         for suffix in layer.expert_tensors:
-            held = f"{layer.name}.{suffix.replace('.', '_')}"
-            if held in names:
-                stacked = names.pop(held)
+            stacked = names.pop(f"{layer.name}.{suffix.replace('.', '_')}", None)
+            if stacked is not None:
                 for expert in range(layer.num_experts):
                     names[layer.expert_tensor(expert, suffix)] = _own_storage(stacked[expert])
     return names

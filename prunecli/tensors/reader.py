@@ -36,12 +36,12 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of its values."""
         return self.numel * itemsize(self.dtype)

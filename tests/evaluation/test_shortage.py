@@ -79,8 +79,8 @@ def test_refused_before_a_weight_is_read(name: str, folder: Path, monkeypatch: p
     def read(*_: object) -> None:
         raise AssertionError("a weight is read")
 
+    monkeypatch.setattr(building, "read_into", read)
     monkeypatch.setattr(building, "fill", read)
-    monkeypatch.setattr(building, "fill_places", read)
     monkeypatch.setattr(precision, "new_memory", lambda _device: 30 * KIB)
     made = run(name)
     refused(made, "30.00 KiB are free", 1)

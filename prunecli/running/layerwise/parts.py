@@ -16,7 +16,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules import building
 from prunecli.modules.attention import module_name
-from prunecli.modules.filling import Place, expert_names, fill_places, places
+from prunecli.modules.filling import Destination, destinations, expert_names, fill
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
 ALIGNMENT = 64
@@ -48,9 +48,9 @@ Block = tuple[Spec, ...]
 """What is read, and held, together: a layer without its experts, or one expert."""
 
 
-def block_of(places: Iterable[Place]) -> Block:
-    """The tensors of some places."""
-    return tuple(Spec(place.name, tuple(place.held.shape), place.dtype) for place in places)
+def block_of(targets: Iterable[Destination]) -> Block:
+    """The tensors that belong there."""
+    return tuple(Spec(target.name, tuple(target.tensor.shape), target.dtype) for target in targets)
 
 
 def block_bytes(block: Block) -> int:
@@ -66,7 +66,7 @@ class Stage:
         name: as in the checkpoint.
         side: of which stack.
         module: the layer.
-        places: its tensors, without experts and without what other layers share.
+        targets: where its tensors belong, without experts and without what other layers share.
         attentions: its attention modules.
         sparse: its mixture of experts, or None.
         ffn: the module of that mixture, or None.
@@ -75,15 +75,15 @@ class Stage:
     name: str
     side: Side
     module: nn.Module
-    places: tuple[Place, ...]
+    targets: tuple[Destination, ...]
     attentions: tuple[nn.Module, ...]
     sparse: SparseLayer | None
     ffn: SparseFFN | None
 
     @property
     def block(self) -> Block:
-        """The tensors of `places`."""
-        return block_of(self.places)
+        """The tensors of `targets`."""
+        return block_of(self.targets)
 
     def expert(self, number: int) -> Block:
         """The tensors of one expert, as it is numbered in the checkpoint: fc1's weight and bias, fc2's."""
@@ -110,7 +110,7 @@ class Skeleton:
 
     model: Any
     stages: tuple[Stage, ...]
-    resident: tuple[Place, ...]
+    resident: tuple[Destination, ...]
     device: torch.device
 
     @property
@@ -136,9 +136,9 @@ def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     model = building.assemble(checkpoint, device, dtype)
     sparse = checkpoint.mixtures
     stages = tuple(_stages(model, checkpoint, sparse, dtype))
-    taken = {place.name for stage in stages for place in stage.places} | expert_names(sparse)
+    taken = {target.name for stage in stages for target in stage.targets} | expert_names(sparse)
     rest = [name for name in checkpoint.tensors if name not in taken]
-    resident = tuple(places(model, checkpoint, rest, dtype))
+    resident = tuple(destinations(model, checkpoint, rest, dtype))
     return Skeleton(model.eval(), stages, resident, device)
 
 
@@ -148,8 +148,8 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
     Raises:
         CheckpointError: a tensor cannot be read, or the checkpoint lacks one.
     """
-    fill_places(skeleton.resident, checkpoint, skeleton.device)
-    layered = {id(place.held) for stage in skeleton.stages for place in stage.places}
+    fill(skeleton.resident, checkpoint, skeleton.device)
+    layered = {id(target.tensor) for stage in skeleton.stages for target in stage.targets}
     layered |= {
         id(getattr(stage.ffn, part))
         for stage in skeleton.stages
@@ -177,12 +177,12 @@ def _stages(
     shared = _shared(modules.values())
     for stack, number, name in layers:
         mixture = mixtures.get((stack.side, number))
-        own = places(model, checkpoint, [held for held in names[name] if held not in experts], dtype)
+        own = destinations(model, checkpoint, [held for held in names[name] if held not in experts], dtype)
         yield Stage(
             name,
             stack.side,
             modules[name],
-            tuple(place for place in own if id(place.module) not in shared),
+            tuple(target for target in own if id(target.module) not in shared),
             tuple(modules[name].get_submodule(attention.name) for attention in stack.attentions),
             mixture,
             model.get_submodule(module_name(model, mixture.name)) if mixture else None,

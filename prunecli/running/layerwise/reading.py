@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.modules.filling import CHUNK_BYTES, DTYPES, fill
+from prunecli.modules.filling import CHUNK_BYTES, read_into
 from prunecli.running.layerwise.parts import Block
 
 
@@ -117,24 +117,11 @@ class Reader:
             for spec, tensor in zip(block, tensors, strict=True):
                 if self._ended.is_set():
                     return
-                self._read(spec.name, tensor, staging)
+                read_into(tensor, self._checkpoint, spec.name, staging)
+                self.bytes_read += self._checkpoint.info(spec.name).nbytes
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
             self._ready.put(Loaded(block, tensors, buffer))
-
-    def _read(self, name: str, tensor: Tensor, staging: bytearray) -> None:
-        info = self._checkpoint.info(name)
-        if self._device.type == "cpu" and (DTYPES.get(info.dtype), info.shape) == (
-            tensor.dtype,
-            tensor.shape,
-        ):
-            place = tensor.view(-1).view(torch.uint8).numpy().data
-            for start in range(0, info.nbytes, CHUNK_BYTES):
-                end = min(start + CHUNK_BYTES, info.nbytes)
-                self._checkpoint.read_range(name, start, end, place[start:end])
-        else:
-            fill(tensor, self._checkpoint, name, staging)
-        self.bytes_read += info.nbytes
 
 
 def place_tensors(block: Block, buffer: Tensor) -> tuple[Tensor, ...]:

@@ -15,14 +15,14 @@ from prunecli.running.layerwise.reading import Loaded
 @contextmanager
 def bound(stage: Stage, loaded: Loaded) -> Iterator[None]:
     """Inside, the layer's parameters are the tensors that were read."""
-    before = [place.module._parameters[place.attribute] for place in stage.places]
-    for place, tensor in zip(stage.places, loaded.tensors, strict=True):
-        place.module._parameters[place.attribute] = nn.Parameter(tensor, requires_grad=False)
+    before = [target.module._parameters[target.attribute] for target in stage.targets]
+    for target, tensor in zip(stage.targets, loaded.tensors, strict=True):
+        target.module._parameters[target.attribute] = nn.Parameter(tensor, requires_grad=False)
     try:
         yield
     finally:
-        for place, parameter in zip(stage.places, before, strict=True):
-            place.module._parameters[place.attribute] = parameter
+        for target, parameter in zip(stage.targets, before, strict=True):
+            target.module._parameters[target.attribute] = parameter
 
 
 @contextmanager

@@ -187,7 +187,7 @@ def test_every_weight_is_read_once_each_way_and_the_last_layer_once_in_all(tmp_p
         run.run()
         for number, stage in enumerate(run.skeleton.stages):
             times = 1 if number == len(run.skeleton.stages) - 1 else 2
-            for place in stage.places:
+            for place in stage.targets:
                 assert run.reads[place.name] == times * checkpoint.info(place.name).nbytes
         assert not {place.name for place in run.skeleton.resident} & set(run.reads)
 

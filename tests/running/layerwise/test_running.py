@@ -142,7 +142,7 @@ def assert_clean(skeleton: Skeleton) -> None:
     for stage in skeleton.stages:
         assert "forward" not in vars(stage.module)
         assert not any("forward" in vars(module) for module in stage.attentions)
-        assert all(place.held.is_meta for place in stage.places)
+        assert all(target.tensor.is_meta for target in stage.targets)
         if stage.ffn is not None:
             assert stage.ffn.runner is None
             assert all(getattr(stage.ffn, part).is_meta for part in EXPERT_PARTS)

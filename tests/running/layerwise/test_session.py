@@ -88,7 +88,7 @@ def test_a_run_says_what_it_took_and_gives_everything_back(path: Path, tmp_path:
             machinery.reader.give_back(machinery.reader.take())
             machinery.states.put(torch.zeros(4 * MIB))
             assert list(tmp_path.iterdir()) == [tmp_path / "model"], "the file has no name"
-        layer = sum(session._checkpoint.info(place.name).nbytes for place in stage.places)
+        layer = sum(session._checkpoint.info(target.name).nbytes for target in stage.targets)
         resident = sum(session._checkpoint.info(place.name).nbytes for place in session.skeleton.resident)
         assert session._work.bytes_read == resident + times * layer, "what is outside of layers is read once"
         assert session._work.readings == times
