@@ -234,7 +234,7 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
 
 
 def _payload(shown: Shown, plan: ExpertPlan, options: ExpertOptions) -> dict[str, Any]:
-    from prunecli.methods.experts.fit import fit_payload
+    from prunecli.methods.experts.memory_fit import fit_payload
     from prunecli.methods.experts.selection import SELECTION_FORMAT
 
     return {
@@ -249,7 +249,7 @@ def _payload(shown: Shown, plan: ExpertPlan, options: ExpertOptions) -> dict[str
 
 
 def _show(shown: Shown, plan: ExpertPlan) -> None:
-    from prunecli.methods.experts.fit import explain
+    from prunecli.methods.experts.memory_fit import explain
 
     layers = shown.result.source.require_mixtures()
     rows = [[layer.name, *removal(layer.num_experts, len(plan.kept[layer.name]))] for layer in layers]

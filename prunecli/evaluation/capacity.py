@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.methods.experts.budget import Request
-from prunecli.methods.experts.fit import Fit, fit_payload, margin_bytes, nearest_ratio
+from prunecli.methods.experts.memory_fit import MemoryFit, fit_payload, margin_bytes, nearest_ratio
 from prunecli.model.cost import Load, decoding_bytes, model_dim, stored_dtype, token_products, weight_bytes
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
@@ -53,7 +53,7 @@ class Whole:
     decoding: int
     needed: int
     fits: bool
-    pruned: Fit | None = None
+    pruned: MemoryFit | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Capacity:
     wholes: tuple[Whole, ...]
     layered: tuple[ByLayer, ...]
     one_pass: OnePass
-    ratio: Fit | None
+    ratio: MemoryFit | None
 
 
 def what_fits(
@@ -195,7 +195,7 @@ def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) 
     )
 
 
-def _pruned(whole: Whole, fit: Fit) -> Whole:
+def _pruned(whole: Whole, fit: MemoryFit) -> Whole:
     return replace(
         whole,
         weights=fit.dense + fit.experts,
@@ -346,7 +346,7 @@ def _whole_payload(whole: Whole) -> dict[str, Any]:
     }
 
 
-def _ratio(fit: Fit) -> Mapping[str, Any]:
+def _ratio(fit: MemoryFit) -> Mapping[str, Any]:
     return {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
 
 

@@ -14,10 +14,10 @@ import torch
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.batches import Pair, batches_of
-from prunecli.methods.experts.fit import weight_bytes
 from prunecli.methods.experts.layer_groups import Group, Room
 from prunecli.methods.experts.layer_passes import Passes, steps
 from prunecli.methods.experts.layer_snapshots import Snapshots
+from prunecli.methods.experts.memory_fit import weight_bytes
 from prunecli.methods.experts.score import (
     CollectOptions,
     State,

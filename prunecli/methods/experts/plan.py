@@ -18,8 +18,8 @@ from prunecli.methods.experts.budget import (
     keep_count,
     starved,
 )
-from prunecli.methods.experts.fit import Fit, smallest_ratio
 from prunecli.methods.experts.granularity import aggregate, default_granularity
+from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
 from prunecli.methods.experts.metrics import DEFAULT_METRIC, RANDOM, Values, metric_values, random_values
 from prunecli.methods.experts.select import Selection, select_experts
 from prunecli.methods.experts.selection import read_experts
@@ -106,7 +106,7 @@ class ExpertPlan:
     thresholds: Mapping[str, float] = field(default_factory=dict)
     step: Mapping[str, Any] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
-    fit: Fit | None = None
+    fit: MemoryFit | None = None
     warning: str | None = None
 
     @property
@@ -181,7 +181,7 @@ def _step(
 
 def _request(
     checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer], top_k: int
-) -> tuple[Request, Fit | None]:
+) -> tuple[Request, MemoryFit | None]:
     amount = options.amount
     if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
         raise UsageError(
@@ -249,7 +249,11 @@ def read_all(
 
 
 def _arguments(
-    options: ExpertOptions, request: Request, granularity: str | None, balance: str | None, fit: Fit | None
+    options: ExpertOptions,
+    request: Request,
+    granularity: str | None,
+    balance: str | None,
+    fit: MemoryFit | None,
 ) -> dict[str, Any]:
     ratio = options.amount.ratio if fit is None else fit.ratio
     if ratio is None and request.per_layer is None:

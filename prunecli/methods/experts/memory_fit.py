@@ -28,7 +28,7 @@ MARGIN = Fraction(1, 10)
 
 
 @dataclass(frozen=True)
-class Fit:
+class MemoryFit:
     """The smallest ratio that fits, or the largest one where none does; bytes throughout.
 
     Attributes:
@@ -79,7 +79,7 @@ def smallest_ratio(
     beam: int = 4,
     length: int = 128,
     request: Request | None = None,
-) -> Fit:
+) -> MemoryFit:
     """As `nearest_ratio`, where there is one that fits.
 
     Raises:
@@ -99,7 +99,7 @@ def smallest_ratio(
 
 def nearest_ratio(
     checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, *, dtype: str | None = None
-) -> Fit:
+) -> MemoryFit:
     """The fewest experts to remove so that the model fits in `budget_bytes` while it decodes; where none are few
     enough, the most that may be removed.
 
@@ -138,7 +138,7 @@ def nearest_ratio(
     keep = sum(counts.values())
     places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
     ratio = floor((1 - Fraction(keep, held)) * places) / places
-    return Fit(
+    return MemoryFit(
         ratio, keep, held, counts, dense, experts, cache, activations, margin, budget_bytes, load, target
     )
 
@@ -156,7 +156,7 @@ def expert_bytes(checkpoint: Checkpoint, layer: SparseLayer, target: str | None)
     return sum(info.cast(target).nbytes // rows for info, rows in infos)
 
 
-def explain(fit: Fit) -> Sequence[str]:
+def explain(fit: MemoryFit) -> Sequence[str]:
     """The arithmetic in plain lines."""
     load = fit.load
     return (
@@ -168,7 +168,7 @@ def explain(fit: Fit) -> Sequence[str]:
     )
 
 
-def fit_payload(fit: Fit) -> dict[str, Any]:
+def fit_payload(fit: MemoryFit) -> dict[str, Any]:
     """The fit as JSON."""
     return {
         "budget_bytes": fit.budget,

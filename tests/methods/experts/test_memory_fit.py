@@ -10,7 +10,7 @@ import pytest
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Request, keep_count
-from prunecli.methods.experts.fit import Fit, explain, smallest_ratio
+from prunecli.methods.experts.memory_fit import MemoryFit, explain, smallest_ratio
 from prunecli.model.checkpoint import open_model
 from tests.tiny import random_tensors, tiny_config, tiny_nllb_moe
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_nllb_moe(tmp_path_factory.mktemp("model") / "full", vocab=64)
 
 
-def fit(model: Path, budget: int, strategy: str = "per-layer", **options: object) -> Fit:
+def fit(model: Path, budget: int, strategy: str = "per-layer", **options: object) -> MemoryFit:
     request = Request(strategy=strategy, balance=Fraction(3))  # type: ignore[arg-type]
     with open_model(model) as checkpoint:
         return smallest_ratio(checkpoint, budget, request=request, **options)  # type: ignore[arg-type]
