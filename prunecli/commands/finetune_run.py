@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from prunecli.results.training import Training
     from prunecli.text.choice import TextChoice
     from prunecli.text.tasks import TrainingTask
+    from prunecli.training.data import TrainingData
     from prunecli.training.finetune import Trained
-    from prunecli.training.material import Material
     from prunecli.training.options import TrainingOptions
     from prunecli.training.start import Start
 
@@ -65,7 +65,7 @@ def run(
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_directory, checkpoint_or_demo
     from prunecli.tensors.hub.names import local_path
-    from prunecli.training.material import read_material
+    from prunecli.training.data import read_training_data
 
     writing.check(local_path(start.checkpoint))  # before anything is fetched
     if start.config is None:
@@ -87,8 +87,8 @@ def run(
     if task == "feature-extraction":
         options = _learning_features(options, how.of_logits)
     say = unsaid if how.quiet else console.note
-    material = read_material(task, choice, valid, say)
-    if material.task != "translation" and options.metric != "loss":
+    data = read_training_data(task, choice, valid, say)
+    if data.task != "translation" and options.metric != "loss":
         raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
 
     from prunecli.training.finetune import finetune as train
@@ -97,7 +97,7 @@ def run(
     state = state_directory(writing.output)
     trained = train(
         lambda: start.open(state),
-        material,
+        data,
         options,
         state,
         origin=identity,
@@ -107,7 +107,7 @@ def run(
         report=say,
     )
     if trained.is_main:
-        training, verdict = _publish(start, material, options, trained, state, writing)
+        training, verdict = _publish(start, data, options, trained, state, writing)
         if how.json:
             console.print_json(training.to_json())
         elif not how.quiet:
@@ -116,7 +116,7 @@ def run(
 
 
 def _learning_features(options: TrainingOptions, of_logits: tuple[str, ...]) -> TrainingOptions:
-    from prunecli.training.features import feature_loss
+    from prunecli.training.loss import feature_loss
 
     if of_logits:
         raise UsageError(
@@ -134,7 +134,7 @@ def _learning_features(options: TrainingOptions, of_logits: tuple[str, ...]) -> 
 
 def _publish(
     start: Start,
-    material: Material,
+    data: TrainingData,
     options: TrainingOptions,
     trained: Trained,
     state: Path,
@@ -152,7 +152,7 @@ def _publish(
     from prunecli.training.result import finetune_step, outputs_of
 
     with start.open(state) as source, open_model(trained.staged) as weights:
-        step = finetune_step(source, start.config, material, options, trained.log)
+        step = finetune_step(source, start.config, data, options, trained.log)
         outputs = outputs_of(source, weights, writing.dtype)
         for line in not_carried(source):
             console.note(line)

@@ -24,9 +24,8 @@ from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
-from prunecli.training.features import FEATURES, FeatureDistance
-from prunecli.training.loss import Objective
-from prunecli.training.material import Material, encode_examples, make_validation
+from prunecli.training.data import TrainingData, encode_examples, make_validation
+from prunecli.training.loss import FeatureDistance, Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.result import stage
 from prunecli.training.state import (
@@ -63,7 +62,7 @@ class Trained:
 
 def finetune(
     source: Callable[[], Checkpoint],
-    material: Material,
+    data: TrainingData,
     options: TrainingOptions,
     state: Path,
     *,
@@ -89,18 +88,18 @@ def finetune(
         PruneError: model, text, teacher or options that cannot be used; a loss that is not finite.
         KeyboardInterrupt: a signal ended the training; its state is kept.
     """
-    arguments = training_arguments(options, state, validates=material.valid is not None)
+    arguments = training_arguments(options, state, validates=data.valid is not None)
     process_group = ProcessGroup(arguments.process_index, arguments.world_size)
     if not process_group.is_main:
         report, progress = _silent, silent
     if process_group.is_main:
         identity = {
             **origin,
-            **material.describe(),
+            **data.describe(),
             **_identity(options),
             "processes": process_group.world_size,
         }
-        inputs = {**origin_files, **material.inputs()}
+        inputs = {**origin_files, **data.inputs()}
         if options.teacher is not None:
             inputs["teacher"] = {str(options.teacher): identity["teacher"]}
         prepare_state(state, identity, inputs, resume=resume)
@@ -108,7 +107,7 @@ def finetune(
         if process_group.is_main:
             source().close()
         process_group.all_gather(None)  # the first has made what the others open
-        run = _Run(material, options, arguments, process_group, state, progress, report)
+        run = _Run(data, options, arguments, process_group, state, progress, report)
         return _trained(run, source)
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
@@ -130,7 +129,7 @@ def _silent(_line: str) -> None:
 class _Run:
     """What every part of a run needs."""
 
-    material: Material
+    data: TrainingData
     options: TrainingOptions
     arguments: Any
     process_group: ProcessGroup
@@ -140,12 +139,12 @@ class _Run:
 
 
 def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
-    options, material, state = run.options, run.material, run.state
+    options, data, state = run.options, run.data, run.state
     with source() as checkpoint:
         checkpoint.require_architecture()
         _require_floats(checkpoint)
         tokenizer = load_tokenizer(checkpoint.path)
-        for language in {name for pair in material.pairs for name in pair} if languages(tokenizer) else ():
+        for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
             language_id(tokenizer, language)
         done = finished(state)
         if done is not None and done["target"] != _target(options):
@@ -179,27 +178,27 @@ def _require_floats(checkpoint: Checkpoint) -> None:
 
 def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
-    options, material, arguments, process_group = run.options, run.material, run.arguments, run.process_group
+    options, data, arguments, process_group = run.options, run.data, run.arguments, run.process_group
     examples = encode_examples(
         tokenizer,
         model,
-        material,
-        material.train,
+        data,
+        data.train,
         seed=options.seed,
         context=options.context,
         progress=run.progress,
     )
     require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
-    validation = make_validation(tokenizer, model, material, options)
+    validation = make_validation(tokenizer, model, data, options)
     teacher = None
     if options.teacher is not None:
         dtype = teacher_dtype(options)
         teacher = load_teacher(
-            options.teacher, model, tokenizer, material.task, options.loss, arguments.device, dtype
+            options.teacher, model, tokenizer, data.task, options.loss, arguments.device, dtype
         )
         require_positions(options.teacher, teacher, examples)
     objective = Objective(options.loss, teacher)
-    if material.task == FEATURES:
+    if data.task == "feature-extraction":
         objective = FeatureDistance(options.loss, teacher)
         if validation is not None:
             validation = replace(validation, objective=objective)

@@ -8,12 +8,14 @@ Over the N scored tokens of an update, with logits z of the model, z' of the tea
     MSE_t = mean over the width of the squared difference of the last hidden states
 
 The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
-each over its own real tokens, scaled so that a token of the input weighs as much as one of the output.
+each over its own real tokens, scaled so that a token of the input weighs as much as one of the output. Models without a
+head, sentence encoders among them, learn the last hidden states of a teacher alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -100,11 +102,28 @@ def hidden_distance(outputs: Any, taught: Any, batch: Mapping[str, Tensor]) -> T
         distance = _distance(outputs.hidden_states[-1], taught.hidden_states[-1], scored)
         return distance if labels.dim() > 1 else distance / scored.sum() * len(labels)
     scored, real = labels != IGNORED, batch["attention_mask"].bool()
-    found = _distance(decoder[-1], taught.decoder_hidden_states[-1], scored)
+    output = _distance(decoder[-1], taught.decoder_hidden_states[-1], scored)
     encoder = _distance(outputs.encoder_last_hidden_state, taught.encoder_last_hidden_state, real)
-    return found + encoder / real.sum() * scored.sum()
+    return output + encoder / real.sum() * scored.sum()
 
 
 def _distance(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
     difference = (student.float() - teacher.float()).square().mean(dim=-1)
     return (difference * chosen).sum()
+
+
+def feature_loss(options: LossOptions) -> LossOptions:
+    """The options that are left where there are no logits."""
+    return replace(options, label_smoothing=0.0, distill=0.0, temperature=1.0, hidden=options.hidden or 1.0)
+
+
+class FeatureDistance(Objective):
+    """Sum over the real tokens of the mean squared difference to the teacher's last hidden states, times its weight."""
+
+    def __call__(self, model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        """See `Objective`."""
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        outputs = model(**inputs, output_hidden_states=True)
+        with torch.no_grad():
+            taught = self.teacher(**inputs, output_hidden_states=True)
+        return self.options.hidden * hidden_distance(outputs, taught, batch)

@@ -21,7 +21,7 @@ from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainingOptions
 
 if TYPE_CHECKING:
-    from prunecli.training.material import Material
+    from prunecli.training.data import TrainingData
 
 
 def stage(model: Any, source: Checkpoint, directory: Path) -> None:
@@ -64,7 +64,7 @@ def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tu
 def finetune_step(
     source: Checkpoint,
     config: Path | None,
-    material: Material,
+    data: TrainingData,
     options: TrainingOptions,
     log: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def finetune_step(
         and value is not None
     }
     arguments: dict[str, Any] = {
-        **material.describe(),
+        **data.describe(),
         **values,
         **asdict(options.loss),
         "steps": log["steps"],

@@ -15,7 +15,6 @@ from prunecli.running.examples import Examples
 from prunecli.running.lengths import position_count
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.features import FEATURES
 from prunecli.training.options import LossOptions, TrainingOptions
 
 COMPARED = ("decoder_start_token_id", "pad_token_id")
@@ -60,7 +59,7 @@ def load_teacher(
         )
     require_same_tokens(path, load_tokenizer(directory), tokenizer)
     teacher = load_model(directory, device=device, dtype=dtype).requires_grad_(False)
-    if task != FEATURES:
+    if task != "feature-extraction":
         require_task(teacher, task)
     teacher.config.use_cache = False
     choose_attention(teacher, device, dtype)

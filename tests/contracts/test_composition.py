@@ -20,7 +20,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.pipeline import apply
-from prunecli.training.material import Material
+from prunecli.training.data import TrainingData
 from prunecli.training.result import outputs_of
 from tests.commands.vocabulary import trimmed
 from tests.contracts.method_contract import load, logits_of, written
@@ -93,14 +93,14 @@ def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
 def finetuned(case: str, source: Path, output: Path) -> Path:
     """Trained for two updates, and written as the command does."""
     state = output.with_name(f"{output.name}-state")
-    made = train(source, state, options(steps=2, learning_rate=1e-2), material(case))
+    made = train(source, state, options(steps=2, learning_rate=1e-2), data(case))
     with open_model(source) as before, open_model(made.staged) as weights:
         outputs = outputs_of(before, weights, None)
         apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
     return output
 
 
-def material(case: str) -> Material:
+def data(case: str) -> TrainingData:
     if case in ENCODERS:
         return replace(language_model(), task="mlm")
     return language_model() if case in DECODERS else translation()

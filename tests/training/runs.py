@@ -10,8 +10,8 @@ import torch
 from prunecli.model.checkpoint import open_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
+from prunecli.training.data import TrainingData
 from prunecli.training.finetune import finetune
-from prunecli.training.material import Material
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.state import WEIGHTS
 
@@ -39,14 +39,14 @@ def parallel(count=40, seed=0):
 
 
 def translation(count=40, valid=8):
-    return Material("translation", parallel(count), parallel(valid, 1) if valid else None, PAIRS)
+    return TrainingData("translation", parallel(count), parallel(valid, 1) if valid else None, PAIRS)
 
 
 def language_model(count=40, valid=8):
     def text(number, seed):
         return PlainText((Path("text"),), tuple(" ".join(line) for line in lines(number, seed)))
 
-    return Material("lm", text(count, 0), text(valid, 1) if valid else None)
+    return TrainingData("lm", text(count, 0), text(valid, 1) if valid else None)
 
 
 OPTIONS = TrainingOptions(
@@ -64,11 +64,11 @@ def options(**changes):
     return replace(OPTIONS, **changes)
 
 
-def train(checkpoint, state, made=OPTIONS, material=None, **more):
+def train(checkpoint, state, made=OPTIONS, data=None, **more):
     """A whole run of the library's function; returns what it returns."""
     return finetune(
         lambda: open_model(checkpoint),
-        translation() if material is None else material,
+        translation() if data is None else data,
         made,
         state,
         origin={"source": str(checkpoint)},

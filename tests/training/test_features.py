@@ -15,7 +15,7 @@ from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.features import FeatureDistance, feature_loss
+from prunecli.training.loss import FeatureDistance, feature_loss
 from prunecli.training.options import LossOptions
 from prunecli.training.validation import Validation
 from tests.commands.calls import call, raising, refused

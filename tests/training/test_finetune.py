@@ -20,7 +20,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training import loss as loss_module
-from prunecli.training.material import Material
+from prunecli.training.data import TrainingData
 from prunecli.training.options import LossOptions
 from prunecli.training.watch import TrainingError, Watch
 from tests.families import tiny_family
@@ -72,14 +72,14 @@ def test_accumulated_batches_are_one_batch(tmp_path):
     english = ("the the the the the",) * 4
     french = ("the", "the the", "the the the", "the the the the")
     text = ParallelText("t", {"eng_Latn": english, "fra_Latn": french})
-    material = Material("translation", text, None, PAIRS[:1])
+    data = TrainingData("translation", text, None, PAIRS[:1])
     examples = translation_examples(load_tokenizer(model), load_model(model, device="cpu"), text, PAIRS[:1])
     longest = max(max(lengths) for lengths in examples.lengths)
     assert {max(lengths) for lengths in examples.lengths} == {longest}
     assert len({target for _, target in examples.lengths}) == 4
     made = options(steps=3, eval_every=1, learning_rate=1e-2)
-    whole = train(model, tmp_path / "a", replace(made, batch_tokens=4 * longest), material)
-    parts = train(model, tmp_path / "b", replace(made, batch_tokens=2 * longest, accumulate=2), material)
+    whole = train(model, tmp_path / "a", replace(made, batch_tokens=4 * longest), data)
+    parts = train(model, tmp_path / "b", replace(made, batch_tokens=2 * longest, accumulate=2), data)
     assert whole.log["tokens"] == parts.log["tokens"] == 3 * sum(target for _, target in examples.lengths)
     one, other = ([row["loss"] for row in log["training"]] for log in (whole.log, parts.log))
     assert other == pytest.approx(one, rel=1e-4)
@@ -330,7 +330,7 @@ def test_a_language_that_the_tokenizer_lacks_is_refused(model, tmp_path):
         train(
             model,
             tmp_path / "state",
-            material=Material("translation", text, None, (("eng_Latn", "xxx_Latn"),)),
+            data=TrainingData("translation", text, None, (("eng_Latn", "xxx_Latn"),)),
         )
 
 
@@ -341,14 +341,14 @@ def test_a_device_that_cannot_be_used_is_refused(model, tmp_path, device):
 
 
 def test_blank_lines_are_left_out(model, tmp_path):
-    material = translation(valid=0)
+    data = translation(valid=0)
     text = parallel(40)
     with_blanks = {name: (*sentences, "", "no") for name, sentences in text.sentences.items()}
     with_blanks["fra_Latn"] = (*text.sentences["fra_Latn"], "on", " ")
-    blank = replace(material, train=replace(text, sentences=with_blanks))
+    blank = replace(data, train=replace(text, sentences=with_blanks))
     one, other = (
         train(model, tmp_path / str(number), options(steps=2), made)
-        for number, made in enumerate((material, blank))
+        for number, made in enumerate((data, blank))
     )
     assert staged(one) == staged(other)
 
@@ -368,10 +368,10 @@ def test_language_models(tmp_path, family):
 
 def test_a_language_models_validation_loss_is_its_perplexity(tmp_path):
     model = tiny_family(tmp_path / "model", "gpt2")
-    material = language_model()
-    trained = train(model, tmp_path / "state", options(steps=1, learning_rate=0.0), material)
+    data = language_model()
+    trained = train(model, tmp_path / "state", options(steps=1, learning_rate=0.0), data)
     stream, nats = [2], 0.0
-    for ids in load_tokenizer(model)(list(material.valid.texts))["input_ids"]:
+    for ids in load_tokenizer(model)(list(data.valid.texts))["input_ids"]:
         stream += [*ids, 2]
     for start in range(
         0, len(stream) - 1, 64
@@ -388,7 +388,7 @@ def test_a_language_model_learns_to_end(tmp_path, distilled):
     path, text = tiny_family(tmp_path / "model", "llama"), PlainText((), ("the hen", "no tin") * 40)
     made = options(steps=60, eval_every=30, learning_rate=1e-2, batch_tokens=128)
     for number in range(1 + distilled):
-        trained = train(path, tmp_path / f"state{number}", made, Material("lm", text))
+        trained = train(path, tmp_path / f"state{number}", made, TrainingData("lm", text))
         made = replace(made, teacher=trained.staged, loss=LossOptions(0.0, 1.0))
     model, tokenizer = load_model(trained.staged, device="cpu"), load_tokenizer(path)
     prompt = tokenizer("the", return_tensors="pt")["input_ids"]
@@ -407,10 +407,10 @@ def test_the_context_of_a_run(tmp_path, family):
     results = {}
     for context in (None, 64, 9):
         made = options(steps=2, context=context, eval_every=2)
-        results[context] = staged(train(model, tmp_path / f"{context}", made, Material(task, text, text)))
+        results[context] = staged(train(model, tmp_path / f"{context}", made, TrainingData(task, text, text)))
     assert results[None] == results[64] != results[9]
     with pytest.raises(UsageError, match=r"--context 99: the model has 6[46] positions"):
-        train(model, tmp_path / "state", options(context=99), Material(task, text))
+        train(model, tmp_path / "state", options(context=99), TrainingData(task, text))
 
 
 def test_an_interrupted_language_model(tmp_path):
@@ -436,10 +436,10 @@ def test_a_teacher_with_fewer_positions_is_refused(tmp_path):
 def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
     """Not the hidden ones alone."""
     model = tiny_family(tmp_path / "model", family)
-    material = Material(task, PlainText((), ("the hen no ten",) * 50))
+    data = TrainingData(task, PlainText((), ("the hen no ten",) * 50))
     made = options(steps=None, epochs=1.0, batch_tokens=100)
-    trained = train(model, tmp_path / "state", made, material)
-    tokens = sum(map(len, load_tokenizer(model)(list(material.train.texts))["input_ids"]))
+    trained = train(model, tmp_path / "state", made, data)
+    tokens = sum(map(len, load_tokenizer(model)(list(data.train.texts))["input_ids"]))
     # The stream of a causal model begins with <s> and has </s> behind each line, the last of which is not read.
     assert trained.log["tokens"] == (tokens if task == "mlm" else tokens + 50)
 
@@ -447,9 +447,9 @@ def test_the_tokens_of_a_run_are_those_that_it_read(tmp_path, family, task):
 def test_an_interrupted_masked_language_model(tmp_path):
     """What is hidden changes from epoch to epoch, and a resumed run knows in which one it is."""
     model = tiny_family(tmp_path / "model", "roberta", hidden_dropout_prob=0.2)
-    material = replace(language_model(30), task="mlm")
+    data = replace(language_model(30), task="mlm")
     made = options(steps=12, eval_every=4)
-    whole = train(model, tmp_path / "whole", made, material)
+    whole = train(model, tmp_path / "whole", made, data)
     assert whole.log["epochs"] > 2
 
     def die(line):
@@ -457,9 +457,9 @@ def test_an_interrupted_masked_language_model(tmp_path):
             raise RuntimeError("power failure")
 
     with pytest.raises(RuntimeError):
-        train(model, tmp_path / "parts", made, material, report=die)
+        train(model, tmp_path / "parts", made, data, report=die)
     assert kept_steps(tmp_path / "parts") == [4, 8]
-    again = train(model, tmp_path / "parts", made, material)
+    again = train(model, tmp_path / "parts", made, data)
     assert staged(again) == staged(whole)
     assert again.log["training"] == whole.log["training"]
 
@@ -468,10 +468,8 @@ def test_an_interrupted_masked_language_model(tmp_path):
 @pytest.mark.parametrize("family", ["m2m_100", "marian", "bart", "mbart", "t5", "bert", "roberta"])
 def test_families(tmp_path, family, dtype):
     model = tiny_family(tmp_path / "model", family)
-    material = (
-        replace(language_model(), task="mlm") if family.endswith("bert") or family == "roberta" else None
-    )
-    trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype), material)
+    data = replace(language_model(), task="mlm") if family.endswith("bert") or family == "roberta" else None
+    trained = train(model, tmp_path / "state", options(steps=2, dtype=dtype), data)
     with open_model(trained.staged) as made, open_model(model) as source:
         assert dict(made.tensors) == dict(source.tensors)
     assert torch.isfinite(torch.tensor(trained.log["validation"][0]["loss"]))

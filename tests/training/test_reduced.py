@@ -25,9 +25,9 @@ KEPT = ((1, 3), (), (0, 2, 3), (3,))
 """Of four heads, in layer after layer."""
 
 
-def trained_and_written(source, folder, material, **changes):
+def trained_and_written(source, folder, data, **changes):
     """Train `source`, write the result as the command does, and give its path."""
-    made = train(source, folder / "state", options(steps=2, learning_rate=1e-2, **changes), material)
+    made = train(source, folder / "state", options(steps=2, learning_rate=1e-2, **changes), data)
     with open_model(source) as before, open_model(made.staged) as weights:
         outputs = outputs_of(before, weights, None)
         apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), folder / "out")

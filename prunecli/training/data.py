@@ -18,14 +18,13 @@ from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
-from prunecli.training.features import FEATURES
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.validation import Translating, Validation
 
 
 @dataclass(frozen=True)
-class Material:
+class TrainingData:
     """What is trained on.
 
     Attributes:
@@ -57,7 +56,9 @@ class Material:
 VALID_SPLIT = "val"
 
 
-def read_material(task: TrainingTask, choice: TextChoice, valid: TextChoice, say: Say = unsaid) -> Material:
+def read_training_data(
+    task: TrainingTask, choice: TextChoice, valid: TextChoice, say: Say = unsaid
+) -> TrainingData:
     """The text that `choice` names for `task`, and that of `valid` to validate with.
 
     Args:
@@ -73,12 +74,12 @@ def read_material(task: TrainingTask, choice: TextChoice, valid: TextChoice, say
         data = None if choice.source_file is not None else choice.data or choice.demo
         if data is None or (valid.split is None and not has_split(data, VALID_SPLIT)):
             say(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
-            return Material(task, train, None, pairs)
+            return TrainingData(task, train, None, pairs)
         held_out = read_parallel(data, valid.split or VALID_SPLIT, train.languages)
-        return Material(task, train, held_out.first(valid.max_sentences), pairs)
+        return TrainingData(task, train, held_out.first(valid.max_sentences), pairs)
     if valid.labelled is None and not valid.files:
-        return Material(task, train)
-    return Material(task, train, valid.text_of(task)[0])
+        return TrainingData(task, train)
+    return TrainingData(task, train, valid.text_of(task)[0])
 
 
 def _digest(text: Text) -> str:
@@ -103,14 +104,14 @@ def _digests(text: Text) -> dict[str, str]:
 def encode_examples(
     tokenizer: Tokenizer,
     model: Any,
-    material: Material,
+    data: TrainingData,
     text: Text,
     *,
     seed: int = 0,
     context: int | None = None,
     progress: Progress = silent,
 ) -> Examples:
-    """The examples of the material's task in `text`.
+    """The examples of the data's task in `text`.
 
     Args:
         seed: of the tokens that `mlm` hides.
@@ -120,27 +121,27 @@ def encode_examples(
         PruneError: the model is for another task, or the text cannot be used.
     """
     if isinstance(text, ParallelText):
-        return translation_examples(tokenizer, model, text, material.pairs, progress, skip_blank=True)
+        return translation_examples(tokenizer, model, text, data.pairs, progress, skip_blank=True)
     if isinstance(text, LabelledText):
         return labelled_examples(tokenizer, model, text)
-    if material.task == FEATURES:
+    if data.task == "feature-extraction":
         return text_examples(tokenizer, model, text.texts, context)
-    if material.task == "mlm":
+    if data.task == "mlm":
         return mlm_examples(tokenizer, model, text.texts, context=context, seed=seed)
     return packed_examples(tokenizer, model, text.texts, context)
 
 
 def make_validation(
-    tokenizer: Tokenizer, model: Any, material: Material, options: TrainingOptions
+    tokenizer: Tokenizer, model: Any, data: TrainingData, options: TrainingOptions
 ) -> Validation | None:
-    """What the material's held-out text is measured by, or None where it has none."""
-    if material.valid is None:
+    """What the data's held-out text is measured by, or None where it has none."""
+    if data.valid is None:
         return None
     translating = None
     if options.metric == "chrf++":
-        assert isinstance(material.valid, ParallelText)
+        assert isinstance(data.valid, ParallelText)
         decoding = DecodingOptions(options.beam, options.batch_tokens)
-        translating = Translating(material.valid, material.pairs, tokenizer, decoding)
-    examples = encode_examples(tokenizer, model, material, material.valid, context=options.context)
+        translating = Translating(data.valid, data.pairs, tokenizer, decoding)
+    examples = encode_examples(tokenizer, model, data, data.valid, context=options.context)
     cross_entropy = Objective(LossOptions(label_smoothing=0.0))
     return Validation(examples, options.batch_tokens, cross_entropy, translating)

@@ -10,7 +10,7 @@ from prunecli import demo
 from prunecli.errors import DataError
 from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
-from prunecli.training.material import read_material
+from prunecli.training.data import read_training_data
 
 DEMO = TextChoice(split="train", pairs="qba_Latn-qbo_Latn", max_sentences=3, demo=demo.DATA)
 
@@ -18,12 +18,12 @@ DEMO = TextChoice(split="train", pairs="qba_Latn-qbo_Latn", max_sentences=3, dem
 @pytest.mark.parametrize(("asked", "split"), [(None, "val"), ("val", "val"), ("test", "test")])
 def test_the_demo_validates_on_the_split_asked_for(asked, split):
     languages = ("qba_Latn", "qbo_Latn")
-    material = read_material("translation", DEMO, TextChoice(split=asked, max_sentences=2))
-    assert material.train == read_parallel(demo.DATA, "train", languages, max_sentences=3)
-    assert material.valid == read_parallel(demo.DATA, split, languages, max_sentences=2)
+    data = read_training_data("translation", DEMO, TextChoice(split=asked, max_sentences=2))
+    assert data.train == read_parallel(demo.DATA, "train", languages, max_sentences=3)
+    assert data.valid == read_parallel(demo.DATA, split, languages, max_sentences=2)
 
 
 @pytest.mark.parametrize("data", [None, demo.DATA])
 def test_a_split_that_the_demo_lacks_is_refused(data):
     with pytest.raises(DataError, match="no split 'nosuch'"):
-        read_material("translation", replace(DEMO, data=data), TextChoice(split="nosuch"))
+        read_training_data("translation", replace(DEMO, data=data), TextChoice(split="nosuch"))
