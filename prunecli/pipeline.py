@@ -12,7 +12,6 @@ from typing import Any
 from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.layout import resolve
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import Verdict, stock_verdict
@@ -114,7 +113,7 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     """
     source.check()
     check_expressions(source, rewrite.outputs)
-    layout = resolve(source.require_architecture(), dict(rewrite.config), rewrite.structure)
+    layout = source.layout.changed(rewrite.structure, rewrite.config)
     stated = layout.shapes
     written = {
         output.name: output.shape
@@ -157,8 +156,7 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary) -> str:
     card = source.path / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return model_card(
-        rewrite.structure,
-        rewrite.config,
+        source.layout.changed(rewrite.structure, rewrite.config),
         text,
         (summary.parameters_before, summary.parameters_after),
         (summary.bytes_before, summary.bytes_after),

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli import PACKAGE
-from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.model.declared import class_names
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.ffn import describe_ffns
-from prunecli.model.layout import resolve
+from prunecli.model.layout import ModelLayout
 from prunecli.model.opening import SHIM, WEIGHTS_KEY, shim_classes
 from prunecli.model.source_card import (
     HISTORY,
@@ -22,15 +21,14 @@ from prunecli.model.source_card import (
 )
 from prunecli.model.structure import EmbeddingChange, Structure
 
-PLACE = "path/to/this/directory"
+DIRECTORY = "path/to/this/directory"
 
 SHOWN_IDS = 8
 """Ids at either end of a longer list of experts; config.json has all."""
 
 
 def model_card(
-    structure: Structure,
-    config: Mapping[str, Any],
+    layout: ModelLayout,
     source_card: str,
     parameters: tuple[int, int],
     nbytes: tuple[int, int],
@@ -38,12 +36,12 @@ def model_card(
     """The card's text; it names no path, so that equal runs give equal bytes wherever they write.
 
     Args:
-        structure: of the result; the first step of its history names the original.
-        config: of the result.
+        layout: of the result; the first step of its history names the original.
         source_card: text of the source's card; empty: it has none.
         parameters: of the source and of the result.
         nbytes: of their tensors.
     """
+    structure, config = layout.structure, layout.config
     origin = _name(structure.history[0].get("source") or {}) if structure.history else None
     front = front_matter(source_card)
     matter = carried_matter(front, structure, config)
@@ -57,12 +55,12 @@ def model_card(
         if is_trained
         else "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
         *([_sizes(parameters, nbytes)] if not is_trained else []),
-        *_loading(config),
+        *_loading(layout),
         *_sentences(matter, config),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
-        *_ffns(structure, config),
-        *_embeddings(structure, config),
+        *_ffns(layout),
+        *_embeddings(layout),
         *_history(structure),
         *([ORIGINAL_CARD, original] if original else []),
     ]
@@ -91,40 +89,40 @@ def _share(before: int, after: int) -> str:
     return f"{after / before:.1%}" if before else "-"
 
 
-def _loading(config: Mapping[str, Any]) -> list[str]:
+def _loading(layout: ModelLayout) -> list[str]:
     """How the model opens: with plain transformers, or with prunecli alone."""
+    config, stock_class = layout.config, _auto_class(layout)
     classes = shim_classes(config)
     auto_map = config.get("auto_map", {})
     opens = (
-        f'prunecli.load_model("{PLACE}")' if classes else f'{_auto_class(config)}.from_pretrained("{PLACE}")'
+        f'prunecli.load_model("{DIRECTORY}")' if classes else f'{stock_class}.from_pretrained("{DIRECTORY}")'
     )
     lines = [
         *(["import prunecli"] if classes else []),
-        f"from transformers import {'AutoTokenizer' if classes else f'{_auto_class(config)}, AutoTokenizer'}",
+        f"from transformers import {'AutoTokenizer' if classes else f'{stock_class}, AutoTokenizer'}",
         "",
         f"model = {opens}",
-        f'tokenizer = AutoTokenizer.from_pretrained("{PLACE}")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{DIRECTORY}")',
     ]
-    found = ["## How to load it", "\n".join(["```python", *lines, "```"])]
+    paragraphs = ["## How to load it", "\n".join(["```python", *lines, "```"])]
     if not classes:
-        found.append(
+        plain = (
             "It is a model of its stock architecture: plain transformers, and what builds on it, opens it."
         )
-        return found
+        return [*paragraphs, plain]
     ways = ", ".join(f"`{name}`" for name in auto_map if str(auto_map[name]).startswith(f"{SHIM}."))
-    found.append(
+    return [
+        *paragraphs,
         f"{config.get(WEIGHTS_KEY)} `from_pretrained(…, trust_remote_code=True)` of transformers' {ways} gives the "
-        f"same model, each in its own class. Both need {PACKAGE}."
-    )
-    return found
+        f"same model, each in its own class. Both need {PACKAGE}.",
+    ]
 
 
-def _auto_class(config: Mapping[str, Any]) -> str:
+def _auto_class(layout: ModelLayout) -> str:
     """The `AutoModel…` of the class that config.json names; else that of the family."""
-    family = FAMILIES.get(str(config.get("model_type")))
-    named = class_names(config)
-    found = [one.auto_class for one in family.classes if one.name in named] if family else []
-    return found[0] if found else family.auto_class if family else "AutoModel"
+    named = class_names(layout.config)
+    known = (known.auto_class for known in layout.family.classes if known.name in named)
+    return next(known, layout.family.auto_class)
 
 
 def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -132,7 +130,7 @@ def _sentences(matter: Mapping[str, Any], config: Mapping[str, Any]) -> list[str
     if matter["library_name"] != "sentence-transformers":
         return []
     trust = ", trust_remote_code=True" if shim_classes(config) else ""
-    return [f'`sentence_transformers.SentenceTransformer("{PLACE}"{trust})` opens it with its pooling.']
+    return [f'`sentence_transformers.SentenceTransformer("{DIRECTORY}"{trust})` opens it with its pooling.']
 
 
 def _kept(
@@ -148,21 +146,20 @@ def _kept(
         had = original.get(name, len(ids))
         gone = f"{1 - len(ids) / had:.1%}" if had else "-"
         lines.append(f"| `{name}` | {len(ids)} | {had} | {gone} | {_ids(ids) or 'none'} |")
-    left = sum(map(len, kept.values()))
+    remaining = sum(map(len, kept.values()))
     whole = sum(original.get(name, len(ids)) for name, ids in kept.items())
     return [
         f"## {what.capitalize()}",
-        f"{left} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
+        f"{remaining} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
         'holds all of them, under `"prunecli"`.',
         "\n".join(lines),
     ]
 
 
-def _ffns(structure: Structure, config: Mapping[str, Any]) -> list[str]:
-    if not structure.ffn:
+def _ffns(layout: ModelLayout) -> list[str]:
+    if not layout.structure.ffn:
         return []
-    family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
-    described = describe_ffns(resolve(family, config, structure).ffns, structure.ffn)
+    described = describe_ffns(layout.ffns, layout.structure.ffn)
     return [
         "## Feed-forward networks",
         f"FFN: {described}.",
@@ -172,11 +169,10 @@ def _ffns(structure: Structure, config: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _embeddings(structure: Structure, config: Mapping[str, Any]) -> list[str]:
-    if structure.embedding == EmbeddingChange():
+def _embeddings(layout: ModelLayout) -> list[str]:
+    if layout.structure.embedding == EmbeddingChange():
         return []
-    family = FAMILIES[str(config["model_type"]).removeprefix(REDUCED_PREFIX)]
-    described = describe_embeddings(resolve(family, config, structure).tables)
+    described = describe_embeddings(layout.tables)
     return [
         "## Token embeddings",
         f"{described[0].upper()}{described[1:]}.",

@@ -101,13 +101,19 @@ class ModelLayout:
             for place in [(ffn.side, ffn.layer)]
         )
 
-    def with_structure(self, structure: Structure) -> ModelLayout:
-        """The same family and config.json with another structure.
+    def changed(
+        self, structure: Structure | None = None, config: Mapping[str, Any] | None = None
+    ) -> ModelLayout:
+        """The same family with another structure, another config.json or both; None: this model's.
 
         Raises:
             CheckpointError: as `resolve`.
         """
-        return resolve(self.family, self.config, structure)
+        return resolve(
+            self.family,
+            self.config if config is None else config,
+            self.structure if structure is None else structure,
+        )
 
     def require_tables(self) -> TokenTables:
         """The token embeddings.

@@ -112,7 +112,7 @@ def result_config(
         config.update(verdict.config)
     else:
         names = source.tensors if held is None else held
-        found = auto_classes(family, readable(source.layout.with_structure(structure), names), classes)
+        found = auto_classes(family, readable(source.layout.changed(structure), names), classes)
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in found.items()}
         config[WEIGHTS_KEY] = (
             f"{verdict.line} Open it with trust_remote_code=True, or with prunecli.load_model."

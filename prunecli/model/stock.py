@@ -57,7 +57,7 @@ def stock_verdict(source: Checkpoint, structure: Structure) -> Verdict:
     family = source.require_architecture()
     if family.stock_fault is not None:
         return Verdict(reason=family.stock_fault)
-    made = source.layout.with_structure(structure)
+    made = source.layout.changed(structure)
     parts = [_experts(source, structure), _heads(made), _ffns(made), _embeddings(made)]
     faults = [part for part in parts if part.reason is not None]
     if faults:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
+from prunecli.architectures import FAMILIES
 from prunecli.model.card import model_card
+from prunecli.model.layout import resolve
 from prunecli.model.source_card import front_matter
 from prunecli.model.structure import FfnChange, Structure
 
@@ -32,7 +34,8 @@ UNEVEN = {
 
 def card(source: str = "", config: dict[str, Any] = STOCK, **fields: Any) -> str:
     values = {"experts": {LAYER: (1, 5)}, "original_experts": {LAYER: 8}, "history": (STEP,), **fields}
-    return model_card(Structure(**values), config, source, (1000, 400), (4000, 800))
+    layout = resolve(FAMILIES[config["model_type"]], config, Structure(**values))
+    return model_card(layout, source, (1000, 400), (4000, 800))
 
 
 def matter_of(text: str) -> dict[str, Any]:
@@ -108,7 +111,7 @@ def test_one_statistics_file_may_stand_alone() -> None:
 
 
 def test_nothing_removed() -> None:
-    text = model_card(Structure(), {}, "", (10, 10), (40, 40))
+    text = model_card(resolve(FAMILIES["bart"], STOCK, Structure()), "", (10, 10), (40, 40))
     assert "# Pruned checkpoint" in text
     assert "## Experts" not in text
     assert "## How it was made" not in text

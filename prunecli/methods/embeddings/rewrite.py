@@ -64,7 +64,7 @@ def embedding_shapes(checkpoint: Checkpoint, change: EmbeddingChange) -> dict[st
     A stock output table counts where it is one of its own.
     """
     structure = replace(checkpoint.structure, embedding=change)
-    found = checkpoint.layout.with_structure(structure).require_tables()
+    found = checkpoint.layout.changed(structure).require_tables()
     shapes: dict[str, Shape] = {}
     if found.unit is None:
         shapes[f"{found.input}.weight"] = (found.vocabulary, found.model_dim)

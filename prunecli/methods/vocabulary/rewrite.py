@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.methods.vocabulary.ids import renumbered, with_defaults
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.layout import resolve
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output, Rows, Slices, joined
@@ -45,7 +44,7 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
     """
     layout, size = checkpoint.layout, vocabulary_size(checkpoint)
     held = layout.shapes
-    grown = resolve(layout.family, {**layout.config, SIZE: size + 1}, layout.structure).shapes
+    grown = layout.changed(config={**layout.config, SIZE: size + 1}).shapes
     declared = {
         name: next(
             axis for axis, (one, other) in enumerate(zip(shape, grown[name], strict=True)) if one != other
