@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from prunecli.analysis.components import Component, Key, matched
 from prunecli.analysis.model_similarity import Comparison, Measure
 from prunecli.architectures.records import Side
-from prunecli.results.similarity import Component as ComponentRecord
 from prunecli.results.similarity import Similarity
 
 SIDES: tuple[Side, ...] = ("encoder", "decoder")
@@ -149,35 +148,33 @@ def similarity_of(
     measures, alone = list(comparison.similarities), not comparison.second
     pairs = successive(comparison) if alone else corresponding(comparison, references)
     constants = constant_components(comparison)
-    models = {"first": (comparison.first, comparison.removed[0], constants[0])}
-    if not alone:
-        models["second"] = (comparison.second, comparison.removed[1], constants[1])
-    about["successive" if alone else "corresponding"] = [_row(pair, bool(references)) for pair in pairs]
-    return Similarity(
-        components={
-            name: [
-                ComponentRecord(name=c.name, label=c.label, side=c.side, layer=c.layer, kind=c.kind)
-                for c in components
-            ]
-            for name, (components, _, _) in models.items()
-        },
-        left_out={
-            name: {"removed": list(removed), "constant": list(constant)}
-            for name, (_, removed, constant) in models.items()
-        },
-        matrices={measure: _matrices(comparison, measure) for measure in measures},
-        **about,
-        mean={
-            side: {
-                **{measure: _rounded(mean.values[measure]) for measure in measures},
-                **(
-                    {f"{measure}_normalised": _rounded(mean.normalised[measure], 4) for measure in measures}
-                    if references
-                    else {}
-                ),
-            }
-            for side, mean in side_means(pairs, measures).items()
-        },
+    components = {"first": comparison.first} | ({} if alone else {"second": comparison.second})
+    left_out = zip(components, comparison.removed, constants, strict=False)
+    return Similarity.model_validate(
+        {
+            **about,
+            "components": components,
+            "left_out": {
+                name: {"removed": list(removed), "constant": list(constant)}
+                for name, removed, constant in left_out
+            },
+            "matrices": {measure: _matrices(comparison, measure) for measure in measures},
+            "successive" if alone else "corresponding": [_row(pair, bool(references)) for pair in pairs],
+            "mean": {
+                side: {
+                    **{measure: _rounded(mean.values[measure]) for measure in measures},
+                    **(
+                        {
+                            f"{measure}_normalised": _rounded(mean.normalised[measure], 4)
+                            for measure in measures
+                        }
+                        if references
+                        else {}
+                    ),
+                }
+                for side, mean in side_means(pairs, measures).items()
+            },
+        }
     )
 
 

@@ -24,7 +24,12 @@ class Record(BaseModel):
     """Fields in the order in which they are written; what else a file holds is kept, and comes last."""
 
     model_config = ConfigDict(
-        frozen=True, extra="allow", allow_inf_nan=False, populate_by_name=True, protected_namespaces=()
+        frozen=True,
+        extra="allow",
+        from_attributes=True,  # of the dataclasses that a run computes
+        allow_inf_nan=False,
+        populate_by_name=True,
+        protected_namespaces=(),
     )
 
     def to_json(self) -> dict[str, Any]:

@@ -206,8 +206,16 @@ def _sums(value: Mapping[str, Any], layers: int, experts: int, where: str) -> Ga
     return GateSums(**arrays)
 
 
-def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: bool = False) -> Array:
-    """A finite, non-negative array of `shape` from JSON; int64 for `counts`, else float64.
+def checked_array(
+    value: Any,
+    shape: tuple[int, ...],
+    where: str,
+    *,
+    counts: bool = False,
+    signed: bool = False,
+    remedy: str = "Collect the statistics again.",
+) -> Array:
+    """A finite array of `shape` from JSON, not negative unless `signed`; int64 for `counts`, else float64.
 
     Raises:
         StatisticsError: naming `where`.
@@ -215,25 +223,21 @@ def checked_array(value: Any, shape: tuple[int, ...], where: str, *, counts: boo
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise StatisticsError(
-            f"{where} is not an array of numbers.", "Collect the statistics again."
-        ) from error
+        raise StatisticsError(f"{where} is not an array of numbers.", remedy) from error
     if array.shape != shape:
-        wanted, found = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
-        raise StatisticsError(
-            f"{where} holds {found} values; {wanted} are needed.", "Collect the statistics again."
-        )
+        needed, held = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
+        raise StatisticsError(f"{where} holds {held} values; {needed} are needed.", remedy)
     if not np.isfinite(array).all():
-        raise StatisticsError(f"{where} holds NaN or infinity.", "Collect the statistics again.")
-    if (array < 0).any():
-        raise StatisticsError(f"{where} holds negative values.", "Collect the statistics again.")
+        raise StatisticsError(f"{where} holds NaN or infinity.", remedy)
+    if not signed and (array < 0).any():
+        raise StatisticsError(f"{where} holds negative values.", remedy)
     if not counts:
         return array
     whole = np.asarray(value)
     if whole.dtype.kind not in "iu" and (array != np.floor(array)).any():
-        raise StatisticsError(f"{where} holds fractions; counts are whole.", "Collect the statistics again.")
+        raise StatisticsError(f"{where} holds fractions; counts are whole.", remedy)
     if (whole >= 2.0**63).any():
-        raise StatisticsError(f"{where} holds counts that no run gives.", "Collect the statistics again.")
+        raise StatisticsError(f"{where} holds counts that no run gives.", remedy)
     return whole.astype(np.int64)
 
 

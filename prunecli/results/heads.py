@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
+from prunecli.results.gates import checked_array
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.documents import read_json
 
@@ -41,11 +42,9 @@ class ReportedHeads:
     """all-but-one: what the best head of each layer, chosen on other text, reaches (appendix A).
 
     Attributes:
-        metric: what the score is.
-        examples: how many were run.
+        metric, examples: what the score is, and of how many.
         base: the score with all heads.
-        only: attention's name -> score with this head alone.
-        p_value: attention's name -> of the difference.
+        only, p_value: attention's name -> score with this head alone, p-value of the difference.
     """
 
     metric: str
@@ -120,12 +119,10 @@ class HeadScores(Tabled):
                 "all-but-one scores compare the heads of one layer with each other, not those of the whole model.",
                 "Score the heads with --method gradient or --method ablation.",
             )
-        if self.method == "gradient":
-            found = self.means()
-        else:
-            found = {name: self.sign * ((self.base or 0.0) - score) for name, score in self.values.items()}
+        losses = {name: self.sign * ((self.base or 0.0) - score) for name, score in self.values.items()}
+        arrays = self.means() if self.method == "gradient" else losses
         return {
-            name: dict(zip(self.heads[name], array.tolist(), strict=True)) for name, array in found.items()
+            name: dict(zip(self.heads[name], array.tolist(), strict=True)) for name, array in arrays.items()
         }
 
     def best(self) -> dict[str, int]:
@@ -147,30 +144,34 @@ class HeadScores(Tabled):
             method, model = payload["method"], payload["model"]
             if method not in METHODS:
                 raise StatisticsError(f"{path}: method is {method!r}, not one of {', '.join(METHODS)}.")
+            key = VALUES[method]
+            heads = {str(name): tuple(ids) for name, ids in payload["heads"].items()}
             scores = cls(
                 method=method,
                 fingerprint=str(model["fingerprint"]),
                 model_type=str(model["model_type"]),
                 task=str(payload["task"]),
                 examples=_count(payload["examples"], f"{path}: examples"),
-                heads={str(name): tuple(ids) for name, ids in payload["heads"].items()},
-                values={},
+                heads=heads,
+                values=_arrays(payload[key], heads, f"{path}: {key}", signed=method != "gradient"),
+                dtype=payload.get("dtype"),
             )
             if method == "gradient":
-                values = _arrays(payload["sum"], scores.heads, f"{path}: sum")
-                scores = _with_tokens(replace(scores, values=values), payload, path)
+                scores = _with_tokens(scores, payload, path)
             else:
-                scores = _effects(scores, payload, path)
-                others = payload.get("also", {}).items()
-                also = tuple(_effects(scores, effects, path, metric) for metric, effects in others)
-                scores = replace(scores, also=also)
+                scores = replace(scores, metric=str(payload["metric"]), **_effects(scores, payload, path))
+                also = (
+                    replace(scores, metric=str(metric), **_effects(scores, effects, path))
+                    for metric, effects in payload.get("also", {}).items()
+                )
+                scores = replace(scores, also=tuple(also))
             _require_sensible(scores, path)
             if "reported" in payload:
                 scores = replace(scores, reported=_reported(payload["reported"], scores, path))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
             raise StatisticsError(f"{path}: the file {missing}.", AGAIN) from error
-        return replace(scores, dtype=payload.get("dtype"))
+        return scores
 
     def to_json(self) -> dict[str, Any]:
         """The fields of heads.json beside those of the header."""
@@ -182,10 +183,8 @@ class HeadScores(Tabled):
             "heads": {name: list(ids) for name, ids in self.heads.items()},
         }
         if self.method == "gradient":
-            payload["importance"] = self.per
-        if self.tokens:
-            payload["tokens"] = dict(self.tokens)
-        if self.method != "gradient":
+            payload |= {"importance": self.per, **({"tokens": dict(self.tokens)} if self.tokens else {})}
+        else:
             payload |= {"metric": self.metric, "base": self.base}
         payload[VALUES[self.method]] = _lists(self.values)
         if self.p_values:
@@ -208,17 +207,19 @@ class HeadScores(Tabled):
         return payload
 
     def _tables(self) -> Tables:
-        """`heads`: a row for each head, of ablation and all-but-one for each metric; `best`: of each layer."""
+        """`heads`: a row for each head, of ablation and all-but-one for each metric; `best`: of each layer.
+
+        gradient: `importance` is the mean that the sum is of: over the examples, or over the tokens (eq. 2).
+        """
         if self.method == "gradient":
-            return {"heads": list(self._gradient_rows())}
+            rows = [
+                {"attention": name, "head": head, "importance": float(mean), "sum": float(total)}
+                for name, means in self.means().items()
+                for head, mean, total in zip(self.heads[name], means, self.values[name], strict=True)
+            ]
+            return {"heads": rows}
         rows = [row for scores in (self, *self.also) for row in scores._effect_rows()]
         return {"heads": rows, "best": self._best_rows() if self.method == "all-but-one" else []}
-
-    def _gradient_rows(self) -> Iterator[Row]:
-        """`importance` is the mean that the sum is of: over the examples, or over the tokens (eq. 2)."""
-        for name, means in self.means().items():
-            for head, mean, total in zip(self.heads[name], means, self.values[name], strict=True):
-                yield {"attention": name, "head": head, "importance": float(mean), "sum": float(total)}
 
     def _effect_rows(self) -> Iterator[Row]:
         for name, ids in self.heads.items():
@@ -240,10 +241,8 @@ class HeadScores(Tabled):
         rows = [row for row in self._effect_rows() if best[row["attention"]] == row["head"]]
         if reported is not None:
             for row in rows:
-                row["only"], row["p_value"] = (
-                    reported.only[row["attention"]],
-                    reported.p_value[row["attention"]],
-                )
+                name = row["attention"]
+                row |= {"only": reported.only[name], "p_value": reported.p_value[name]}
                 row["change"] = row["only"] - reported.base
         return rows
 
@@ -261,36 +260,26 @@ def read_scores(path: Path) -> HeadScores:
     return HeadScores.from_json(read_json(path, HeadScores.FORMAT), path)
 
 
-def _effects(
-    scores: HeadScores, payload: Mapping[str, Any], path: Path, metric: str | None = None
-) -> HeadScores:
-    """The scores of ablation or all-but-one in one metric."""
-    p_values = payload.get("p_value")
+def _effects(scores: HeadScores, payload: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The fields of ablation or all-but-one in one metric."""
     key = VALUES[scores.method]
-    return replace(
-        scores,
-        values=_arrays(payload[key], scores.heads, f"{path}: {key}"),
-        metric=str(payload["metric"] if metric is None else metric),
-        base=float(_array([payload["base"]], 1, f"{path}: base")[0]),
-        p_values={} if p_values is None else _arrays(p_values, scores.heads, f"{path}: p_value"),
-    )
+    return {
+        "base": _number(payload["base"], f"{path}: base"),
+        "values": _arrays(payload[key], scores.heads, f"{path}: {key}"),
+        "p_values": _arrays(payload["p_value"], scores.heads, f"{path}: p_value")
+        if "p_value" in payload
+        else {},
+    }
 
 
 def _reported(payload: Mapping[str, Any], scores: HeadScores, path: Path) -> ReportedHeads:
     only, p_value = (
-        {
-            name: float(_array([payload[key][name]], 1, f"{path}: reported {key} of {name}")[0])
-            for name in scores.best()
-        }
+        {name: _number(payload[key][name], f"{path}: reported {key} of {name}") for name in scores.best()}
         for key in ("only", "p_value")
     )
-    return ReportedHeads(
-        metric=str(payload.get("metric", scores.metric)),
-        examples=_count(payload.get("examples", scores.examples), f"{path}: reported examples"),
-        base=float(_array([payload["base"]], 1, f"{path}: reported base")[0]),
-        only=only,
-        p_value=p_value,
-    )
+    examples = _count(payload["examples"], f"{path}: reported examples")
+    base = _number(payload["base"], f"{path}: reported base")
+    return ReportedHeads(str(payload["metric"]), examples, base, only, p_value)
 
 
 def _require_sensible(scores: HeadScores, path: Path) -> None:
@@ -299,9 +288,6 @@ def _require_sensible(scores: HeadScores, path: Path) -> None:
     for name, ids in scores.heads.items():
         if not all(type(head) is int and head >= 0 for head in ids) or len(set(ids)) != len(ids):
             raise StatisticsError(f"{path}: {name} has heads {list(ids)}; ids are whole and differ.", AGAIN)
-    for name, array in scores.values.items():
-        if scores.method == "gradient" and (array < 0).any():
-            raise StatisticsError(f"{path}: sum of {name} holds negative values.", AGAIN)
 
 
 def _with_tokens(scores: HeadScores, payload: Mapping[str, Any], path: Path) -> HeadScores:
@@ -324,24 +310,21 @@ def _count(value: Any, where: str) -> int:
     return value
 
 
-def _arrays(value: Mapping[str, Any], heads: Mapping[str, tuple[int, ...]], where: str) -> dict[str, Array]:
+def _arrays(
+    value: Mapping[str, Any], heads: Mapping[str, tuple[int, ...]], where: str, *, signed: bool = True
+) -> dict[str, Array]:
     odd = sorted(set(value) ^ set(heads))
     if odd:
         which = "not" if odd[0] in heads else "only"
         raise StatisticsError(f"{where}: {odd[0]} is {which} there, unlike under heads.", AGAIN)
-    return {name: _array(value[name], len(ids), f"{where} of {name}") for name, ids in heads.items()}
+    return {
+        name: checked_array(value[name], (len(ids),), f"{where} of {name}", signed=signed, remedy=AGAIN)
+        for name, ids in heads.items()
+    }
 
 
-def _array(value: Any, length: int, where: str) -> Array:
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise StatisticsError(f"{where} is not an array of numbers.", AGAIN) from error
-    if array.shape != (length,):
-        raise StatisticsError(f"{where} holds {array.size} values; {length} are needed.", AGAIN)
-    if not np.isfinite(array).all():
-        raise StatisticsError(f"{where} holds NaN or infinity.", AGAIN)
-    return array
+def _number(value: Any, where: str) -> float:
+    return float(checked_array([value], (1,), where, signed=True, remedy=AGAIN)[0])
 
 
 _ALIKE = {
@@ -378,8 +361,6 @@ def merge(parts: Sequence[HeadScores], names: Sequence[str] | None = None) -> He
                     f"{names[0]} and {name} cannot be merged: {what} differ.",
                     "Merge only scores of one model, one task and one --importance.",
                 )
-    if len(parts) == 1:
-        return first
     return replace(
         first,
         examples=sum(part.examples for part in parts),

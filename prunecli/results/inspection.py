@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -135,47 +134,37 @@ class Inspection(Document):
         cls, checkpoint: Checkpoint, inventory: Inventory, fit: Mapping[str, Any] | None = None
     ) -> Inspection:
         """What a checkpoint holds; `fit` is the answer to --fit."""
-        more: dict[str, Any] = {} if fit is None else {"fit": fit}
-        return cls(
-            **header(cls.FORMAT, [checkpoint], None),
-            total=Amount(**asdict(inventory.total)),
-            parts={part: Amount(**asdict(amount)) for part, amount in inventory.parts.items()},
-            dtypes={dtype: Amount(**asdict(amount)) for dtype, amount in inventory.dtypes.items()},
-            layers=[
-                SparseLayer(
-                    name=layer.name, experts=list(layer.experts), original_experts=layer.original_experts
-                )
-                for layer in inventory.layers
-            ],
-            attentions=[
-                Attention(
-                    name=layer.name,
-                    kind=layer.kind,
-                    heads=list(layer.heads),
-                    original_heads=layer.original_heads,
-                )
-                for layer in inventory.attentions
-            ],
-            ffns=[
-                Ffn(
-                    name=layer.name,
-                    side=layer.side,
-                    layer=layer.layer,
-                    width=layer.width,
-                    shared_with=layer.owner if layer.is_shared else None,
-                    removed=layer.removed,
-                    sparse=layer.is_sparse,
-                )
-                for layer in inventory.ffns
-            ],
-            embedding={} if inventory.tables is None else inventory.tables.change.to_json(),
-            files=[
-                {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
-                for path in checkpoint.files
-            ],
-            surmise=None if inventory.surmise is None else Surmise(**asdict(inventory.surmise)),
-            history=[dict(step) for step in checkpoint.structure.history],
-            **more,
+        ffns = [
+            {
+                "name": layer.name,
+                "side": layer.side,
+                "layer": layer.layer,
+                "width": layer.width,
+                "shared_with": layer.owner if layer.is_shared else None,
+                "removed": layer.removed,
+                "sparse": layer.is_sparse,
+            }
+            for layer in inventory.ffns
+        ]
+        files = [
+            {"name": str(path.relative_to(checkpoint.path)), "bytes": checkpoint.file_bytes(path)}
+            for path in checkpoint.files
+        ]
+        return cls.model_validate(
+            {
+                **header(cls.FORMAT, [checkpoint], None),
+                "total": inventory.total,
+                "parts": inventory.parts,
+                "dtypes": inventory.dtypes,
+                "layers": inventory.layers,
+                "attentions": inventory.attentions,
+                "ffns": ffns,
+                "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
+                "files": files,
+                "surmise": inventory.surmise,
+                "history": checkpoint.structure.history,
+                **({} if fit is None else {"fit": fit}),
+            }
         )
 
     def _tables(self) -> Tables:
