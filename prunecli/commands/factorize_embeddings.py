@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -30,12 +29,7 @@ if TYPE_CHECKING:
     from prunecli.text.choice import Lines
 
 
-class SideName(str, Enum):
-    """Values of --side."""
-
-    input = "input"
-    output = "output"
-    both = "both"
+SideName = Literal["input", "output", "both"]
 
 
 def factorize_embeddings(
@@ -153,7 +147,7 @@ def factorize_embeddings(
     from prunecli.text.choice import TextChoice
 
     options = EmbeddingOptions(
-        side=None if side is None else side.value,
+        side=side,
         map_dim=map_dim,
         expand_dim=expand_dim,
         depth=depth,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,31 +35,13 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 
-class MetricName(str, Enum):
-    """Values of --metric."""
-
-    importance = "importance"
-    importance_vanilla = "importance-vanilla"
-    top1 = "top1"
-    top2 = "top2"
-    load_balance = "load-balance"
-    random = "random"
+MetricName = Literal["importance", "importance-vanilla", "top1", "top2", "load-balance", "random"]
 
 
-class StrategyName(str, Enum):
-    """Values of --strategy."""
-
-    per_layer = "per-layer"
-    global_threshold = "global-threshold"
-    side_threshold = "side-threshold"
+StrategyName = Literal["per-layer", "global-threshold", "side-threshold"]
 
 
-class GranularityName(str, Enum):
-    """Values of --granularity."""
-
-    language = "language"
-    pair = "pair"
-    everything = "global"
+GranularityName = Literal["language", "pair", "global"]
 
 
 def prune_experts(
@@ -123,7 +104,7 @@ def prune_experts(
             help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla or, as a "
             "baseline, random.",
         ),
-    ] = MetricName.importance,
+    ] = "importance",
     strategy: Annotated[
         StrategyName,
         typer.Option(
@@ -131,7 +112,7 @@ def prune_experts(
             metavar="NAME",
             help="per-layer: fixed numbers; global-threshold, side-threshold: one for the model or for each side.",
         ),
-    ] = StrategyName.per_layer,
+    ] = "per-layer",
     balance: Annotated[
         str | None,
         typer.Option(
@@ -199,11 +180,11 @@ def prune_experts(
         gates=tuple(gates or (Path("gates.json"),)),
         experts=experts,
         amount=Amount(ratio, None if fit is None else parse_size(fit), per_layer),
-        metric=metric.value,
-        strategy=strategy.value,
+        metric=metric,
+        strategy=strategy,
         balance=None if balance is None else parse_balance(balance),
         minimum=min_per_layer,
-        granularity=None if granularity is None else granularity.value,
+        granularity=granularity,
         sources=parse_names("--source", source),
         targets=parse_names("--target", target),
         dtype=dtype,

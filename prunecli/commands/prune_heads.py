@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -29,18 +28,10 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 
-class MetricName(str, Enum):
-    """Values of --metric."""
-
-    importance = "importance"
-    random = "random"
+MetricName = Literal["importance", "random"]
 
 
-class NormalizeName(str, Enum):
-    """Values of --normalize."""
-
-    per_layer = "per-layer"
-    none = "none"
+NormalizeName = Literal["per-layer", "none"]
 
 
 def prune_heads(
@@ -104,7 +95,7 @@ def prune_heads(
     ] = False,
     metric: Annotated[
         MetricName, typer.Option("--metric", help="By their scores, or at random as a baseline.")
-    ] = MetricName.importance,
+    ] = "importance",
     normalize: Annotated[
         NormalizeName | None,
         typer.Option(
@@ -131,7 +122,7 @@ def prune_heads(
     """
     from prunecli.methods.heads.plan import HeadOptions
 
-    if heads is not None and (scores or metric is MetricName.random):
+    if heads is not None and (scores or metric == "random"):
         raise UsageError("--heads excludes --scores and --metric random.", "Give scores, or ids.")
     options = HeadOptions(
         scores=tuple(scores or (Path("heads.json"),)),
@@ -141,8 +132,8 @@ def prune_heads(
         kinds=_kinds(attention),
         minimum=min_per_layer,
         uniform=uniform,
-        normalize=None if normalize is None else normalize.value,
-        metric=metric.value,
+        normalize=normalize,
+        metric=metric,
         dtype=dtype,
         seed=seed,
     )

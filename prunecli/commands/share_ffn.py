@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,36 +36,16 @@ if TYPE_CHECKING:
     from prunecli.text.choice import TextChoice
 
 
-class TreatmentName(str, Enum):
-    """Values of --encoder and --decoder."""
-
-    share = "share"
-    keep = "keep"
-    drop = "drop"
+TreatmentName = Literal["share", "keep", "drop"]
 
 
-class InitName(str, Enum):
-    """Values of --init."""
-
-    mean = "mean"
-    first = "first"
-    last = "last"
-    concat = "concat"
+InitName = Literal["mean", "first", "last", "concat"]
 
 
-class OrderName(str, Enum):
-    """Values of --order."""
-
-    sequence = "sequence"
-    cycle = "cycle"
-    cycle_reverse = "cycle-reverse"
+OrderName = Literal["sequence", "cycle", "cycle-reverse"]
 
 
-class KeepName(str, Enum):
-    """Values of --keep-units."""
-
-    norms = "norms"
-    activations = "activations"
+KeepName = Literal["norms", "activations"]
 
 
 def share_ffn(
@@ -177,14 +156,14 @@ def share_ffn(
 
     options = FfnOptions(
         config=config,
-        encoder=None if encoder is None else encoder.value,
-        decoder=None if decoder is None else decoder.value,
+        encoder=encoder,
+        decoder=decoder,
         width=_width(width),
-        init=None if init is None else init.value,
+        init=init,
         scale=scale,
         groups=_groups(groups),
-        order=None if order is None else order.value,
-        keep_units=None if keep_units is None else keep_units.value,
+        order=order,
+        keep_units=keep_units,
         dense_only=dense_only or checkpoint is None,
         dtype=dtype,
         seed=seed,
@@ -199,7 +178,7 @@ def share_ffn(
         demo=demo.DATA,
     )
     named = next((name for name, is_given in choice.given.items() if is_given), None)
-    if keep_units is not KeepName.activations and named is not None:
+    if keep_units != "activations" and named is not None:
         raise UsageError(
             f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -75,9 +75,9 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert [name.value for name in MetricName] == [*METRICS, RANDOM]
-    assert [name.value for name in StrategyName] == list(STRATEGIES)
-    assert [name.value for name in GranularityName] == list(GRANULARITIES)
+    assert list(get_args(MetricName)) == [*METRICS, RANDOM]
+    assert list(get_args(StrategyName)) == list(STRATEGIES)
+    assert list(get_args(GranularityName)) == list(GRANULARITIES)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -39,8 +39,8 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(name.value for name in MetricName) == METRICS
-    assert tuple(name.value for name in NormalizeName) == NORMALIZE
+    assert get_args(MetricName) == METRICS
+    assert get_args(NormalizeName) == NORMALIZE
 
 
 def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -58,10 +58,10 @@ def owners(directory: Path | str) -> dict[str, str | None]:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(name.value for name in TreatmentName) == TREATMENTS
-    assert tuple(name.value for name in InitName) == INITS
-    assert tuple(name.value for name in OrderName) == ORDERS
-    assert tuple(name.value for name in KeepName) == KEEP_UNITS
+    assert get_args(TreatmentName) == TREATMENTS
+    assert get_args(InitName) == INITS
+    assert get_args(OrderName) == ORDERS
+    assert get_args(KeepName) == KEEP_UNITS
 
 
 def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None:
