@@ -68,14 +68,14 @@ def bench_latency(
     """
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoints_or_demo
-    from prunecli.evaluation.evaluate import labels_for
     from prunecli.evaluation.latency import LatencyOptions
     from prunecli.evaluation.latency import bench_latency as run
-    from prunecli.model.history import pruned_pairs
+    from prunecli.evaluation.options import labels_for
     from prunecli.tensors.documents import write_json
     from prunecli.text.choice import TextChoice
 
     options = LatencyOptions(
+        sentences=sentences,
         beams=_numbers("--beam", beam),
         batch_sizes=_numbers("--batch-size", batch_size),
         runs=runs,
@@ -89,12 +89,7 @@ def bench_latency(
     check_outputs(output, plot, table, force=force)
     labels = labels_for(checkpoints_or_demo(checkpoints))
     choice = TextChoice(data=data, split=split, pairs=pairs, demo=demo.DATA)
-    text, chosen = choice.parallel(console.note)
-    chosen = pruned_pairs(list(labels.values()), chosen) or chosen
-    # A batch is full at every size, so that its speed is that of the size.
-    count = -(-sentences // max(options.batch_sizes)) * max(options.batch_sizes)
-    lines = text.first(count).sentences[chosen[0][0]]
-    latency = run(labels, lines, chosen[0], options, console.progress(quiet), console.note)
+    latency = run(labels, choice, options, console.progress(quiet), console.note)
     write_json(output, latency.to_json(), force=force)
     write_table(table, latency, force=force)
     if plot is not None:

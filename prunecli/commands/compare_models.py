@@ -110,7 +110,7 @@ def compare_models(
     """
     from prunecli import demo
     from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
-    from prunecli.evaluation.evaluate import labels_for
+    from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
     from prunecli.tensors.documents import write_json
     from prunecli.text.choice import TextChoice

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,13 +32,9 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
-from prunecli.errors import PruneError, UsageError
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.evaluate import EvaluationOptions
-    from prunecli.progress import Progress
     from prunecli.results.evaluation import Evaluation
-    from prunecli.text.parallel import ParallelText
 
 PAIRS_SHOWN = 12
 """With more pairs than this, only the means are shown unless --all-pairs."""
@@ -149,20 +143,16 @@ def evaluate(
     Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
     from prunecli import demo
-    from prunecli.commands import evaluate_tasks as tasks
-    from prunecli.commands import evaluation_plot
+    from prunecli.commands import evaluation_tables as tables
     from prunecli.commands.checkpoints import checkpoints_or_demo
-    from prunecli.evaluation.decoding import DecodingOptions
-    from prunecli.evaluation.evaluate import EvaluationOptions, labels_for
-    from prunecli.evaluation.scoring import spm_file, spm_missing
-    from prunecli.evaluation.tasks import TaskOptions, evaluate_task
-    from prunecli.tensors.directory import read_config
-    from prunecli.text.choice import TextChoice
-    from prunecli.text.groups import groups_of, read_groups
-    from prunecli.text.parallel import ParallelText
-    from prunecli.text.tasks import task_of_all
 
-    budget = memory_bytes(memory, spill_dir)
+    budget = memory_bytes(memory, spill_dir)  # before torch is imported
+
+    from prunecli.evaluation.decoding import DecodingOptions
+    from prunecli.evaluation.evaluate import evaluate as run
+    from prunecli.evaluation.options import EvaluationOptions, labels_for
+    from prunecli.text.choice import TextChoice
+
     choice = TextChoice(
         data=data,
         split=split,
@@ -177,123 +167,51 @@ def evaluate(
         context=context,
         demo=demo.DATA,
     )
-    others = {
-        "--stride": stride,
-        "--spm": spm,
-        "--hypotheses": hypotheses,
-        "--groups": groups,
-        "--memory": memory,
-    }
+    options = EvaluationOptions(
+        decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),
+        device=device,
+        dtype=dtype,
+        samples=bootstrap,
+        seed=seed,
+        spm=spm,
+        hypotheses=hypotheses,
+        groups=groups,
+        stride=stride,
+        memory=budget,
+        spill_directory=spill_dir,
+    )
     if processes.rank() == 0:  # which alone writes
         check_outputs(output, plot, table, force=force)
     labels = labels_for(checkpoints_or_demo(checkpoints))
-    chosen_task = task_of_all(list(labels.values())) if task is None else task.value
-    choice.check(chosen_task, {name: value is not None for name, value in others.items()})
-    progress = console.progress(quiet)
-    if chosen_task == "translation":
-        sentences, chosen = choice.parallel(console.note)
-        if pairs is None:
-            chosen = _fitting(list(labels.values()), chosen)
-        by_language = {} if groups is None else groups_of(chain(*chosen), read_groups(groups), groups)
-        for path in labels.values():  # before a word on what is left out
-            read_config(path)
-        spm = spm_file(spm)
-        if spm is None:
-            console.note(spm_missing())
-        options = EvaluationOptions(
-            decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),
-            device=device,
-            dtype=dtype,
-            samples=bootstrap,
-            seed=seed,
-            spm=spm,
-            hypotheses=hypotheses,
-            groups=by_language,
-        )
-        result = _translated(labels, sentences, chosen, options, output, force=force, progress=progress)
-        if result is None:  # one of several processes: the first goes on
-            return
-    else:
-        if processes.world_size() > 1:
-            raise UsageError(f"--task {chosen_task}: one process does it", "Start it without torchrun.")
-        settings = TaskOptions(batch_tokens, device, dtype, context, stride, seed, budget, spill_dir)
-        named = choice.read(chosen_task).text
-        assert not isinstance(named, ParallelText)
-        result = evaluate_task(
-            labels,
-            chosen_task,
-            named,
-            settings,
-            output,
-            force=force,
-            progress=progress,
-            report=tasks.report,
-            say=console.note,
-        )
+    result = run(
+        labels,
+        choice,
+        options,
+        output,
+        task=None if task is None else task.value,
+        force=force,
+        progress=console.progress(quiet),
+        say=console.note,
+        warn=console.warn,
+        report=tables.report,
+    )
+    if result is None:  # one of several processes: the first goes on
+        return
     write_table(table, result, force=force)
     if plot is not None:
-        evaluation_plot.plot_evaluation(plot, result, labels)
+        tables.plot_evaluation(plot, result, labels)
     if json:
         console.print_json(result.to_json())
     elif not quiet:
-        if chosen_task == "translation":
+        if result.task == "translation":
             _show(result, all_pairs)
         else:
-            tasks.show_task(result)
+            tables.show_task(result)
         console.note(written(output, plot, table))
 
 
-def _translated(
-    checkpoints: Mapping[str, Path],
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    options: EvaluationOptions,
-    output: Path,
-    *,
-    force: bool,
-    progress: Progress,
-) -> Evaluation | None:
-    """Evaluate, and say what becomes of an interrupted run's translations."""
-    from prunecli.evaluation.evaluate import evaluate as run
-    from prunecli.evaluation.partial import PartialTranslations, partial_path
-
-    earlier = PartialTranslations(partial_path(output))
-    if len(earlier):
-        console.note(f"Going on from {earlier.path}, which an interrupted run left behind.")
-    try:
-        with processes.together() as process_group:
-            return run(
-                checkpoints,
-                text,
-                pairs,
-                options,
-                output,
-                force=force,
-                progress=progress,
-                process_group=process_group,
-                say=console.note,
-            )
-    except (KeyboardInterrupt, SystemExit, PruneError):
-        if partial_path(output).is_file():
-            console.warn("Finished pairs are kept: the same command goes on from them.")
-        raise
-
-
-def _fitting(checkpoints: Sequence[Path], pairs: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
-    """Without --pairs: only what the pruned checkpoints were pruned for, where that is anything."""
-    from prunecli.model.history import pruned_pairs
-
-    kept = pruned_pairs(checkpoints, pairs)
-    if not kept or kept == pairs:
-        return pairs
-    console.note(
-        f"{len(kept)} of {len(pairs)} pairs: what the checkpoints were pruned for (--pairs chooses others)."
-    )
-    return kept
-
-
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:
-    from prunecli.commands.evaluation_table import group_table, mean_table, pair_table
+    from prunecli.commands.evaluation_tables import group_table, mean_table, pair_table
     from prunecli.evaluation.significance import too_few
 
     count = len(evaluation.pairs)

@@ -179,7 +179,7 @@ def dtype_of(
         MemoryShortError: the model does not fit, and is to search.
     """
     from prunecli.evaluation.decoding import DecodingOptions
-    from prunecli.evaluation.evaluate import labels_for
+    from prunecli.evaluation.options import labels_for
     from prunecli.modules.precision import choose_dtype, decoding, fitting_dtype, stored_as, type_line
 
     if asked == "auto":

@@ -144,7 +144,7 @@ def score_heads(
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.commands.head_layers import score_by_layer
-    from prunecli.commands.head_text import draw, show
+    from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import write_json
@@ -176,7 +176,7 @@ def score_heads(
         selected = None if other is None else other.read(chosen_task, console.note)
 
         from prunecli.evaluation.decoding import DecodingOptions
-        from prunecli.evaluation.evaluate import labels_for
+        from prunecli.evaluation.options import labels_for
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing

@@ -1,358 +1,128 @@
-"""Translation quality of several checkpoints on the same sentences, compared with the first."""
+"""The quality of checkpoints side by side, at what they are for."""
 
 from __future__ import annotations
 
-import gc
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from prunecli import demo
-from prunecli.errors import UsageError
-from prunecli.evaluation.decoding import DecodingOptions, Translation, translate
-from prunecli.evaluation.group_means import grouped_means
-from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
-from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score, scores_json
-from prunecli.evaluation.significance import SAMPLES, SEED, Significance, check_bootstrap, paired_bootstrap
-from prunecli.processes import ALONE, ProcessGroup
+from prunecli import processes
+from prunecli.errors import PruneError, UsageError
+from prunecli.evaluation.options import EvaluationOptions
+from prunecli.evaluation.partial import PartialTranslations, partial_path
+from prunecli.evaluation.scoring import spm_file, spm_missing
+from prunecli.evaluation.translation import evaluate_translation
+from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.tensors.hub.names import origin
-from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.tensors.directory import read_config
+from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.tasks import TaskName, task_of_all
 
 if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.evaluation import Evaluated, Evaluation
-
-LEVEL = 0.05
-"""A difference counts as significant below this p-value."""
-
-
-@dataclass(frozen=True)
-class EvaluationOptions:
-    """What a run depends on beside the checkpoints and the text.
-
-    Attributes:
-        device, dtype: as in `load_model`.
-        samples: resamples of the significance test; 0: no test.
-        seed: of the resamples.
-        spm: FLORES-200's SentencePiece model, or None for no spBLEU.
-        hypotheses: directory that the outputs are written to, or None.
-        groups: language -> group, of every language of the pairs, for means by group; empty: none.
-    """
-
-    decoding: DecodingOptions = field(default_factory=DecodingOptions)
-    device: str = "auto"
-    dtype: str = "auto"
-    samples: int = SAMPLES
-    seed: int = SEED
-    spm: Path | None = None
-    hypotheses: Path | None = None
-    groups: Mapping[str, str] = field(default_factory=dict)
+    from prunecli.results.evaluation import Evaluation
+    from prunecli.running.layerwise.session import RunReport
 
 
 def evaluate(
     checkpoints: Mapping[str, Path],
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    options: EvaluationOptions,
-    output: Path,
+    choice: TextChoice,
+    options: EvaluationOptions | None = None,
+    output: Path | None = None,
     *,
+    task: TaskName | None = None,
     force: bool = False,
     progress: Progress = silent,
-    process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
+    warn: Say = unsaid,
+    report: Callable[[str, RunReport], None] = lambda _label, _run: None,
 ) -> Evaluation | None:
-    """Translate `pairs` of `text` with each checkpoint, score, compare with the first, write `output`.
+    """Measure each checkpoint at `task` on the text that `choice` names, compare with the first.
 
-    Finished (checkpoint, pair) translations are kept in `partial_path(output)` until `output` is written. Of several
-    processes each translates some of the batches; the first scores and writes.
-
-    All models are computed in one type. An interrupted run keeps to the type that it began in, whatever memory is free.
+    Where no pairs are chosen, those are translated that the checkpoints were pruned for. Several processes share the
+    sentences of a translation; an interrupted one goes on from what lies beside `output`.
 
     Args:
-        checkpoints: label -> directory, the baseline first.
-        say: hears of that type, where it is not what is stored.
+        checkpoints: label -> directory, the baseline first; see `labels_for`.
+        output: file that the result is written to; None: none, and nothing to go on from.
+        task: None: what the models are for.
+        force: replace `output`.
+        say: hears what is chosen by itself, and why.
+        warn: hears what is left behind by an interrupt.
+        report: called for each checkpoint that was run layer by layer with what that took.
 
     Returns:
-        What was written; None on other processes than the first.
+        The result; None on other processes than the first.
 
     Raises:
-        PruneError: a checkpoint, language, option or output that cannot be used.
+        PruneError: a checkpoint, text, option or output that cannot be used.
     """
-    from prunecli.model.checkpoint import open_model
-    from prunecli.results.evaluation import Evaluation
-    from prunecli.results.header import header
-    from prunecli.tensors.documents import write_json
+    options = options or EvaluationOptions()
+    task = task or task_of_all(list(checkpoints.values()))
+    choice.check(task, options.given)
+    if task == "translation":
+        return _translation(checkpoints, choice, options, output, force, progress, say, warn)
+    from prunecli.evaluation.tasks import evaluate_task
 
-    with process_group.in_step():
-        if process_group.is_main:
-            _refuse_unwritable(output, checkpoints, text.split, pairs, options, force)
-    if options.samples:
-        check_bootstrap(options.samples, options.seed)
-    metrics = make_metrics(options.spm)
-    opened = {label: open_model(path) for label, path in checkpoints.items()}
-    partial = PartialTranslations(partial_path(output))
-    run = _run_key(opened.values(), options)
-    options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
-    made = {
-        label: _translate_checkpoint(
-            label, checkpoint, text, pairs, options, partial, run, progress, process_group
-        )
-        for label, checkpoint in opened.items()
-    }
-    if not process_group.is_main:
-        return None
-    evaluation = Evaluation(
-        **header(Evaluation.FORMAT, list(opened.values()), options.seed),
-        task="translation",
-        data={"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
-        pairs=[pair_name(*pair) for pair in pairs],
-        decoding=asdict(options.decoding),
-        **_results(opened, made, text, pairs, metrics, options, progress),
-    )
-    if options.hypotheses is not None:
-        _write_hypotheses(options.hypotheses, made, text.split)
-    write_json(output, evaluation.to_json(), force=force)
-    partial.remove()
-    return evaluation
-
-
-def _dtype(
-    opened: Mapping[str, Checkpoint],
-    options: EvaluationOptions,
-    earlier: str | None,
-    process_group: ProcessGroup,
-    say: Say,
-) -> str:
-    """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
-    from prunecli.modules.loading import choose_device
-    from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
-
-    earlier = process_group.broadcast(earlier)
-    if earlier is not None and options.dtype == "auto":
-        say(f"Computed in {earlier}, as before the interruption.")
-        return earlier
-    device = choose_device(options.device)
-    beside = decoding(options.decoding.load)
-    return dtype_name(
-        fitting_dtype(opened, device, options.dtype, beside=beside, process_group=process_group, say=say)
+    if processes.world_size() > 1:
+        raise UsageError(f"--task {task}: one process does it", "Start it without torchrun.")
+    return evaluate_task(
+        checkpoints,
+        choice.read(task),
+        options,
+        output,
+        force=force,
+        progress=progress,
+        report=report,
+        say=say,
     )
 
 
-def _run_key(checkpoints: Iterable[Checkpoint], options: EvaluationOptions) -> str:
-    """One name for what a run's type is chosen by."""
-    models = sorted([checkpoint.fingerprint, checkpoint.total_bytes] for checkpoint in checkpoints)
-    return key_of({"models": models, "device": options.device})
-
-
-Made = Mapping[str, Mapping[str, Sequence[Translation]]]
-"""Label -> pair -> translations in file order."""
-
-
-def _translate_checkpoint(
-    label: str,
-    checkpoint: Checkpoint,
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
+def _translation(
+    checkpoints: Mapping[str, Path],
+    choice: TextChoice,
     options: EvaluationOptions,
-    partial: PartialTranslations,
-    run: str,
-    progress: Progress,
-    process_group: ProcessGroup,
-) -> dict[str, Sequence[Translation]]:
-    keys = {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
-    found = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
-    left = [pair for pair in pairs if found[pair] is None]
-    made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
-    if left:
-        from prunecli.modules.loading import load_for_decoding
-        from prunecli.text.tokens import language_id, languages, load_tokenizer
-
-        tokenizer = load_tokenizer(checkpoint.path)
-        for language in {name for pair in left for name in pair} if languages(tokenizer) else ():
-            language_id(tokenizer, language)  # refused before the model is loaded
-        model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype)
-        with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
-            for pair in left:
-                sentences = text.sentences[pair[0]]
-                done = translate(model, tokenizer, sentences, pair, options.decoding, advance, process_group)
-                if process_group.is_main:
-                    partial.add(keys[pair], done, run, options.dtype)
-                made[pair_name(*pair)] = done
-        del model
-        gc.collect()  # before the next checkpoint is loaded
-    return {pair_name(*pair): made[pair_name(*pair)] for pair in pairs}
-
-
-def _key(
-    checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], options: EvaluationOptions
-) -> str:
-    return key_of(
-        {
-            "fingerprint": checkpoint.fingerprint,
-            "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
-            "config": checkpoint.config,
-            "pair": pair,
-            "sentences": _digest(sentences),
-            "decoding": asdict(options.decoding),
-            "device": options.device,
-            "dtype": options.dtype,
-        }
-    )
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _text_digest(text: ParallelText) -> str:
-    return _digest([_digest(text.sentences[language]) for language in sorted(text.sentences)])
-
-
-def _results(
-    opened: Mapping[str, Checkpoint],
-    made: Made,
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    metrics: Mapping[str, Any],
-    options: EvaluationOptions,
-    progress: Progress,
-) -> dict[str, Any]:
-    labels = list(made)
-    scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
-    tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
-    compare = len(labels) > 1 and options.samples > 0
-    with progress("scoring", len(pairs), "pairs") as advance:
-        for pair in pairs:
-            name, references = pair_name(*pair), text.sentences[pair[1]]
-            for label in labels:
-                scores[label][name] = score(made[label][name], references, metrics)
-            if compare:
-                systems = [[t.text for t in made[label][name]] for label in labels]
-                found = paired_bootstrap(systems, references, metrics, options.samples, options.seed)
-                for label, result in zip(labels, found, strict=True):
-                    tests[label][name] = result
-            advance(1)
-    means = {
-        label: grouped_means({pair: scores[label][pair_name(*pair)] for pair in pairs}, options.groups)
-        for label in labels
-    }
-    signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
-    test = {"test": "paired bootstrap", "samples": options.samples, "seed": options.seed, "level": LEVEL}
-    return {
-        **({"groups": dict(options.groups)} if options.groups else {}),
-        "signatures": signatures,
-        "significance": {**test, "baseline": labels[0]} if compare else None,
-        "results": [
-            _result(label, opened[label], options, scores, tests[label], means[label]) for label in labels
-        ],
-    }
-
-
-def _result(
-    label: str,
-    checkpoint: Checkpoint,
-    options: EvaluationOptions,
-    by_label: Mapping[str, Mapping[str, Scores]],
-    tests: Mapping[str, Mapping[str, Significance]],
-    means: Mapping[str, Any],
-) -> Evaluated:
-    from prunecli.results.evaluation import Evaluated
-    from prunecli.results.header import sizes
-
-    scores, baseline = by_label[label], next(iter(by_label.values()))
-    rows = {pair: scores_json(made) for pair, made in scores.items()}
-    for pair, found in tests.items():
-        rows[pair]["bootstrap"] = {name: _significance_json(value) for name, value in found.items()}
-    mean = scores_json(mean_scores(list(scores.values())))
-    tested = [pair for pair, found in tests.items() if found["chrf++"].p_value is not None]
-    if tested:
-        mean["significant"] = {
-            name: _counts(name, tested, scores, tests, baseline)
-            for name in next(iter(scores.values())).values
-        }
-    return Evaluated(
-        checkpoint=label, dtype=options.dtype, mean=mean, pairs=rows, **means, **sizes(checkpoint)
-    )
-
-
-def _counts(
-    metric: str,
-    pairs: Sequence[str],
-    scores: Mapping[str, Scores],
-    tests: Mapping[str, Mapping[str, Significance]],
-    baseline: Mapping[str, Scores],
-) -> dict[str, int]:
-    """Pairs that are significantly worse and better than the baseline."""
-    differences = [
-        scores[pair].values[metric] - baseline[pair].values[metric]
-        for pair in pairs
-        if (tests[pair][metric].p_value or 0.0) < LEVEL
-    ]
-    return {"worse": sum(d < 0 for d in differences), "better": sum(d > 0 for d in differences)}
-
-
-def _significance_json(found: Significance) -> dict[str, float]:
-    row = {"mean": round(found.mean, 4), "ci95": round(found.ci95, 4)}
-    return row if found.p_value is None else {"p_value": round(found.p_value, 6), **row}
-
-
-def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
-    """Where the outputs of one checkpoint and pair are kept: DIR/LABEL/SPLIT.PAIR.hyp."""
-    return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
-
-
-def _refuse_unwritable(
-    output: Path,
-    labels: Iterable[str],
-    split: str,
-    pairs: Sequence[tuple[str, str]],
-    options: EvaluationOptions,
+    output: Path | None,
     force: bool,
-) -> None:
-    """Refuse before the work what would be refused after it."""
-    from prunecli.tensors.documents import refuse_unwritable
+    progress: Progress,
+    say: Say,
+    warn: Say,
+) -> Evaluation | None:
+    data = choice.read("translation", say)
+    if choice.pairs is None:
+        data = _pruned_for(list(checkpoints.values()), data, say)
+    for path in checkpoints.values():  # before a word on what is left out
+        read_config(path)
+    options = replace(options, spm=spm_file(options.spm))
+    if options.spm is None:
+        say(spm_missing())
+    partial = None if output is None else partial_path(output)
+    if partial is not None and len(PartialTranslations(partial)):
+        say(f"Going on from {partial}, which an interrupted run left behind.")
+    try:
+        with processes.together() as process_group:
+            return evaluate_translation(
+                checkpoints,
+                data,
+                options,
+                output,
+                force=force,
+                progress=progress,
+                process_group=process_group,
+                say=say,
+            )
+    except (KeyboardInterrupt, SystemExit, PruneError):
+        if partial is not None and partial.is_file():
+            warn("Finished pairs are kept: the same command goes on from them.")
+        raise
 
-    refuse_unwritable(output, force=force)
-    if options.hypotheses is not None:
-        folder = options.hypotheses
-        for path in (hypothesis_path(folder, label, split, pair_name(*p)) for label in labels for p in pairs):
-            if path.exists():  # directories that are missing will be made
-                refuse_unwritable(path, force=force)
 
-
-def _write_hypotheses(directory: Path, made: Made, split: str) -> None:
-    for label, by_pair in made.items():
-        for pair, translations in by_pair.items():
-            path = hypothesis_path(directory, label, split, pair)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # One line each, so that the file stays aligned with the source whatever the model made.
-            lines = [" ".join(translation.text.split("\n")) for translation in translations]
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
-def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
-    """A short label for each checkpoint: its directory's name, `org/name` on the hub, "demo" for the bundled model.
-
-    Where two share a name, both have their whole path; on the hub the commit.
-
-    Raises:
-        UsageError: a checkpoint is given twice.
-    """
-    resolved = [path.resolve() for path in paths]
-    known = [origin(path) for path in paths]
-    whole = [
-        f"{one['path']}@{one['revision'][:7]}" if "revision" in one else str(path)
-        for path, one in zip(paths, known, strict=True)
-    ]
-    for name, real in zip(whole, resolved, strict=True):
-        if resolved.count(real) > 1:
-            raise UsageError(f"{name} is given twice", "Name each checkpoint once.")
-    bundled = demo.CHECKPOINT.resolve()
-    names = ["demo" if real == bundled else one["path"] for real, one in zip(resolved, known, strict=True)]
-    return {
-        (name if names.count(name) == 1 else long): path
-        for name, long, path in zip(names, whole, paths, strict=True)
-    }
+def _pruned_for(checkpoints: Sequence[Path], data: Dataset, say: Say) -> Dataset:
+    """Only the pairs that the pruned checkpoints were pruned for, where that is anything."""
+    kept = pruned_pairs(checkpoints, data.pairs)
+    if not kept or kept == data.pairs:
+        return data
+    say(
+        f"{len(kept)} of {len(data.pairs)} pairs: what the checkpoints were pruned for (--pairs chooses others)."
+    )
+    return replace(data, pairs=kept)

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
+from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.lengths import max_positions
+from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import pair_name
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 
@@ -34,6 +36,7 @@ class LatencyOptions:
     """How speed is measured.
 
     Attributes:
+        sentences: of a run; more where they do not fill the largest batch.
         beams, batch_sizes: every combination is measured.
         runs: timed repetitions.
         warm_up: repetitions before them that are not counted.
@@ -43,6 +46,7 @@ class LatencyOptions:
         memory: measure load time and peak memory, in a process of its own per checkpoint.
     """
 
+    sentences: int = 8
     beams: tuple[int, ...] = (5,)
     batch_sizes: tuple[int, ...] = (1,)
     runs: int = 5
@@ -70,6 +74,35 @@ Setting = tuple[int, int]
 
 
 def bench_latency(
+    checkpoints: Mapping[str, Path],
+    choice: TextChoice,
+    options: LatencyOptions | None = None,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> Latency:
+    """Measure the speed of each checkpoint on sentences of the first pair of `choice` that all were pruned for.
+
+    Args:
+        checkpoints: label -> directory, the baseline first; see `labels_for`.
+        choice: of parallel text.
+        say: hears what is chosen by itself, and why.
+
+    Returns:
+        latency.json; nothing is written.
+
+    Raises:
+        PruneError: a checkpoint, text or language that cannot be used.
+    """
+    options = options or LatencyOptions()
+    text, pairs = choice.parallel(say)
+    pair = (pruned_pairs(list(checkpoints.values()), pairs) or pairs)[0]
+    # A batch is full at every size, so that its speed is that of the size.
+    largest = max(options.batch_sizes)
+    lines = text.first(-(-options.sentences // largest) * largest).sentences[pair[0]]
+    return time_decoding(checkpoints, lines, pair, options, progress, say)
+
+
+def time_decoding(
     checkpoints: Mapping[str, Path],
     sentences: Sequence[str],
     pair: tuple[str, str],

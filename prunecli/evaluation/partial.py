@@ -30,14 +30,15 @@ class PartialTranslations:
     is [[text, finished]]. A line that was cut short by the interrupt is left out.
 
     Attributes:
+        path: of the file; None: nothing is kept.
         dtypes: `run` -> the type that it computed in, which another free memory might choose otherwise.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self.path = path
         self._finished: dict[str, list[Translation]] = {}
         self.dtypes: dict[str, str] = {}
-        if path.is_file():
+        if path is not None and path.is_file():
             for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 self._take(line)
 
@@ -63,6 +64,8 @@ class PartialTranslations:
     def add(self, key: str, translations: Sequence[Translation], run: str, dtype: str) -> None:
         """Keep finished translations of `run`, computed in `dtype`, on the disk before this returns."""
         self._finished[key] = list(translations)
+        if self.path is None:
+            return
         rows = [[translation.text, translation.finished] for translation in translations]
         entry = {"key": key, "run": run, "dtype": dtype, "translations": rows}
         with self.path.open("a", encoding="utf-8") as file:
@@ -73,4 +76,5 @@ class PartialTranslations:
 
     def remove(self) -> None:
         """The result is written: nothing to go on from any more."""
-        self.path.unlink(missing_ok=True)
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.evaluation.evaluate import LEVEL
+from prunecli.evaluation.options import LEVEL, EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.layerwise.session import RunReport
+from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText, label_ids
+from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 OtherTask = Literal["classification", "mlm", "lm"]
-"""What is measured but translation, which has `prunecli.evaluation.evaluate`."""
+"""What is measured but translation, which has `prunecli.evaluation.translation`."""
 TESTS: Mapping[OtherTask, tuple[str, str]] = {
     "classification": ("McNemar, exact", "accuracy"),
     "mlm": ("paired t-test", "loss"),
@@ -37,30 +39,6 @@ Advance = Callable[[float], None]
 
 def ignored(_done: float) -> None:
     """An `Advance` that nobody listens to."""
-
-
-@dataclass(frozen=True)
-class TaskOptions:
-    """What a run depends on beside the checkpoints and the text.
-
-    Attributes:
-        batch_tokens: padded tokens in a batch.
-        device, dtype: as in `load_model`.
-        context: tokens of a window of `lm`, of a text of `mlm`; None: see `window_length`.
-        stride: of the windows of `lm`; None: context - 1.
-        seed: of the tokens that `mlm` hides.
-        memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
-        spill_directory: with `memory`: as in `Resources`.
-    """
-
-    batch_tokens: int = 2048
-    device: str = "auto"
-    dtype: str = "auto"
-    context: int | None = None
-    stride: int | None = None
-    seed: int = 0
-    memory: int | None = None
-    spill_directory: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -80,24 +58,24 @@ class _Measured:
 
 def evaluate_task(
     checkpoints: Mapping[str, Path],
-    task: OtherTask,
-    text: PlainText | LabelledText,
-    options: TaskOptions,
-    output: Path,
+    data: Dataset,
+    options: EvaluationOptions,
+    output: Path | None = None,
     *,
     force: bool = False,
     progress: Progress = silent,
     report: Callable[[str, RunReport], None] = lambda _label, _work: None,
     say: Say = unsaid,
 ) -> Evaluation:
-    """Measure each checkpoint at `task` on `text`, compare with the first, write `output`.
+    """Measure each checkpoint at the task of `data`, compare with the first, write `output`.
 
     `lm`: perplexity and bits per byte; paired t-test over the texts' bits per byte. `mlm`: the loss of hidden tokens;
     paired t-test over the texts' mean losses. `classification`: accuracy and F1; McNemar's exact test.
 
     Args:
         checkpoints: label -> directory, the baseline first.
-        text: labelled for classification.
+        data: plain text, labelled for classification.
+        output: None: nothing is written.
         report: called for each checkpoint that was run layer by layer with what that took.
         say: hears of the type that all are computed in, where it is not what is stored.
 
@@ -110,17 +88,22 @@ def evaluate_task(
     from prunecli.model.checkpoint import open_model
     from prunecli.tensors.documents import refuse_unwritable, write_json
 
-    refuse_unwritable(output, force=force)
+    if output is not None:
+        refuse_unwritable(output, force=force)
+    task, text = data.task, data.text
+    assert task != "translation"
+    assert not isinstance(text, ParallelText)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())
     options = replace(options, dtype=_dtype(opened, task, options, say))
     measured = {
-        label: _measure(label, checkpoint, task, text, options, progress, report)
+        label: _measure(label, checkpoint, task, text, data.context, options, progress, report)
         for label, checkpoint in opened.items()
     }
     evaluation = _evaluation(opened, task, text, options, measured)
-    write_json(output, evaluation.to_json(), force=force)
+    if output is not None:
+        write_json(output, evaluation.to_json(), force=force)
     return evaluation
 
 
@@ -132,7 +115,7 @@ def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None
             label_ids(text, {int(number): str(name) for number, name in names.items()})
 
 
-def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: TaskOptions, say: Say) -> str:
+def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
     """The type of all models; layer by layer any size fits."""
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import candidates, dtype_name, fitting_dtype
@@ -149,7 +132,8 @@ def _measure(
     checkpoint: Checkpoint,
     task: OtherTask,
     text: PlainText | LabelledText,
-    options: TaskOptions,
+    context: int | None,
+    options: EvaluationOptions,
     progress: Progress,
     report: Callable[[str, RunReport], None],
 ) -> _Measured:
@@ -159,7 +143,7 @@ def _measure(
     tokenizer = load_tokenizer(checkpoint.path)
     if options.memory is not None and isinstance(text, PlainText):
         work = RunReport()
-        found = _by_layer(label, checkpoint, tokenizer, task, text, options, progress, work)
+        found = _by_layer(label, checkpoint, tokenizer, task, text, context, options, progress, work)
         report(label, work)
         return found
     model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
@@ -168,7 +152,7 @@ def _measure(
             found = _classes(model, tokenizer, text, options, advance)
     else:
         with progress(f"{label}: reading", None, "tokens") as advance:
-            found = (_causal if task == "lm" else _masked)(model, tokenizer, text, options, advance)
+            found = (_causal if task == "lm" else _masked)(model, tokenizer, text, context, options, advance)
     del model
     gc.collect()  # before the next checkpoint is loaded
     return found
@@ -180,7 +164,8 @@ def _by_layer(
     tokenizer: Any,
     task: OtherTask,
     text: PlainText,
-    options: TaskOptions,
+    context: int | None,
+    options: EvaluationOptions,
     progress: Progress,
     work: RunReport,
 ) -> _Measured:
@@ -195,23 +180,29 @@ def _by_layer(
     session = Session(checkpoint, Resources(device, dtype, options.memory, options.spill_directory), work)
     run = by_layer(session, f"{label}: reading", progress)
     measure = _causal if task == "lm" else _masked
-    return measure(session.skeleton.model, tokenizer, text, options, run=run)
+    return measure(session.skeleton.model, tokenizer, text, context, options, run=run)
 
 
 def _causal(
-    model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
+    model: Any,
+    tokenizer: Any,
+    text: PlainText,
+    context: int | None,
+    options: EvaluationOptions,
+    advance: Advance = ignored,
+    **how: Any,
 ) -> _Measured:
     from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
     from prunecli.running.lengths import window_length
 
-    length = window_length(model, tokenizer, options.context)
+    length = window_length(model, tokenizer, context)
     stride = length - 1 if options.stride is None else options.stride
     windows = {"context": length, "stride": stride}
     made = lm_losses(
         model,
         tokenizer,
         text.texts,
-        options.batch_tokens,
+        options.decoding.batch_tokens,
         advance=advance,
         context=length,
         stride=stride,
@@ -229,17 +220,23 @@ def _causal(
 
 
 def _masked(
-    model: Any, tokenizer: Any, text: PlainText, options: TaskOptions, advance: Advance = ignored, **how: Any
+    model: Any,
+    tokenizer: Any,
+    text: PlainText,
+    context: int | None,
+    options: EvaluationOptions,
+    advance: Advance = ignored,
+    **how: Any,
 ) -> _Measured:
     from prunecli.evaluation.language_model import mlm_losses, perplexity
     from prunecli.running.lengths import window_length
 
-    length = window_length(model, tokenizer, options.context)
+    length = window_length(model, tokenizer, context)
     made = mlm_losses(
         model,
         tokenizer,
         text.texts,
-        options.batch_tokens,
+        options.decoding.batch_tokens,
         context=length,
         seed=options.seed,
         advance=advance,
@@ -250,11 +247,11 @@ def _masked(
 
 
 def _classes(
-    model: Any, tokenizer: Any, text: LabelledText, options: TaskOptions, advance: Advance
+    model: Any, tokenizer: Any, text: LabelledText, options: EvaluationOptions, advance: Advance
 ) -> _Measured:
     from prunecli.evaluation.classification import accuracy, classify, f1_scores
 
-    made = classify(model, tokenizer, text, options.batch_tokens, advance=advance)
+    made = classify(model, tokenizer, text, options.decoding.batch_tokens, advance=advance)
     by_class = f1_scores(made)
     names = model.config.id2label
     scores = {
@@ -270,7 +267,7 @@ def _evaluation(
     opened: Mapping[str, Checkpoint],
     task: OtherTask,
     text: PlainText | LabelledText,
-    options: TaskOptions,
+    options: EvaluationOptions,
     measured: Mapping[str, _Measured],
 ) -> Evaluation:
     from prunecli.results.evaluation import Evaluated, Evaluation

@@ -251,7 +251,7 @@ def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
     Raises:
         PruneError: a file that is damaged, or that does not speak of one of the checkpoints.
     """
-    from prunecli.evaluation.evaluate import labels_for  # imports torch, which a run itself has no need of
+    from prunecli.evaluation.options import labels_for  # imports torch, which a run itself has no need of
 
     labels = {path: label for label, path in labels_for(list(report.checkpoints.values())).items()}
     evaluation = _results(report.evaluation, "prunecli.evaluation/1")

@@ -10,7 +10,7 @@ from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
 from prunecli.evaluation import hardware
 from prunecli.evaluation import latency as module
 from prunecli.evaluation.hardware import fit_together
-from prunecli.evaluation.latency import LatencyOptions, bench_latency, decode
+from prunecli.evaluation.latency import LatencyOptions, decode, time_decoding
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -54,7 +54,7 @@ def turns(monkeypatch):
 
 
 def test_results_by_hand(checkpoints, turns):
-    payload = bench_latency(checkpoints, SENTENCES, PAIR, OPTIONS).to_json()
+    payload = time_decoding(checkpoints, SENTENCES, PAIR, OPTIONS).to_json()
     assert payload["format"] == "prunecli.latency/1"
     assert (payload["sentences"], payload["new_tokens"], payload["pair"]) == (3, 4, "eng_Latn-fra_Latn")
     assert payload["threads"] == torch.get_num_threads()
@@ -73,7 +73,7 @@ def test_results_by_hand(checkpoints, turns):
 
 
 def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
-    payload = bench_latency(
+    payload = time_decoding(
         checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu")
     ).to_json()
     assert payload["interleaved"]
@@ -84,7 +84,7 @@ def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
 def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypatch):
     monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
     assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
-    payload = bench_latency(
+    payload = time_decoding(
         checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu")
     ).to_json()
     assert not payload["interleaved"]
@@ -110,7 +110,7 @@ def test_exactly_the_tokens_asked_for(checkpoints):
 def test_load_time_and_peak_memory_of_a_process_of_its_own(checkpoints):
     options = LatencyOptions(beams=(1,), runs=1, warm_up=0, new_tokens=2, threads=1, device="cpu")
     before = torch.get_num_threads()
-    payload = bench_latency({"full": checkpoints["full"]}, SENTENCES, PAIR, options).to_json()
+    payload = time_decoding({"full": checkpoints["full"]}, SENTENCES, PAIR, options).to_json()
     assert payload["threads"] == 1
     assert torch.get_num_threads() == before
     result = payload["results"][0]
@@ -143,7 +143,7 @@ def test_spread_is_mean_and_sample_deviation():
 
 def test_more_tokens_than_positions_are_refused(checkpoints):
     with pytest.raises(UsageError, match="positions"):
-        bench_latency(checkpoints, SENTENCES, PAIR, LatencyOptions(new_tokens=10**6))
+        time_decoding(checkpoints, SENTENCES, PAIR, LatencyOptions(new_tokens=10**6))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
@@ -155,7 +155,7 @@ def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, family,
     assert [len(ids) for ids in subject.sources] == [left, left]
     decode(load_model(path, device="cpu"), subject.sources, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        bench_latency({"full": path}, SENTENCES, PAIR, LatencyOptions(new_tokens=64))
+        time_decoding({"full": path}, SENTENCES, PAIR, LatencyOptions(new_tokens=64))
 
 
 def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
@@ -168,9 +168,9 @@ def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
 
 def test_unknown_language(checkpoints):
     with pytest.raises(DataError, match="unknown language"):
-        bench_latency(checkpoints, SENTENCES, ("eng_Latn", "zho_Hans"), OPTIONS)
+        time_decoding(checkpoints, SENTENCES, ("eng_Latn", "zho_Hans"), OPTIONS)
 
 
 def test_not_a_checkpoint(tmp_path):
     with pytest.raises(CheckpointError):
-        bench_latency({"x": Path(tmp_path)}, SENTENCES, PAIR, OPTIONS)
+        time_decoding({"x": Path(tmp_path)}, SENTENCES, PAIR, OPTIONS)

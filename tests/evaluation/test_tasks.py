@@ -7,16 +7,19 @@ import pytest
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.classification import classify, f1_scores
+from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.language_model import lm_losses, mlm_losses
+from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
-from prunecli.evaluation.tasks import TaskOptions, evaluate_task
+from prunecli.evaluation.tasks import evaluate_task
 from prunecli.modules.loading import load_model
+from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 
-OPTIONS = TaskOptions(batch_tokens=64, device="cpu", seed=4)
+OPTIONS = EvaluationOptions(DecodingOptions(batch_tokens=64), device="cpu", seed=4)
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
 
@@ -58,7 +61,7 @@ def _open(path):
 
 def test_language_models_side_by_side(causal, text, tmp_path):
     output = tmp_path / "evaluation.json"
-    payload = evaluate_task(causal, "lm", text, OPTIONS, output).to_json()
+    payload = evaluate_task(causal, Dataset("lm", text), OPTIONS, output).to_json()
     assert json.loads(output.read_text()) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["task"] == "lm"
@@ -86,7 +89,7 @@ def test_language_models_side_by_side(causal, text, tmp_path):
 
 def test_masked_language_models(folder, text, tmp_path):
     checkpoints = {name: tiny_family(folder / name, "bert", seed=n) for n, name in enumerate(("m1", "m2"))}
-    payload = evaluate_task(checkpoints, "mlm", text, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_task(checkpoints, Dataset("mlm", text), OPTIONS, tmp_path / "e.json").to_json()
     assert payload["seed"] == 4
     made = [mlm_losses(*_open(path), text.texts, 64, seed=4) for path in checkpoints.values()]
     assert [row["scores"]["loss"] for row in payload["results"]] == pytest.approx(
@@ -97,7 +100,9 @@ def test_masked_language_models(folder, text, tmp_path):
 
 
 def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
-    payload = evaluate_task(classifiers, "classification", labelled, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_task(
+        classifiers, Dataset("classification", labelled), OPTIONS, tmp_path / "e.json"
+    ).to_json()
     made = [classify(*_open(path), labelled, 64) for path in classifiers.values()]
     for row, found in zip(payload["results"], made, strict=True):
         by_class = f1_scores(found)
@@ -111,14 +116,16 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
 
 
 def test_one_checkpoint_is_not_compared(causal, text, tmp_path):
-    payload = evaluate_task({"full": causal["full"]}, "lm", text, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_task(
+        {"full": causal["full"]}, Dataset("lm", text), OPTIONS, tmp_path / "e.json"
+    ).to_json()
     assert payload["significance"] is None
     assert len(payload["results"]) == 1
 
 
 def test_one_text_has_no_p_value(causal, folder, tmp_path):
     whole = read_plain([folder / "text.txt"], whole_files=True)
-    payload = evaluate_task(causal, "lm", whole, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_task(causal, Dataset("lm", whole), OPTIONS, tmp_path / "e.json").to_json()
     assert payload["data"]["texts"] == 1
     assert payload["results"][1]["p_value"] is None
 
@@ -130,20 +137,25 @@ def test_refused_before_a_model_is_loaded(causal, classifiers, text, tmp_path, m
     monkeypatch.setattr("prunecli.modules.loading.load_model", load_model)
     (tmp_path / "e.json").write_text("{}")
     with pytest.raises(OutputError, match="exists"):
-        evaluate_task(causal, "lm", text, OPTIONS, tmp_path / "e.json")
+        evaluate_task(causal, Dataset("lm", text), OPTIONS, tmp_path / "e.json")
     with pytest.raises(OutputError, match="no such directory"):
-        evaluate_task(causal, "lm", text, OPTIONS, tmp_path / "nowhere" / "e.json")
+        evaluate_task(causal, Dataset("lm", text), OPTIONS, tmp_path / "nowhere" / "e.json")
     with pytest.raises(CheckpointError, match="nothing"):
-        evaluate_task({**causal, "x": tmp_path / "nothing"}, "lm", text, OPTIONS, tmp_path / "new.json")
+        evaluate_task(
+            {**causal, "x": tmp_path / "nothing"}, Dataset("lm", text), OPTIONS, tmp_path / "new.json"
+        )
     (tmp_path / "bad.tsv").write_text("7\ta\n")
     with pytest.raises(DataError, match="knows no label '7'"):
         evaluate_task(
-            classifiers, "classification", read_labelled(tmp_path / "bad.tsv"), OPTIONS, tmp_path / "new.json"
+            classifiers,
+            Dataset("classification", read_labelled(tmp_path / "bad.tsv")),
+            OPTIONS,
+            tmp_path / "new.json",
         )
     assert not (tmp_path / "new.json").exists()
 
 
 def test_a_model_without_the_head_writes_nothing(classifiers, text, tmp_path):
     with pytest.raises(UnsupportedModelError, match="BertForSequenceClassification"):
-        evaluate_task(classifiers, "mlm", text, OPTIONS, tmp_path / "e.json")
+        evaluate_task(classifiers, Dataset("mlm", text), OPTIONS, tmp_path / "e.json")
     assert not (tmp_path / "e.json").exists()

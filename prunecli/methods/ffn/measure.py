@@ -69,7 +69,7 @@ def measure_activations(
     Raises:
         PruneError: a model or text that cannot be used.
     """
-    from prunecli.evaluation.evaluate import labels_for
+    from prunecli.evaluation.options import labels_for
     from prunecli.methods.ffn.activations import unit_activations
     from prunecli.modules.loading import choose_device, load_model
     from prunecli.modules.precision import fitting_dtype

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 
 from prunecli.commands import console
-from prunecli.commands.head_table import head_table
+from prunecli.commands.head_tables import head_table
 from tests.analysis.test_heat_maps import LAYERS, VALUES, layer
 
 

@@ -1,20 +1,51 @@
-"""The tables of `evaluate`: one row per pair with a block of columns per checkpoint, and the means."""
+"""The tables of `evaluate`, by pair, by group and by checkpoint, and its picture."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 from prunecli.commands import console
+from prunecli.evaluation.significance import too_few
 
 if TYPE_CHECKING:
+    from prunecli.evaluation.tasks import OtherTask
     from prunecli.results.evaluation import Evaluation
+    from prunecli.running.layerwise.session import RunReport
 
 TITLES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
 WIDE = 4
 """With more checkpoints than this, a block holds chrF++ alone, so that the table fits 120 columns."""
 LABEL_WIDTH = 12
+
+TASK_COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
+    "lm": {
+        "perplexity": ("perplexity", ",.3f"),
+        "bits_per_byte": ("bits/byte", ".4f"),
+        "bits_per_character": ("bits/char.", ".4f"),
+        "tokens": ("tokens", ",d"),
+    },
+    "mlm": {
+        "loss": ("loss, nats", ".4f"),
+        "perplexity": ("exp(loss)", ",.3f"),
+        "tokens": ("hidden tokens", ",d"),
+    },
+    "classification": {
+        "accuracy": ("accuracy", ".1%"),
+        "f1": ("macro F1", ".3f"),
+        "loss": ("loss, nats", ".4f"),
+    },
+}
+"""Task -> score -> its column's title and the format of its numbers."""
+DRAWN = {
+    "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
+    "lm": {"perplexity": "perplexity"},
+    "mlm": {"loss": "loss of the hidden tokens, nats"},
+    "classification": {"accuracy": "accuracy"},
+}
+"""Task -> score -> the title of its panel."""
 
 
 def mean_table(evaluation: Evaluation) -> console.Shown:
@@ -95,3 +126,60 @@ def _score(value: float, p_value: float | None, evaluation: Evaluation) -> str:
     test = evaluation.significance
     significant = test is not None and p_value is not None and p_value < test["level"]
     return f"{value:.1f}{'*' if significant else ''}"
+
+
+def report(label: str, work: RunReport) -> None:
+    """Say what a checkpoint that was run layer by layer took."""
+    from prunecli.commands.memory_options import report_work
+
+    report_work(work, label)
+
+
+def show_task(evaluation: Evaluation) -> None:
+    """The table, and what its marks mean."""
+    test, few = evaluation.significance, None
+    # McNemar's test is exact: where there is too little it finds nothing.
+    if test is not None and evaluation.task != "classification":
+        few = too_few(evaluation.data["texts"], "texts")
+    if few:
+        test = None
+        console.warn(few)
+    console.show(_task_table(evaluation, test))
+    if test is not None:
+        console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}).")
+
+
+def _task_table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> console.Shown:
+    columns = TASK_COLUMNS[cast("OtherTask", evaluation.task)]
+    rows = []
+    for result in evaluation.results:
+        p_value = result.p_value
+        marked = test["of"] if test is not None and p_value is not None and p_value < test["level"] else None
+        cells = [
+            f"{result.scores[name]:{form}}{'*' if name == marked else ''}"
+            for name, (_, form) in columns.items()
+        ]
+        rows.append([result.checkpoint, *cells])
+    data = evaluation.data
+    title = f"{evaluation.task}, {', '.join(data['files'])}, {data['texts']:,} texts"
+    return console.table(title, ["checkpoint", *(title for title, _ in columns.values())], rows)
+
+
+def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> None:
+    """Draw evaluation.json; `checkpoints` are those of its labels."""
+    from prunecli.analysis.plots import CurvePoint, save_figure, score_figure
+    from prunecli.analysis.removed import removed
+    from prunecli.model.checkpoint import open_model
+
+    titles = DRAWN[evaluation.task]
+    unit, fractions = removed([open_model(checkpoints[result.checkpoint]) for result in evaluation.results])
+    points = [
+        CurvePoint(
+            lost.fraction,
+            {title: float((result.scores or result.mean)[name]) for name, title in titles.items()},
+            lost.lines,
+            lost.is_original,
+        )
+        for result, lost in zip(evaluation.results, fractions, strict=True)
+    ]
+    save_figure(score_figure(points, unit=unit), path)

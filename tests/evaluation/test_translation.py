@@ -6,12 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
-from prunecli.evaluation import evaluate as module
+from prunecli.errors import CheckpointError, DataError, OutputError
+from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
-from prunecli.evaluation.evaluate import EvaluationOptions, evaluate, hypothesis_path, labels_for
+from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import partial_path
+from prunecli.evaluation.translation import evaluate_translation, hypothesis_path
 from prunecli.modules import precision
+from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from tests.tiny import tiny_nllb_moe
 
@@ -19,6 +21,7 @@ TEXT = ParallelText(
     "test", {"eng_Latn": ("the hat", "no", "a hen"), "fra_Latn": ("le chapeau", "non", "une poule")}
 )
 PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "eng_Latn"))
+DATA = Dataset("translation", TEXT, PAIRS)
 OPTIONS = EvaluationOptions(decoding=DecodingOptions(2, 64, 6), device="cpu", samples=20)
 
 
@@ -49,7 +52,7 @@ def good_and_bad(monkeypatch):
 
 def test_the_whole_way_with_real_models(checkpoints, tmp_path):
     output = tmp_path / "evaluation.json"
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output).to_json()
+    payload = evaluate_translation(checkpoints, DATA, OPTIONS, output).to_json()
     assert json.loads(output.read_text()) == payload
     assert payload["format"] == "prunecli.evaluation/1"
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "fra_Latn-eng_Latn"]
@@ -59,7 +62,7 @@ def test_the_whole_way_with_real_models(checkpoints, tmp_path):
 
 
 def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_translation(checkpoints, DATA, OPTIONS, tmp_path / "e.json").to_json()
     full, pruned = payload["results"]
     assert full["mean"]["chrf++"] == 100
     assert pruned["pairs"]["fra_Latn-eng_Latn"]["chrf++"] == 100
@@ -79,14 +82,16 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
 
 
 def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
-    payload = evaluate({"full": checkpoints["full"]}, TEXT, PAIRS, OPTIONS, tmp_path / "e.json").to_json()
+    payload = evaluate_translation(
+        {"full": checkpoints["full"]}, DATA, OPTIONS, tmp_path / "e.json"
+    ).to_json()
     assert payload["significance"] is None
     assert "bootstrap" not in payload["results"][0]["pairs"]["eng_Latn-fra_Latn"]
 
 
 def test_hypotheses_are_kept_one_line_each(checkpoints, good_and_bad, tmp_path):
     options = EvaluationOptions(decoding=OPTIONS.decoding, samples=0, hypotheses=tmp_path / "hyps")
-    evaluate(checkpoints, TEXT, PAIRS, options, tmp_path / "e.json")
+    evaluate_translation(checkpoints, DATA, options, tmp_path / "e.json")
     path = tmp_path / "hyps" / "full" / "test.eng_Latn-fra_Latn.hyp"
     assert path == hypothesis_path(tmp_path / "hyps", "full", "test", "eng_Latn-fra_Latn")
     assert path.read_text().splitlines() == list(TEXT.sentences["fra_Latn"])
@@ -104,14 +109,14 @@ def test_an_interrupted_run_goes_on_and_ends_alike(checkpoints, good_and_bad, tm
     with monkeypatch.context() as patch:
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+            evaluate_translation(checkpoints, DATA, OPTIONS, output)
     assert not output.exists()
     assert partial_path(output).exists()
     good_and_bad.clear()
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output).to_json()
+    payload = evaluate_translation(checkpoints, DATA, OPTIONS, output).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert not partial_path(output).exists()
-    assert payload == evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "whole.json").to_json()
+    assert payload == evaluate_translation(checkpoints, DATA, OPTIONS, tmp_path / "whole.json").to_json()
 
 
 def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_and_bad, tmp_path, monkeypatch):
@@ -131,14 +136,14 @@ def test_a_run_that_goes_on_keeps_the_type_that_it_began_in(checkpoints, good_an
         patch.setattr(precision, "candidates", computed_in("bfloat16"))
         patch.setattr(module, "translate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+            evaluate_translation(checkpoints, DATA, OPTIONS, output)
     good_and_bad.clear()
     monkeypatch.setattr(precision, "candidates", computed_in("float32"))
-    payload = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, say=said.append).to_json()
+    payload = evaluate_translation(checkpoints, DATA, OPTIONS, output, say=said.append).to_json()
     assert good_and_bad == [("pruned", PAIRS[1])]
     assert said == ["Computed in bfloat16, as before the interruption."]
     assert [row["dtype"] for row in payload["results"]] == ["bfloat16", "bfloat16"]
-    again = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True)
+    again = evaluate_translation(checkpoints, DATA, OPTIONS, output, force=True)
     assert [row["dtype"] for row in again.to_json()["results"]] == ["float32", "float32"]
 
 
@@ -150,10 +155,10 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
     with monkeypatch.context() as patch:
         patch.setattr("prunecli.tensors.documents.write_json", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+            evaluate_translation(checkpoints, DATA, OPTIONS, output)
     assert len(good_and_bad) == 4
     wider = EvaluationOptions(decoding=DecodingOptions(3, 64, 6), device="cpu", samples=20)
-    evaluate(checkpoints, TEXT, PAIRS, wider, output)
+    evaluate_translation(checkpoints, DATA, wider, output)
     assert len(good_and_bad) == 8
 
 
@@ -161,10 +166,10 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
     output = tmp_path / "e.json"
     output.write_text("mine")
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output)
+        evaluate_translation(checkpoints, DATA, OPTIONS, output)
     assert good_and_bad == []
     assert output.read_text() == "mine"
-    evaluation = evaluate(checkpoints, TEXT, PAIRS, OPTIONS, output, force=True)
+    evaluation = evaluate_translation(checkpoints, DATA, OPTIONS, output, force=True)
     assert evaluation.to_json() == json.loads(output.read_text())
 
 
@@ -174,41 +179,23 @@ def test_existing_hypotheses_are_refused_before_the_work(checkpoints, good_and_b
     kept.write_text("mine")
     options = EvaluationOptions(decoding=OPTIONS.decoding, hypotheses=tmp_path)
     with pytest.raises(OutputError, match="exists"):
-        evaluate(checkpoints, TEXT, PAIRS, options, tmp_path / "e.json")
+        evaluate_translation(checkpoints, DATA, options, tmp_path / "e.json")
     assert good_and_bad == []
 
 
 def test_no_directory_for_the_output(checkpoints, tmp_path):
     with pytest.raises(OutputError, match="no such directory"):
-        evaluate(checkpoints, TEXT, PAIRS, OPTIONS, tmp_path / "nothing" / "e.json")
+        evaluate_translation(checkpoints, DATA, OPTIONS, tmp_path / "nothing" / "e.json")
 
 
 def test_not_a_checkpoint(checkpoints, tmp_path):
     with pytest.raises(CheckpointError):
-        evaluate({**checkpoints, "none": tmp_path}, TEXT, PAIRS, OPTIONS, tmp_path / "e.json")
+        evaluate_translation({**checkpoints, "none": tmp_path}, DATA, OPTIONS, tmp_path / "e.json")
 
 
 def test_a_language_that_the_tokenizer_lacks(checkpoints, good_and_bad, tmp_path):
     text = ParallelText("test", {"eng_Latn": ("a",), "zho_Hans": ("b",)})
+    data = Dataset("translation", text, (("eng_Latn", "zho_Hans"),))
     with pytest.raises(DataError, match="unknown language 'zho_Hans'"):
-        evaluate(checkpoints, text, (("eng_Latn", "zho_Hans"),), OPTIONS, tmp_path / "e.json")
+        evaluate_translation(checkpoints, data, OPTIONS, tmp_path / "e.json")
     assert good_and_bad == []
-
-
-def test_labels_are_names_or_whole_paths_where_names_meet():
-    assert labels_for([Path("/a/full"), Path("/b/small")]) == {
-        "full": Path("/a/full"),
-        "small": Path("/b/small"),
-    }
-    assert list(labels_for([Path("/a/x"), Path("/b/x")])) == ["/a/x", "/b/x"]
-
-
-def test_a_checkpoint_given_twice_is_refused():
-    with pytest.raises(UsageError, match="given twice"):
-        labels_for([Path("/a/x"), Path("/a/../a/x")])
-
-
-def test_the_bundled_model_is_called_demo():
-    from prunecli.demo import CHECKPOINT
-
-    assert labels_for([CHECKPOINT, Path("small")]) == {"demo": CHECKPOINT, "small": Path("small")}

@@ -1,0 +1,85 @@
+"""How checkpoints are measured, at every task, and what they are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prunecli import demo
+from prunecli.errors import UsageError
+from prunecli.evaluation.decoding import DecodingOptions
+from prunecli.evaluation.significance import SAMPLES, SEED
+from prunecli.tensors.hub.names import origin
+
+LEVEL = 0.05
+"""A difference counts as significant below this p-value."""
+
+
+@dataclass(frozen=True)
+class EvaluationOptions:
+    """What an evaluation depends on beside the checkpoints and the text.
+
+    Attributes:
+        decoding: of translation; its `batch_tokens` hold at every task.
+        device, dtype: as in `load_model`.
+        samples: resamples of the significance test of translation; 0: no test.
+        seed: of the resamples, and of the tokens that `mlm` hides.
+        spm: FLORES-200's SentencePiece model; None: where sacrebleu keeps it, or no spBLEU.
+        hypotheses: directory that translations are written to, or None.
+        groups: file of groups of languages, for means by group; see `read_groups`.
+        stride: of the windows of `lm`; None: context - 1.
+        memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
+        spill_directory: with `memory`: as in `Resources`.
+    """
+
+    decoding: DecodingOptions = field(default_factory=DecodingOptions)
+    device: str = "auto"
+    dtype: str = "auto"
+    samples: int = SAMPLES
+    seed: int = SEED
+    spm: Path | None = None
+    hypotheses: Path | None = None
+    groups: Path | None = None
+    stride: int | None = None
+    memory: int | None = None
+    spill_directory: Path | None = None
+
+    @property
+    def given(self) -> dict[str, bool]:
+        """Option that goes with some tasks only -> whether it was given."""
+        values = {
+            "--stride": self.stride,
+            "--spm": self.spm,
+            "--hypotheses": self.hypotheses,
+            "--groups": self.groups,
+            "--memory": self.memory,
+        }
+        return {name: value is not None for name, value in values.items()}
+
+
+def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
+    """A short label for each checkpoint: its directory's name, `org/name` on the hub, "demo" for the bundled model.
+
+    Where two share a name, both have their whole path; on the hub the commit.
+
+    Raises:
+        UsageError: a checkpoint is given twice.
+    """
+    resolved = [path.resolve() for path in paths]
+    origins = [origin(path) for path in paths]
+    whole = [
+        f"{known['path']}@{known['revision'][:7]}" if "revision" in known else str(path)
+        for path, known in zip(paths, origins, strict=True)
+    ]
+    for name, real in zip(whole, resolved, strict=True):
+        if resolved.count(real) > 1:
+            raise UsageError(f"{name} is given twice", "Name each checkpoint once.")
+    bundled = demo.CHECKPOINT.resolve()
+    names = [
+        "demo" if real == bundled else known["path"] for real, known in zip(resolved, origins, strict=True)
+    ]
+    return {
+        (name if names.count(name) == 1 else long): path
+        for name, long, path in zip(names, whole, paths, strict=True)
+    }
