@@ -36,11 +36,11 @@ def report(
     from prunecli.report.page import report_page, write_page
 
     check_outputs(output, force=force)
-    material = collect(directory or Path(), {"demo": demo.CHECKPOINT}, console.progress(quiet))
-    for one in material.unreadable:
+    data = collect(directory or Path(), {"demo": demo.CHECKPOINT}, console.progress(quiet))
+    for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
-    write_page(output, report_page(material))
+    write_page(output, report_page(data))
     if not quiet:
-        checkpoints = counted(len(material.checkpoints), "checkpoint")
-        results = counted(len(material.documents), "result file")
+        checkpoints = counted(len(data.checkpoints), "checkpoint")
+        results = counted(len(data.documents), "result file")
         console.note(f"{checkpoints}, {results}. Written to {output}.")

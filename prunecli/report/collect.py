@@ -40,7 +40,7 @@ _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 
 
 @dataclass(frozen=True)
-class Found:
+class CheckpointEntry:
     """A checkpoint.
 
     Attributes:
@@ -62,7 +62,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Document:
+class ResultFile:
     """A result file: its path below the directory, and what it holds."""
 
     name: str
@@ -81,7 +81,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Material:
+class ReportData:
     """All of it, by name.
 
     Attributes:
@@ -93,29 +93,26 @@ class Material:
     """
 
     title: str
-    checkpoints: tuple[Found, ...]
-    elsewhere: tuple[Found, ...]
-    documents: tuple[Document, ...]
+    checkpoints: tuple[CheckpointEntry, ...]
+    elsewhere: tuple[CheckpointEntry, ...]
+    documents: tuple[ResultFile, ...]
     unreadable: tuple[Unreadable, ...]
 
     def of(self, kind: type[T]) -> list[tuple[str, T]]:
         """(file's name, content) of the results of this kind."""
-        return [(one.name, one.content) for one in self.documents if isinstance(one.content, kind)]
+        return [(file.name, file.content) for file in self.documents if isinstance(file.content, kind)]
 
-    def known(self, label: str, fingerprint: str) -> Found | None:
+    def known(self, label: str, fingerprint: str) -> CheckpointEntry | None:
         """The checkpoint that a result calls `label`; of several with one fingerprint the one of that name."""
-        same = [
-            one
-            for one in (*self.checkpoints, *self.elsewhere)
-            if fingerprint and one.fingerprint == fingerprint
-        ]
-        named = [one for one in same if one.name.rpartition("/")[2] == label.rpartition("/")[2]]
+        entries = (*self.checkpoints, *self.elsewhere)
+        same = [entry for entry in entries if fingerprint and entry.fingerprint == fingerprint]
+        named = [entry for entry in same if entry.name.rpartition("/")[2] == label.rpartition("/")[2]]
         return next(iter(named or same), None)
 
 
 def collect(
     directory: Path, elsewhere: Mapping[str, Path] | None = None, progress: Progress = silent
-) -> Material:
+) -> ReportData:
     """Read what a report of `directory` shows.
 
     Hidden folders, virtual environments, `*.training` and links to folders are stepped over.
@@ -135,20 +132,20 @@ def collect(
     folders = list(_folders(directory))
     with progress("reading", len(folders), "folders") as advance:
         for folder in folders:
-            for one in _in_folder(folder, directory):
-                if isinstance(one, Found):
-                    checkpoints.append(one)
-                elif isinstance(one, Document):
-                    documents.append(one)
+            for item in _in_folder(folder, directory):
+                if isinstance(item, CheckpointEntry):
+                    checkpoints.append(item)
+                elif isinstance(item, ResultFile):
+                    documents.append(item)
                 else:
-                    unreadable.append(one)
+                    unreadable.append(item)
             advance(1)
     if not (checkpoints or documents or unreadable):
         raise DataError(
             f"{directory}: nothing to report: no results and no checkpoints {DEPTH} folders deep",
             "Name a directory in which prunecli worked, or make results first: prunecli evaluate -o evaluation.json.",
         )
-    return Material(
+    return ReportData(
         title=directory.resolve().name or str(directory.resolve()),
         checkpoints=tuple(checkpoints),
         elsewhere=tuple(_referenced(elsewhere or {}, checkpoints, documents)),
@@ -159,23 +156,23 @@ def collect(
 
 def _folders(directory: Path) -> Iterator[Path]:
     """The directory and its folders, by name."""
-    for place, names, _ in os.walk(directory):
-        depth = len(Path(place).relative_to(directory).parts)
+    for folder, names, _ in os.walk(directory):
+        depth = len(Path(folder).relative_to(directory).parts)
         names[:] = sorted(name for name in names if depth < DEPTH and not _is_stepped_over(name))
-        yield Path(place)
+        yield Path(folder)
 
 
 def _is_stepped_over(name: str) -> bool:
     return name.startswith(".") or name.endswith(".training") or name in _STEPPED_OVER
 
 
-def _in_folder(folder: Path, directory: Path) -> Iterator[Found | Document | Unreadable]:
+def _in_folder(folder: Path, directory: Path) -> Iterator[CheckpointEntry | ResultFile | Unreadable]:
     """What is read in one folder, itself as a checkpoint first."""
     name = folder.relative_to(directory).as_posix()
     if (folder / "config.json").is_file():
         try:
             if _is_checkpoint(folder):
-                yield _found(name, folder)
+                yield _entry(name, folder)
         except (PruneError, OSError) as error:
             yield Unreadable(name, _reason(error, folder))
     for path in sorted(folder.glob("*.json")):
@@ -191,7 +188,7 @@ def _in_folder(folder: Path, directory: Path) -> Iterator[Found | Document | Unr
                 yield document
 
 
-def read_document(name: str, path: Path) -> Document | None:
+def read_document(name: str, path: Path) -> ResultFile | None:
     """The result in a file; None for a file of others, or one that no report shows.
 
     Raises:
@@ -214,7 +211,7 @@ def read_document(name: str, path: Path) -> Document | None:
     content = kind.from_json(payload, path)
     if isinstance(content, HeadScores):
         refuse_many(path, 1 + max(head for heads in content.heads.values() for head in heads))
-    return Document(name, content)
+    return ResultFile(name, content)
 
 
 def refuse_many(path: Path, count: int) -> None:
@@ -248,7 +245,7 @@ def _is_checkpoint(folder: Path) -> bool:
     return KEY in config or ("model_type" in config and any((folder / name).is_file() for name in _WEIGHTS))
 
 
-def _found(name: str, path: Path) -> Found:
+def _entry(name: str, path: Path) -> CheckpointEntry:
     with open_model(path) as checkpoint:
         inventory = take_inventory(checkpoint)
         counts = [
@@ -256,7 +253,7 @@ def _found(name: str, path: Path) -> Found:
             *(layer.original_heads for layer in inventory.attentions),
         ]
         refuse_many(path, max(counts, default=0))
-        return Found(name, checkpoint, inventory, checkpoint.fingerprint)
+        return CheckpointEntry(name, checkpoint, inventory, checkpoint.fingerprint)
 
 
 def _reason(error: PruneError | OSError, path: Path) -> str:
@@ -267,21 +264,18 @@ def _reason(error: PruneError | OSError, path: Path) -> str:
 
 
 def _referenced(
-    elsewhere: Mapping[str, Path], checkpoints: Sequence[Found], documents: Sequence[Document]
-) -> Iterator[Found]:
+    elsewhere: Mapping[str, Path], checkpoints: Sequence[CheckpointEntry], documents: Sequence[ResultFile]
+) -> Iterator[CheckpointEntry]:
     """Those of `elsewhere` that a history or a result speaks of, and that do not lie in the directory as well."""
-    here = {one.fingerprint for one in checkpoints}
-    wanted = set(_spoken_of(checkpoints, documents)) - here
-    for name, path in elsewhere.items():
-        if wanted:
-            found = _found(name, path)
-            if found.fingerprint in wanted:
-                yield found
+    missing = set(_spoken_of(checkpoints, documents)) - {entry.fingerprint for entry in checkpoints}
+    if missing:
+        entries = (_entry(name, path) for name, path in elsewhere.items())
+        yield from (entry for entry in entries if entry.fingerprint in missing)
 
 
-def _spoken_of(checkpoints: Sequence[Found], documents: Sequence[Document]) -> Iterable[str]:
-    for one in checkpoints:
-        for step in one.history:
+def _spoken_of(checkpoints: Sequence[CheckpointEntry], documents: Sequence[ResultFile]) -> Iterable[str]:
+    for entry in checkpoints:
+        for step in entry.history:
             source = step.get("source")
             if isinstance(source, Mapping):
                 yield str(source.get("fingerprint"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from prunecli.report.charts import Bar, bars
-from prunecli.report.collect import Material
+from prunecli.report.collect import ReportData
 from prunecli.report.grids import Scale, heat_map, scale_key
 from prunecli.report.markup import Html, counted, element, join, maybe, row_of, table
 from prunecli.report.trees import dendrogram
@@ -17,9 +17,9 @@ UNIT = Scale(0.0, 1.0)
 MEASURES = {"cka": "CKA", "lns": "LNS"}
 
 
-def languages_section(material: Material) -> Html | None:
+def languages_section(data: ReportData) -> Html | None:
     """For each languages.json its trees, matrices and counts; None where there is none."""
-    files = material.of(Languages)
+    files = data.of(Languages)
     return join([_languages(name, languages) for name, languages in files]) if files else None
 
 
@@ -90,9 +90,9 @@ def _per_layer(experts: ExpertsPerLayer) -> Html:
     return bars(caption, rows, "experts")
 
 
-def similarity_section(material: Material) -> Html | None:
+def similarity_section(data: ReportData) -> Html | None:
     """For each similarity.json its maps and means; None where there is none."""
-    files = material.of(Similarity)
+    files = data.of(Similarity)
     return join([_similarity(name, similarity) for name, similarity in files]) if files else None
 
 

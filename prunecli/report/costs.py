@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from prunecli.model.ffn import describe_ffns
 from prunecli.model.inventory import PARTS
 from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
-from prunecli.report.collect import Found, Material
+from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
 from prunecli.results.latency import Latency, Spread, Timed, Timing
 from prunecli.results.training import LoggedStep, Training
@@ -17,9 +17,9 @@ MOST_POINTS = 300
 """A longer log is drawn by every so-manieth line of it."""
 
 
-def sizes_section(material: Material) -> Html | None:
+def sizes_section(data: ReportData) -> Html | None:
     """Tables and a drawing of the checkpoints' sizes, those that lie elsewhere first; None without any."""
-    checkpoints = [*material.elsewhere, *material.checkpoints]
+    checkpoints = [*data.elsewhere, *data.checkpoints]
     if not checkpoints:
         return None
     parts = [part for part in PARTS if any(part in one.inventory.parts for one in checkpoints)]
@@ -82,16 +82,16 @@ def _kept(layers: Sequence[tuple[int, int]]) -> str | None:
     return f"{kept:,}" if kept == original else f"{kept:,} of {original:,}"
 
 
-def _stacked_bar(one: Found, parts: Sequence[str]) -> StackedBar:
+def _stacked_bar(one: CheckpointEntry, parts: Sequence[str]) -> StackedBar:
     sizes = {part: one.inventory.parts[part].bytes for part in parts if part in one.inventory.parts}
     titles = {part: f"{one.name}, {part}: {bytes_text(size)}" for part, size in sizes.items()}
     own = tuple((titles.get(part, ""), sizes.get(part, 0)) for part in parts)
     return StackedBar(one.name, own, bytes_text(one.inventory.total.bytes))
 
 
-def speed_section(material: Material) -> Html | None:
+def speed_section(data: ReportData) -> Html | None:
     """For each latency.json a chart and tables; None where there is none."""
-    files = material.of(Latency)
+    files = data.of(Latency)
     return join([_latency(name, latency) for name, latency in files]) if files else None
 
 
@@ -165,9 +165,9 @@ def spread_text(spread: Spread, digits: int) -> str:
     return f"{spread.mean:,.{digits}f} ± {spread.std:,.{digits}f}"
 
 
-def training_section(material: Material) -> Html | None:
+def training_section(data: ReportData) -> Html | None:
     """Curves and figures of every OUTPUT.training.json; None where there is none."""
-    files = material.of(Training)
+    files = data.of(Training)
     if not files:
         return None
     overview = table(

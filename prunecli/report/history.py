@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli.analysis.settings import AMOUNTS
-from prunecli.report.collect import Found, Material
+from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.markup import Html, element, join
 from prunecli.report.trees import Node, lineage
 
@@ -40,24 +40,26 @@ _OPTIONS = {("finetune", "hidden"): "--hidden-weight"}
 _DIGEST = re.compile("(sha256:)?([0-9a-f]{64})")
 
 
-def history_section(material: Material) -> Html | None:
+def history_section(data: ReportData) -> Html | None:
     """The tree of all checkpoints that prunecli made, then the steps of each; None where there are none."""
-    made = [one for one in material.checkpoints if one.history]
+    made = [one for one in data.checkpoints if one.history]
     if not made:
         return None
-    stock = [one for one in (*material.checkpoints, *material.elsewhere) if not one.history]
+    stock = [one for one in (*data.checkpoints, *data.elsewhere) if not one.history]
     caption = (
         "What was made from what. A filled dot: a checkpoint of this directory; an empty one: not in it."
     )
     return join(
         [
-            lineage(caption, family_tree(made, stock, {one.name for one in material.checkpoints})),
+            lineage(caption, family_tree(made, stock, {one.name for one in data.checkpoints})),
             *(part for one in made for part in _steps(one)),
         ]
     )
 
 
-def family_tree(made: Sequence[Found], stock: Sequence[Found], here: set[str]) -> list[Node]:
+def family_tree(
+    made: Sequence[CheckpointEntry], stock: Sequence[CheckpointEntry], here: set[str]
+) -> list[Node]:
     """The originals, and below each what was made from it; checkpoints with equal histories share a node.
 
     A history is whole, from the original on: its steps are the path to a checkpoint, and those without the last the
@@ -115,7 +117,7 @@ def told_apart_step(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any
     return text if text != command or not others else step_text(step)
 
 
-def original(one: Found) -> tuple[str, str, str]:
+def original(one: CheckpointEntry) -> tuple[str, str, str]:
     """Of what a history began with: a key, its fingerprint, its name."""
     source = _mapping(one.history[0].get("source"))
     if not source:
@@ -131,14 +133,14 @@ def _called(history: Sequence[Mapping[str, Any]], index: int) -> str:
     return "?"
 
 
-def _steps(one: Found) -> list[Html]:
+def _steps(one: CheckpointEntry) -> list[Html]:
     items = [element("li", text) for text in ([_origin(one)] + [step_text(step) for step in one.history])]
     files = [text for step in one.history for text in _statistics(step)]
     note = [element("p", f"Statistics: {', '.join(dict.fromkeys(files))}.", class_="soft")] if files else []
     return [element("h3", one.name), element("ol", *items, class_="steps", start="0"), *note]
 
 
-def _origin(one: Found) -> str:
+def _origin(one: CheckpointEntry) -> str:
     _, fingerprint, name = original(one)
     return f"{name} ({short(fingerprint)})" if fingerprint else name
 

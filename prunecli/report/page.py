@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from prunecli import __version__
-from prunecli.report.collect import Material
+from prunecli.report.collect import ReportData
 from prunecli.report.comparisons import languages_section, similarity_section
 from prunecli.report.costs import sizes_section, speed_section, training_section
 from prunecli.report.history import history_section
@@ -20,15 +20,15 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing is fetched and no script runs, whatever a name in a file says."""
 
 
-def unreadable_section(material: Material) -> Html | None:
+def unreadable_section(data: ReportData) -> Html | None:
     """What is damaged, and how; None where nothing is."""
-    if not material.unreadable:
+    if not data.unreadable:
         return None
     columns = {"file": lambda one: one.name, "what is wrong": lambda one: one.reason}
-    return table("Left out of this page", material.unreadable, columns, text_columns=2)
+    return table("Left out of this page", data.unreadable, columns, text_columns=2)
 
 
-SECTIONS: Mapping[str, Callable[[Material], Html | None]] = {
+SECTIONS: Mapping[str, Callable[[ReportData], Html | None]] = {
     "Unreadable files": unreadable_section,
     "Quality, size and speed": quality_section,
     "Checkpoints": sizes_section,
@@ -43,22 +43,22 @@ SECTIONS: Mapping[str, Callable[[Material], Html | None]] = {
 """Heading -> what makes the section, in the order of the page."""
 
 
-def report_page(material: Material) -> str:
-    """The whole page; the same material makes the same text."""
-    pages = ((title, section(material)) for title, section in SECTIONS.items())
+def report_page(data: ReportData) -> str:
+    """The whole page; the same data makes the same text."""
+    pages = ((title, section(data)) for title, section in SECTIONS.items())
     sections = [(title, content) for title, content in pages if content is not None]
     links = [
         element("li", element("a", title, href=f"#s{index}")) for index, (title, _) in enumerate(sections, 1)
     ]
     said = (
-        f"{counted(len(material.checkpoints), 'checkpoint')} and {counted(len(material.documents), 'result file')}; "
+        f"{counted(len(data.checkpoints), 'checkpoint')} and {counted(len(data.documents), 'result file')}; "
         f"made by prunecli {__version__}."
     )
     body = element(
         "body",
         element(
             "header",
-            element("h1", f"{material.title}: pruning report"),
+            element("h1", f"{data.title}: pruning report"),
             element("p", said, class_="soft"),
             element("nav", element("ul", *links), aria_label="Sections"),
         ),
@@ -70,7 +70,7 @@ def report_page(material: Material) -> str:
             ),
         ),
     )
-    return f"<!DOCTYPE html>\n{element('html', _head(material.title), body, lang='en')}\n"
+    return f"<!DOCTYPE html>\n{element('html', _head(data.title), body, lang='en')}\n"
 
 
 def _head(title: str) -> Html:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.model.attention import KIND_NAMES
-from prunecli.report.collect import Found, Material
+from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
 from prunecli.report.markup import Html, counted, element, join, row_of
 from prunecli.results.gates import GateStatistics
@@ -20,12 +20,10 @@ METHODS = {
 }
 
 
-def experts_section(material: Material) -> Html | None:
+def experts_section(data: ReportData) -> Html | None:
     """A strip per sparse layer of each pruned checkpoint, the traffic of each gates.json; None without either."""
-    pruned = [
-        one for one in material.checkpoints if one.checkpoint.structure.experts and one.inventory.layers
-    ]
-    files = material.of(GateStatistics)
+    pruned = [one for one in data.checkpoints if one.checkpoint.structure.experts and one.inventory.layers]
+    files = data.of(GateStatistics)
     if not pruned and not files:
         return None
     note = (
@@ -70,12 +68,10 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
     )
 
 
-def heads_section(material: Material) -> Html | None:
+def heads_section(data: ReportData) -> Html | None:
     """A heat map per heads.json and kind of attention, what each pruned checkpoint kept; None without either."""
-    files = material.of(HeadScores)
-    pruned = [
-        one for one in material.checkpoints if one.checkpoint.structure.heads and one.inventory.attentions
-    ]
+    files = data.of(HeadScores)
+    pruned = [one for one in data.checkpoints if one.checkpoint.structure.heads and one.inventory.attentions]
     if not files and not pruned:
         return None
     parts = [_scores(name, scores) for name, scores in files]
@@ -138,7 +134,7 @@ def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:
     return "heads", 0
 
 
-def _kept_heads(one: Found) -> Html:
+def _kept_heads(one: CheckpointEntry) -> Html:
     drawn = []
     for kind in dict.fromkeys(layer.kind for layer in one.inventory.attentions):
         own = [layer for layer in one.inventory.attentions if layer.kind == kind]

@@ -10,7 +10,7 @@ from prunecli.analysis.removed import Removed, Unit, removed
 from prunecli.evaluation.significance import LEAST
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.report.charts import Point, Series, chart
-from prunecli.report.collect import Found, Material
+from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.costs import spread_text
 from prunecli.report.markup import Html, counted, element, join, maybe, millions, row_of, table
 from prunecli.results.document import numbers
@@ -49,7 +49,7 @@ class Row:
 
     result: Evaluated
     fingerprint: str
-    found: Found | None
+    found: CheckpointEntry | None
     timed: Timed | None
 
     @property
@@ -76,24 +76,24 @@ def _known(*values: int | None) -> int | None:
     return next((value for value in values if value is not None), None)
 
 
-def quality_section(material: Material) -> Html | None:
+def quality_section(data: ReportData) -> Html | None:
     """For each evaluation.json charts and tables; None where there is none."""
-    files = material.of(Evaluation)
+    files = data.of(Evaluation)
     if not files:
         return None
-    speeds = [latency for _, latency in material.of(Latency)]
+    speeds = [latency for _, latency in data.of(Latency)]
     return join(
-        [_evaluation(name, evaluation, _rows(evaluation, material, speeds)) for name, evaluation in files]
+        [_evaluation(name, evaluation, _rows(evaluation, data, speeds)) for name, evaluation in files]
     )
 
 
-def _rows(evaluation: Evaluation, material: Material, speeds: Sequence[Latency]) -> list[Row]:
+def _rows(evaluation: Evaluation, data: ReportData, speeds: Sequence[Latency]) -> list[Row]:
     rows = []
     models = evaluation.models if len(evaluation.models) == len(evaluation.results) else None
     for index, result in enumerate(evaluation.results):
         fingerprint = "" if models is None else models[index].fingerprint or ""
         timed = next((one for speed in speeds for one in _timed(speed, result.checkpoint, fingerprint)), None)
-        rows.append(Row(result, fingerprint, material.known(result.checkpoint, fingerprint), timed))
+        rows.append(Row(result, fingerprint, data.known(result.checkpoint, fingerprint), timed))
     return rows
 
 
