@@ -19,7 +19,7 @@ from prunecli.model.cost import weight_bytes
 from prunecli.modules.loading import load_model
 from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.processes import ProcessGroup
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
@@ -39,7 +39,7 @@ from prunecli.training.state import (
 )
 from prunecli.training.teacher import choose_attention, load_teacher, require_positions, teacher_dtype
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
-from prunecli.training.watch import Report, Watch
+from prunecli.training.watch import Watch
 
 NO_END = 1 << 40
 """Updates of a run that time alone ends."""
@@ -70,7 +70,7 @@ def finetune(
     origin_files: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
     resume: bool = True,
     progress: Progress = silent,
-    report: Report = lambda _line: None,
+    report: Say = unsaid,
 ) -> Trained:
     """Train, keeping the state in `state`; a run that was interrupted goes on from there, to the same result.
 
@@ -91,7 +91,7 @@ def finetune(
     arguments = training_arguments(options, state, validates=data.valid is not None)
     process_group = ProcessGroup(arguments.process_index, arguments.world_size)
     if not process_group.is_main:
-        report, progress = _silent, silent
+        report, progress = unsaid, silent
     if process_group.is_main:
         identity = {
             **origin,
@@ -115,14 +115,8 @@ def finetune(
             report(f"Stopped: {last} is kept; the same command goes on from it.")
         raise
     finally:
-        if (
-            process_group.is_main and last_checkpoint(state) is None
-        ):  # nothing that a later run could go on from
+        if process_group.is_main and last_checkpoint(state) is None:  # nothing to go on from
             shutil.rmtree(state, ignore_errors=True)
-
-
-def _silent(_line: str) -> None:
-    """What the other processes have to say."""
 
 
 @dataclass(frozen=True)
@@ -135,7 +129,7 @@ class _Run:
     process_group: ProcessGroup
     state: Path
     progress: Progress
-    report: Report
+    report: Say
 
 
 def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
@@ -192,10 +186,7 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     validation = make_validation(tokenizer, model, data, options)
     teacher = None
     if options.teacher is not None:
-        dtype = teacher_dtype(options)
-        teacher = load_teacher(
-            options.teacher, model, tokenizer, data.task, options.loss, arguments.device, dtype
-        )
+        teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
         require_positions(options.teacher, teacher, examples)
     objective = Objective(options.loss, teacher)
     if data.task == "feature-extraction":
@@ -208,20 +199,21 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     with run.progress("training", total, "steps") as advance:
         watch = Watch(process_group, limit=limit, advance=advance, report=run.report)
         trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
-        last = last_checkpoint(run.state)
+        last, step = last_checkpoint(run.state), 0
         if last is not None:
             require_sound(last)
-        if last is not None:
-            run.report(f"Going on from step {trainer_state(last)['global_step']:,} in {run.state}.")
-            trainer.restore(trainer_state(last))
-        if last is not None and trainer_state(last)["global_step"] >= steps:
+            kept = trainer_state(last)
+            step = kept["global_step"]
+            run.report(f"Going on from step {step:,} in {run.state}.")
+            trainer.restore(kept)
+        if last is not None and step >= steps:
             trainer.adopt(last)
         else:
             with watch.signals(), _alone_noticed(process_group):
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if watch.interrupted:
-        step = f"{trainer.state.global_step:,}"
-        run.report(f"Stopped after step {step}: {run.state} is kept; the same command goes on from it.")
+        step = trainer.state.global_step
+        run.report(f"Stopped after step {step:,}: {run.state} is kept; the same command goes on from it.")
         raise KeyboardInterrupt
     best = trainer.state.best_model_checkpoint
     weights = Path(best) if validation is not None and best else last_checkpoint(run.state)

@@ -9,10 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.architectures import FAMILIES
+from prunecli.architectures import FAMILIES, OLDER_TYPES, Architecture
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
+from prunecli.model.structure import KEY
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
+from prunecli.text.tokens import Tokenizer, load_tokenizer
+
+SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
+"""Which config and tokenizer must agree on, as far as both have them."""
+
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
+"""One of them at least is in a directory with a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -45,16 +54,16 @@ class Start:
             PruneError: what cannot be trained.
         """
         if self.config is not None:
-            from prunecli.training.scratch import describe
-
-            return describe(self.config, self.tokenizer)
+            values = read_config(self.config)
+            words = _tokenizer(_file(self.config), self.tokenizer)
+            _fit(_file(self.config), values, words)
+            return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
         with open_model(self.path) as checkpoint:
             checkpoint.require_architecture()
-            config = json.dumps(checkpoint.config, sort_keys=True).encode()
             return {
                 "source": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,
-                "config": hashlib.sha256(config).hexdigest(),
+                "config": _digest(checkpoint.config),
             }
 
     def files(self, identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
@@ -70,8 +79,6 @@ class Start:
         """The checkpoint that training begins with; random weights lie in the directory `state`."""
         if self.config is None:
             return open_model(self.path)
-        from prunecli.training.scratch import initial_checkpoint
-
         if not (state / "initial").is_dir():
             initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
         return open_model(state / "initial")
@@ -81,9 +88,121 @@ class Start:
         if self.config is None:
             with open_model(self.path) as checkpoint:
                 return training_task_of(checkpoint)
-        from prunecli.training.scratch import read_config
-
         values = read_config(self.config)
         family = FAMILIES[str(values["model_type"])]
         name = next(iter(class_names(values)), family.model_class)
         return task_of_class(name, is_pair=len(family.stacks) > 1)
+
+
+def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:
+    """Write a model of random weights, as the family's stock class draws them, with its tokenizer.
+
+    Args:
+        config: a JSON file as config.json, or a directory that holds one.
+        tokenizer: a directory with tokenizer files; None: that of `config`.
+        directory: what is made.
+        seed: of the weights.
+
+    Raises:
+        PruneError: a config or tokenizer that cannot be used, or that do not fit together.
+    """
+    from prunecli.modules.loading import no_bars
+
+    file = _file(config)
+    values = read_config(config)
+    family = FAMILIES[values["model_type"]]
+    words = _tokenizer(file, tokenizer)
+    _fit(file, values, words)
+    model = _random_model(file, values, family, seed)
+    directory.mkdir(parents=True)
+    with no_bars():
+        model.save_pretrained(directory)
+    words.save_pretrained(directory)
+    with open_model(directory) as checkpoint:
+        checkpoint.check()
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _file(config: Path) -> Path:
+    return config / "config.json" if config.is_dir() else config
+
+
+def read_config(config: Path) -> dict[str, Any]:
+    """The values of a stock model's config.
+
+    Raises:
+        PruneError: no such file, not JSON, of a reduced model or of a family that is not declared.
+    """
+    file = _file(config)
+    if not file.is_file():
+        raise CheckpointError(f"{file}: no such file", "Give a config.json, or a directory that holds one.")
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: not JSON ({error})", "Correct the file.") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file}: holds no JSON object", "Give a config.json.")
+    if KEY in values:
+        raise UsageError(
+            f"{file}: describes a reduced model",
+            "Train a stock model first, then reduce it; or leave out its key.",
+        )
+    if values.get("model_type") in OLDER_TYPES:
+        values["model_type"] = OLDER_TYPES[values["model_type"]]
+    if values.get("model_type") not in FAMILIES:
+        raise UnsupportedModelError(
+            f'{file}: the model family "{values.get("model_type")}" is not supported',
+            f"Set model_type to one of {', '.join(FAMILIES)}.",
+        )
+    return values
+
+
+def _tokenizer(file: Path, named: Path | None) -> Tokenizer:
+    if named is None and not any(any(file.parent.glob(pattern)) for pattern in TOKENIZER_FILES):
+        raise CheckpointError(f"there is no tokenizer beside {file}", "Name one with --tokenizer DIR.")
+    return load_tokenizer(named or file.parent)
+
+
+def _fit(file: Path, values: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Add what the tokenizer says to `values`; refuse what it contradicts."""
+    size = values.setdefault("vocab_size", len(tokenizer))
+    if not isinstance(size, int) or size < len(tokenizer):
+        raise UsageError(
+            f"{file}: vocab_size is {size}, the tokenizer has {len(tokenizer):,} tokens",
+            f"Set vocab_size to {len(tokenizer)} or more, or leave it out.",
+        )
+    for key in SPECIAL_IDS:
+        own = getattr(tokenizer, key, None)
+        if own is not None and values.setdefault(key, own) != own:
+            raise UsageError(
+                f"{file}: {key} is {values[key]}, the tokenizer's is {own}",
+                f"Set {key} to {own}, or leave it out.",
+            )
+
+
+def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed: int) -> Any:
+    import torch
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    names = (*class_names(values), family.model_class)
+    classes: list[Any] = [getattr(transformers, name, None) for name in names]
+    model_class = next(
+        known
+        for known in classes
+        if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type
+    )
+    torch.manual_seed(seed)
+    try:
+        config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})
+        model = model_class(config).float()
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        reason = " ".join(str(error).split())
+        raise CheckpointError(
+            f"{file}: transformers cannot make the model ({type(error).__name__}: {reason})",
+            "Correct the value.",
+        ) from error
+    return model

@@ -15,7 +15,7 @@ from prunecli.running.examples import Examples
 from prunecli.running.lengths import position_count
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.options import TrainingOptions
 
 COMPARED = ("decoder_start_token_id", "pad_token_id")
 """Keys of both configs that shape what the models are given."""
@@ -36,13 +36,7 @@ def teacher_dtype(options: TrainingOptions) -> str:
 
 
 def load_teacher(
-    path: Path,
-    student: Any,
-    tokenizer: Any,
-    task: TrainingTask,
-    loss: LossOptions,
-    device: torch.device,
-    dtype: str,
+    options: TrainingOptions, student: Any, tokenizer: Any, task: TrainingTask, device: torch.device
 ) -> Any:
     """The teacher in evaluation mode, on `device`, its weights frozen.
 
@@ -50,6 +44,8 @@ def load_teacher(
         UsageError: another vocabulary, other special tokens, or another width where hidden states are compared.
         PruneError: it cannot be loaded, or is for another task.
     """
+    path, dtype = options.teacher, teacher_dtype(options)
+    assert path is not None
     with open_model(path) as checkpoint:
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
     if size is not None and size != student.config.vocab_size:
@@ -70,7 +66,7 @@ def load_teacher(
                 f"{path}: the teacher's {key} is {other}, the model's is {own}",
                 "A teacher must be given the same tokens: name another one.",
             )
-    if loss.hidden:
+    if options.loss.hidden:
         _require_same_width(path, teacher, student)
     return teacher
 

@@ -16,8 +16,8 @@ from transformers.trainer_callback import ExportableState, TrainerCallback
 
 from prunecli.errors import PruneError
 from prunecli.processes import ProcessGroup
+from prunecli.progress import Say, unsaid
 
-Report = Callable[[str], None]
 REMEDY = "Lower --learning-rate, raise --warmup, or try --dtype float32, with --resume never."
 """Against numbers that grow without end."""
 
@@ -56,7 +56,7 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
         *,
         limit: float | None = None,
         advance: Callable[[float], None] = lambda _steps: None,
-        report: Report = lambda _line: None,
+        report: Say = unsaid,
     ) -> None:
         self.process_group = process_group or ProcessGroup()
         self.limit, self.advance, self.report = limit, advance, report
