@@ -85,13 +85,13 @@ def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLay
     Raises:
         CheckpointError: config.json holds no usable number of heads, or names heads that cannot be.
     """
-    found = [
+    layers = [
         _layer(sizes, structure, stack, attention, number)
         for stack in sizes.family.stacks
         for number in range(sizes.depth(stack))
         for attention in stack.attentions
     ]
-    return tuple(sorted(found, key=lambda layer: (KINDS.index(layer.kind), layer.layer)))
+    return tuple(sorted(layers, key=lambda layer: (KINDS.index(layer.kind), layer.layer)))
 
 
 def _layer(

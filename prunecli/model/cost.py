@@ -81,17 +81,17 @@ def token_products(layout: ModelLayout) -> Products:
     Raises:
         CheckpointError: config.json lacks a size, or holds one that is no count.
     """
-    found: dict[Side, int] = {"encoder": 0, "decoder": 0}
+    products: dict[Side, int] = {"encoder": 0, "decoder": 0}
     cross = 0
     for layer in layout.layers:
         for attention in layer.attentions:
             keys = _matrices(layout.shapes, layer.name, _keys_and_values(attention.spec))
             whole = _matrices(layout.shapes, layer.name, _projections(attention.spec))
             cross += keys
-            found[layer.side] += whole - keys
+            products[layer.side] += whole - keys
         if not layer.ffn.removed:
-            found[layer.side] += _ffn(layout, layer.ffn)
-    return Products(found["encoder"], cross, found["decoder"], _output(layout))
+            products[layer.side] += _ffn(layout, layer.ffn)
+    return Products(products["encoder"], cross, products["decoder"], _output(layout))
 
 
 def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
@@ -183,8 +183,8 @@ def _output(layout: ModelLayout) -> int:
 
 def _matrices(shapes: Shapes, owner: str, names: Iterable[str]) -> int:
     """Multiply-adds of one row times each of the matrices that the model has."""
-    found = (shapes.get(f"{owner}.{name}", ()) for name in names)
-    return sum(prod(shape) for shape in found if len(shape) == 2)
+    matrices = (shapes.get(f"{owner}.{name}", ()) for name in names)
+    return sum(prod(shape) for shape in matrices if len(shape) == 2)
 
 
 def _key_width(sizes: Sizes, attention: Attention) -> int:

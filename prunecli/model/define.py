@@ -163,13 +163,13 @@ class UnitShape:
     @cached_property
     def layers(self) -> tuple[GroupLayer, ...]:
         """The expansion layers. Where the kind has the skip connection, those after the first also read e."""
-        found = []
+        layers = []
         width = self.map_dim
         for number, (outputs, groups) in enumerate(zip(self.widths, self.groups, strict=True)):
             inputs = width + self.map_dim if number and self.kind in SKIPPING else width
-            found.append(GroupLayer(inputs, outputs, groups))
+            layers.append(GroupLayer(inputs, outputs, groups))
             width = outputs
-        return tuple(found)
+        return tuple(layers)
 
     @property
     def features(self) -> int:
@@ -203,10 +203,10 @@ class UnitShape:
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Name relative to the unit -> shape of every tensor that a checkpoint of it holds."""
-        found: dict[str, tuple[int, ...]] = {"map.weight": (self.vocabulary, self.map_dim)}
+        shapes: dict[str, tuple[int, ...]] = {"map.weight": (self.vocabulary, self.map_dim)}
         for number, layer in enumerate(self.layers):
-            found[f"layers.{number}.weight"] = layer.weight_shape
-            found[f"layers.{number}.bias"] = (layer.outputs,)
-        found["reduce.weight"] = (self.model_dim, self.features)
-        found["reduce.bias"] = (self.model_dim,)
-        return found
+            shapes[f"layers.{number}.weight"] = layer.weight_shape
+            shapes[f"layers.{number}.bias"] = (layer.outputs,)
+        shapes["reduce.weight"] = (self.model_dim, self.features)
+        shapes["reduce.bias"] = (self.model_dim,)
+        return shapes

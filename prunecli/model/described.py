@@ -55,11 +55,11 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
         HubError: as `local_directory`; or its weights are .bin files, whose headers cannot be had alone.
         CheckpointError: not a checkpoint, or a damaged one.
     """
-    found = hub_name(name)
-    if found is None:
+    hub = hub_name(name)
+    if hub is None:
         return open_model(name)
-    with plain_errors(found):
-        snapshot = look_up(found, say)
+    with plain_errors(hub):
+        snapshot = look_up(hub, say)
         if snapshot.sizes is None or snapshot.is_whole():
             return Checkpoint(
                 snapshot.directory, read_config(snapshot.directory), find_weights(snapshot.directory)
@@ -68,7 +68,7 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
         files = [file for file in weights if not file.endswith(".json")]
         total = sum(snapshot.sizes[file] for file in files)
         if pickled := [file for file in files if not file.endswith(".safetensors")]:
-            raise _pickled(found, pickled, total)
+            raise _pickled(hub, pickled, total)
         count = "the header of" if len(files) == 1 else f"{len(files)} headers of"
         say(f"Reading {count} {snapshot} from {host()}; its {bytes_text(total)} are not fetched.")
         with progress("reading headers", len(files), "files") as advance:
@@ -85,19 +85,19 @@ def _described(snapshot: Snapshot, file: str) -> WeightFile:
     from huggingface_hub.errors import SafetensorsParsingError
 
     try:
-        found = HfApi().parse_safetensors_file_metadata(snapshot.name.repo, file, revision=snapshot.commit)
+        header = HfApi().parse_safetensors_file_metadata(snapshot.name.repo, file, revision=snapshot.commit)
     except SafetensorsParsingError as error:
         raise HubError(
             f"{snapshot.name}: {file} has no header of the safetensors format", "Choose another revision."
         ) from error
-    for name, info in found.tensors.items():
+    for name, info in header.tensors.items():
         if not is_known(info.dtype):
             raise CheckpointError(f"{file}: {name} has the type {info.dtype!r}, which prunecli does not read")
-    places = {
+    tensors = {
         name: Stored(TensorInfo(name, info.dtype, tuple(info.shape)), info.data_offsets[0])
-        for name, info in sorted(found.tensors.items(), key=lambda item: item[1].data_offsets[0])
+        for name, info in sorted(header.tensors.items(), key=lambda item: item[1].data_offsets[0])
     }
-    return WeightFile(snapshot.directory / file, places)
+    return WeightFile(snapshot.directory / file, tensors)
 
 
 def _pickled(name: HubName, files: list[str], total: int) -> HubError:

@@ -43,14 +43,14 @@ class TokenTables:
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Full name -> shape of every tensor that the stock model lacks or has in another shape."""
         unit = {} if self.unit is None else self.unit.tensors()
-        found = {f"{self.input}.{name}": shape for name, shape in unit.items()}
+        shapes = {f"{self.input}.{name}": shape for name, shape in unit.items()}
         if (output := self.change.output) is not None:
             width = self.model_dim if output.map_dim is None else output.map_dim
             if output.map_dim is not None:
-                found[f"{self.output}.project.weight"] = (width, self.model_dim)
+                shapes[f"{self.output}.project.weight"] = (width, self.model_dim)
             if not output.tied:
-                found[f"{self.output}.weight"] = (self.vocabulary, width)
-        return found
+                shapes[f"{self.output}.weight"] = (self.vocabulary, width)
+        return shapes
 
 
 def resolve_tables(sizes: Sizes, structure: Structure) -> TokenTables | None:
@@ -110,22 +110,22 @@ def unit_shape(change: InputChange, vocabulary: int, model_dim: int) -> UnitShap
 
 def resolve_ties(sizes: Sizes, tables: TokenTables | None) -> dict[str, str]:
     """Alias -> stored name of the tensors that are one in a model with these embeddings."""
-    found = dict(sizes.ties())
+    ties = dict(sizes.ties())
     if tables is None or tables.change.is_stock:
-        return found
+        return ties
     table, output = f"{tables.input}.weight", f"{tables.output}.weight"
     if tables.unit is not None:
-        found = {alias: name for alias, name in found.items() if name != table or alias == output}
-        found |= {
+        ties = {alias: name for alias, name in ties.items() if name != table or alias == output}
+        ties |= {
             f"{alias}.{name}": f"{tables.input}.{name}"
             for alias in tables.aliases
             for name in tables.unit.tensors()
         }
     if tables.change.output is not None or tables.unit is not None:
-        found.pop(output, None)
+        ties.pop(output, None)
     if tables.change.output is not None and tables.change.output.tied:
-        found[output] = f"{tables.input}.map.weight"
-    return found
+        ties[output] = f"{tables.input}.map.weight"
+    return ties
 
 
 def describe_embeddings(tables: TokenTables | None) -> str:

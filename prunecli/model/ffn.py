@@ -68,26 +68,26 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
         CheckpointError: config.json lacks a size, or its structure names an FFN that the model lacks, or shares with
             one that has no tensors of its own, or changes a mixture of experts.
     """
-    places = {
+    positions = {
         within(layer, stack.ffn): (stack, number)
         for stack in sizes.family.stacks
         for number, layer in sizes.layers(stack)
     }
-    _check(sizes, structure, places)
+    _check(sizes, structure, positions)
 
     def width(name: str) -> int:
         stated = structure.ffn.get(name, FfnChange()).width
-        return sizes.count(places[name][0].ffn.width) if stated is None else stated
+        return sizes.count(positions[name][0].ffn.width) if stated is None else stated
 
-    found = []
-    for name, (stack, number) in places.items():
+    layers = []
+    for name, (stack, number) in positions.items():
         change = structure.ffn.get(name, FfnChange())
         owner = change.shared_with or name
         sparse = is_sparse(sizes, stack.ffn, number)
         specs = () if change.removed or sparse else stack.ffn.tensors
         specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
         norms = () if change.removed else ffn_norms(stack)
-        found.append(
+        layers.append(
             FfnLayer(
                 name=name,
                 own_name=name if stack.ffn.name else f"{name}.ffn",
@@ -103,7 +103,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
                 stack=stack,
             )
         )
-    return tuple(found)
+    return tuple(layers)
 
 
 def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) -> str:
@@ -114,7 +114,7 @@ def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) 
         changes: `Structure.ffn`.
     """
     by_name = {layer.name: layer for layer in layers}
-    found: dict[tuple[Side, str], list[int]] = {}
+    numbers_by_change: dict[tuple[Side, str], list[int]] = {}
     for layer in layers:
         change = changes.get(layer.name, FfnChange())
         what = ""
@@ -122,27 +122,27 @@ def describe_ffns(layers: Sequence[FfnLayer], changes: Mapping[str, FfnChange]) 
             what = "removed"
         elif change.shared_with is not None:
             owner = by_name[change.shared_with]
-            place = "layer" if owner.side == layer.side else owner.side
-            what = f"share {place} {owner.layer}'s"
+            where = "layer" if owner.side == layer.side else owner.side
+            what = f"share {where} {owner.layer}'s"
         elif change.width is not None:
             what = f"of width {change.width:,}"
         if what:
-            found.setdefault((layer.side, what), []).append(layer.layer)
+            numbers_by_change.setdefault((layer.side, what), []).append(layer.layer)
     return "; ".join(
         f"{side} {ranges(numbers)} {what if len(numbers) > 1 else what.replace('share ', 'shares ')}"
-        for (side, what), numbers in found.items()
+        for (side, what), numbers in numbers_by_change.items()
     )
 
 
 def ranges(ascending: Sequence[int]) -> str:
     """ "0-3, 5" """
-    found: list[list[int]] = []
+    ends_of_runs: list[list[int]] = []
     for number in ascending:
-        if found and number == found[-1][-1] + 1:
-            found[-1][1:] = [number]
+        if ends_of_runs and number == ends_of_runs[-1][-1] + 1:
+            ends_of_runs[-1][1:] = [number]
         else:
-            found.append([number])
-    return ", ".join("-".join(map(str, ends)) for ends in found)
+            ends_of_runs.append([number])
+    return ", ".join("-".join(map(str, ends)) for ends in ends_of_runs)
 
 
 def within(layer: str, ffn: FeedForward) -> str:
@@ -164,13 +164,13 @@ def ffn_norms(stack: Stack) -> tuple[str, ...]:
     return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
 
 
-def _check(sizes: Sizes, structure: Structure, places: Mapping[str, tuple[Stack, int]]) -> None:
+def _check(sizes: Sizes, structure: Structure, positions: Mapping[str, tuple[Stack, int]]) -> None:
     for name, change in structure.ffn.items():
         owner = change.shared_with
         for named in (name,) if owner is None else (name, owner):
-            if named not in places:
+            if named not in positions:
                 raise CheckpointError(f"config.json names {named}, which is no FFN of the model", REMEDY)
-            stack, number = places[named]
+            stack, number = positions[named]
             if is_sparse(sizes, stack.ffn, number):
                 reason = "a mixture of experts can be neither shared nor removed nor of another width"
                 raise CheckpointError(f"config.json changes {named}: {reason}", REMEDY)

@@ -96,9 +96,9 @@ class ModelLayout:
             for number, name in self.sizes.layers(stack)
         }
         return tuple(
-            Layer(ffn.side, ffn.layer, names[place], tuple(attentions[place]), ffn)
+            Layer(ffn.side, ffn.layer, names[position], tuple(attentions[position]), ffn)
             for ffn in self.ffns
-            for place in [(ffn.side, ffn.layer)]
+            for position in [(ffn.side, ffn.layer)]
         )
 
     def changed(
@@ -158,7 +158,7 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
 
 def _expected(layout: ModelLayout) -> dict[str, Declared]:
     sizes, structure, tables = layout.sizes, layout.structure, layout.tables
-    found: dict[str, Declared] = {}
+    tensors: dict[str, Declared] = {}
 
     def add(
         owner: str,
@@ -180,7 +180,7 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
                 shape[spec.heads.axis] = int(shape[spec.heads.axis] * heads)
             if spec.hidden is not None and width is not None:
                 shape[spec.hidden] = width * spec.hidden_blocks
-            found[f"{owner}{spec.name}"] = tuple(shape), part or spec.part
+            tensors[f"{owner}{spec.name}"] = tuple(shape), part or spec.part
 
     def add_ffn(stack: Stack, ffn: FfnLayer) -> None:
         if ffn.removed or ffn.is_shared:
@@ -197,8 +197,8 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
     add("", sizes.family.tensors)
     if tables is not None:
         for name in tables.stock:
-            del found[name]
-        found |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
+            del tensors[name]
+        tensors |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
     own = {ffn.name: ffn for ffn in layout.ffns}
     shares = {one.name: Fraction(one.num_heads, max(one.stated_heads, 1)) for one in layout.attentions}
     for stack in sizes.family.stacks:
@@ -210,7 +210,7 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
             gone = ffn_norms(stack) if ffn.removed else ()
             add(f"{layer}.", tuple(spec for spec in stack.norms if spec.name not in gone))
             add_ffn(stack, ffn)
-    return found
+    return tensors
 
 
 def _expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:

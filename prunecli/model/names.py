@@ -65,17 +65,17 @@ def stored_names(
         if not any(name == ending or name.endswith(f".{ending}") for ending in family.buffers)
     }
     owner: dict[str, str] = {new: old for old, new in renamed.items() if new not in tied}
-    found: dict[str, str] = {}
+    chosen: dict[str, str] = {}
     for old, new in renamed.items():
         target = tied.get(new)
         if target is None:
-            found[old] = new
+            chosen[old] = new
         elif target not in owner:
             owner[target] = old
-            found[old] = target
+            chosen[old] = target
         elif not equal(old, owner[target]):
-            found[old] = new
-    return found
+            chosen[old] = new
+    return chosen
 
 
 def same_values(one: tuple[int, Stored], other: tuple[int, Stored]) -> bool:
@@ -105,24 +105,24 @@ def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Sur
     experts: dict[str, set[int]] = defaultdict(set)
     for name, info in tensors.items():
         pieces = name.split(".")
-        numbers = [place for place, piece in enumerate(pieces) if piece.isdecimal()]
+        numbers = [index for index, piece in enumerate(pieces) if piece.isdecimal()]
         last = len(pieces) - 1
         if numbers and numbers[0] > 0:
             layers[".".join(pieces[: numbers[0]])].add(int(pieces[numbers[0]]))
             last = min(numbers[0] + 2, last)
         modules[_starred(pieces[:last]) or name].append(name)
-        for place, piece in enumerate(pieces[:-1]):
+        for index, piece in enumerate(pieces[:-1]):
             if "expert" in piece and "shared" not in piece:
-                if number := re.fullmatch(r"(?:expert_)?(\d+)", pieces[place + 1]):
-                    experts[_starred(pieces[: place + 1])].add(int(number[1]))
+                if number := re.fullmatch(r"(?:expert_)?(\d+)", pieces[index + 1]):
+                    experts[_starred(pieces[: index + 1])].add(int(number[1]))
                 elif len(info.shape) == 3:  # stacked: [experts, ...]
-                    experts[_starred(pieces[: place + 1])] |= set(range(min(info.shape[0], 1 << 16)))
+                    experts[_starred(pieces[: index + 1])] |= set(range(min(info.shape[0], 1 << 16)))
     tables = [group for group, names in modules.items() if group.endswith(_TABLES) and len(names) == 1]
     return Surmise(
         {group: tuple(names) for group, names in modules.items()},
         tuple(tables),
-        {column: len(found) for column, found in layers.items()},
-        {group: len(found) for group, found in experts.items() if len(found) > 1},
+        {column: len(seen) for column, seen in layers.items()},
+        {group: len(seen) for group, seen in experts.items() if len(seen) > 1},
         quantisation(config),
         text_type(config),
         nearest_family(tensors),
@@ -131,20 +131,20 @@ def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Sur
 
 def quantisation(config: Mapping[str, Any]) -> str:
     """The method that config.json names under `quantization_config`; "" where it names none."""
-    found = config.get("quantization_config")
-    return str(found.get("quant_method") or "of unknown method") if isinstance(found, Mapping) else ""
+    settings = config.get("quantization_config")
+    return str(settings.get("quant_method") or "of unknown method") if isinstance(settings, Mapping) else ""
 
 
 def text_type(config: Mapping[str, Any]) -> str:
     """Model type of the language model that config.json describes under `text_config`; "" where it has none."""
-    found = config.get("text_config")
-    return str(found.get("model_type") or "") if isinstance(found, Mapping) else ""
+    settings = config.get("text_config")
+    return str(settings.get("model_type") or "") if isinstance(settings, Mapping) else ""
 
 
 def nearest_family(names: Iterable[str]) -> str:
     """The declared family most of whose tensors, numbers and the first part of names aside, occur among `names`."""
-    held = {_kind(name) for name in names}
-    shares = {family.model_type: _share(family, held) for family in FAMILIES.values()}
+    kinds = {_kind(name) for name in names}
+    shares = {family.model_type: _share(family, kinds) for family in FAMILIES.values()}
     best = max(shares, key=lambda model_type: shares[model_type])
     return best if shares[best] > NEAR else ""
 
@@ -175,9 +175,9 @@ def _with_prefix(family: Architecture, name: str) -> str:
     return prefix + name if f"{prefix}{name}".startswith(known) and not name.startswith(known) else name
 
 
-def _share(family: Architecture, held: set[str]) -> float:
+def _share(family: Architecture, kinds: set[str]) -> float:
     """|common| / |either|, of the kinds of tensors in layers but for experts'."""
-    own = {
+    declared = {
         _kind(f"{owner}.{spec.name}")
         for stack in family.stacks
         for owner, specs in (
@@ -188,7 +188,9 @@ def _share(family: Architecture, held: set[str]) -> float:
         for spec in specs
         if Sizes(family, {}).holds(spec.optional)
     }
-    return len(own & held) / len(own | {kind for kind in held if "*" in kind and "expert" not in kind})
+    return len(declared & kinds) / len(
+        declared | {kind for kind in kinds if "*" in kind and "expert" not in kind}
+    )
 
 
 def _kind(name: str) -> str:

@@ -112,8 +112,8 @@ def result_config(
         config.update(verdict.config)
     else:
         names = source.tensors if held is None else held
-        found = auto_classes(family, readable(source.layout.changed(structure), names), classes)
-        auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in found.items()}
+        opened_by = auto_classes(family, readable(source.layout.changed(structure), names), classes)
+        auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in opened_by.items()}
         config[WEIGHTS_KEY] = (
             f"{verdict.line} Open it with trust_remote_code=True, or with prunecli.load_model."
         )
@@ -122,23 +122,18 @@ def result_config(
     return {**config, **({"auto_map": auto_map} if auto_map else {}), KEY: structure.to_json()}
 
 
-def opens_as_stock(config: Mapping[str, Any]) -> bool:
-    """Whether config.json is that of a stock model: of a result, or of any other."""
-    return not shim_classes(config)
-
-
 def shim_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The stock classes that the `auto_map` of a result names; none where it opens without it."""
     auto_map = config.get("auto_map")
     values = auto_map.values() if isinstance(auto_map, Mapping) else ()
-    found = (str(value).removeprefix(f"{SHIM}.") for value in values if str(value).startswith(f"{SHIM}."))
-    return tuple(dict.fromkeys(name.removeprefix(CLASS_PREFIX) for name in found))
+    classes = (str(value).removeprefix(f"{SHIM}.") for value in values if str(value).startswith(f"{SHIM}."))
+    return tuple(dict.fromkeys(name.removeprefix(CLASS_PREFIX) for name in classes))
 
 
 def shim_source(classes: Sequence[str]) -> str:
     """The file's text for a checkpoint that these stock classes describe, each under a name of its own."""
-    made = (_CLASS.replace("PREFIX", CLASS_PREFIX).replace("NAME", name) for name in classes)
-    return _SOURCE.replace("PACKAGE", PACKAGE) + "".join(made)
+    stand_ins = (_CLASS.replace("PREFIX", CLASS_PREFIX).replace("NAME", name) for name in classes)
+    return _SOURCE.replace("PACKAGE", PACKAGE) + "".join(stand_ins)
 
 
 def auto_classes(family: Architecture, names: Collection[str], named: Sequence[str]) -> dict[str, str]:
@@ -150,17 +145,19 @@ def auto_classes(family: Architecture, names: Collection[str], named: Sequence[s
         named: the classes that config.json names.
     """
     declared = family.classes or (ModelClass(family.model_class, family.auto_class),)
-    able = [one for one in declared if all(any(name.startswith(n) for name in names) for n in one.needs)]
-    able.sort(key=lambda one: one.name not in named)  # stable: those of config.json come first
-    found: dict[str, str] = {}
+    able = [cls for cls in declared if all(any(name.startswith(n) for name in names) for n in cls.needs)]
+    able.sort(key=lambda cls: cls.name not in named)  # stable: those of config.json come first
+    names_by_auto: dict[str, str] = {}
     read: set[str] = set()
-    for one in able:
-        if one.labelled and one.needs[-1] in read:
+    for cls in able:
+        if cls.labelled and cls.needs[-1] in read:
             continue
-        if one.labelled:
-            read.add(one.needs[-1])
-        found.setdefault(one.auto_class, one.name)
-    return {one.auto_class: found[one.auto_class] for one in declared if one.auto_class in found}
+        if cls.labelled:
+            read.add(cls.needs[-1])
+        names_by_auto.setdefault(cls.auto_class, cls.name)
+    return {
+        cls.auto_class: names_by_auto[cls.auto_class] for cls in declared if cls.auto_class in names_by_auto
+    }
 
 
 def lacking(source: Checkpoint) -> dict[str, str]:
@@ -172,16 +169,16 @@ def lacking(source: Checkpoint) -> dict[str, str]:
     names = readable(source.layout, source.tensors)
     named = class_names(source.config)
     lacks = {
-        one.name: [need for need in one.needs if not any(name.startswith(need) for name in names)]
-        for one in source.layout.family.classes
-        if one.name in named
+        cls.name: [need for need in cls.needs if not any(name.startswith(need) for name in names)]
+        for cls in source.layout.family.classes
+        if cls.name in named
     }
     return {name: needs[0] for name, needs in lacks.items() if needs}
 
 
-def readable(made: ModelLayout, names: Collection[str]) -> frozenset[str]:
-    """`names`, and those of what is tied to them or made in their place by the structure of `made`."""
-    return frozenset((*names, *made.ties, *(() if made.tables is None else made.tables.tensors)))
+def readable(layout: ModelLayout, names: Collection[str]) -> frozenset[str]:
+    """`names`, and those of what is tied to them or made in their place by the structure of `layout`."""
+    return frozenset((*names, *layout.ties, *(() if layout.tables is None else layout.tables.tensors)))
 
 
 def _foreign(auto_map: Any) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def stock_verdict(source: Checkpoint, structure: Structure) -> Verdict:
     family = source.require_architecture()
     if family.stock_fault is not None:
         return Verdict(reason=family.stock_fault)
-    made = source.layout.changed(structure)
-    parts = [_experts(source, structure), _heads(made), _ffns(made), _embeddings(made)]
+    result = source.layout.changed(structure)
+    parts = [_experts(source, structure), _heads(result), _ffns(result), _embeddings(result)]
     faults = [part for part in parts if part.reason is not None]
     if faults:
         reasons = ", and ".join(str(part.reason) for part in faults)
@@ -96,13 +96,13 @@ def _experts(source: Checkpoint, structure: Structure) -> Verdict:
     return Verdict(dict.fromkeys(family.expert_count, counts.pop()) if counts else {})
 
 
-def _heads(made: ModelLayout) -> Verdict:
-    family, sizes = made.family, made.sizes
-    kept = {layer.num_heads for layer in made.attentions}
+def _heads(result: ModelLayout) -> Verdict:
+    family, sizes = result.family, result.sizes
+    kept = {layer.num_heads for layer in result.attentions}
     # A table of positions that all layers share has its columns in the order of the original heads.
     if all(
         layer.is_whole if layer.spec.position_bias else layer.num_heads == layer.stated_heads
-        for layer in made.attentions
+        for layer in result.attentions
     ):
         return Verdict()
     if family.head_width is None:
@@ -111,10 +111,10 @@ def _heads(made: ModelLayout) -> Verdict:
     if len(kept) > 1 or kept == {0}:
         reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
         return Verdict(reason=reason, nearest="`prune-heads --uniform`")
-    left = kept.pop()
-    if fault := _undivided(sizes, left, counted):
+    heads_each = kept.pop()
+    if fault := _undivided(sizes, heads_each, counted):
         return Verdict(reason=fault, nearest="`prune-heads --uniform`")
-    heads = {key: sizes.count(key) * left // counted for key in family.head_counts}
+    heads = {key: sizes.count(key) * heads_each // counted for key in family.head_counts}
     return Verdict({**heads, family.head_width: sizes.count(family.head_width)})
 
 
@@ -122,34 +122,34 @@ def _range(numbers: Collection[int]) -> str:
     return f"{min(numbers)} to {max(numbers)}"
 
 
-def _undivided(sizes: Sizes, left: int, counted: int) -> str | None:
-    """Why transformers refuses a config with `left` of its `counted` heads, though it states their width."""
+def _undivided(sizes: Sizes, kept: int, counted: int) -> str | None:
+    """Why transformers refuses a config with `kept` of its `counted` heads, though it states their width."""
     family = sizes.family
     if family.heads_divide is None:
         return None
     size = sizes.count(family.heads_divide)
-    heads = sizes.count(family.head_counts[0]) * left // counted
+    heads = sizes.count(family.head_counts[0]) * kept // counted
     if size % heads == 0:
         return None
     return f"transformers refuses {heads} heads of a layer where {family.heads_divide} is {size}, no multiple of it"
 
 
-def _ffns(made: ModelLayout) -> Verdict:
+def _ffns(result: ModelLayout) -> Verdict:
     widths: dict[str, set[int]] = {}
-    for layer in made.ffns:
+    for layer in result.ffns:
         if layer.removed or layer.is_shared:
             return Verdict(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say"
             )
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
-    for found in widths.values():
-        if len(found) > 1:
-            return Verdict(reason=f"the widths of FFNs differ ({_range(found)})")
-    return Verdict({key: found.pop() for key, found in widths.items() if made.structure.ffn})
+    for stack_widths in widths.values():
+        if len(stack_widths) > 1:
+            return Verdict(reason=f"the widths of FFNs differ ({_range(stack_widths)})")
+    return Verdict({key: stack_widths.pop() for key, stack_widths in widths.items() if result.structure.ffn})
 
 
-def _embeddings(made: ModelLayout) -> Verdict:
-    family, change = made.family, made.structure.embedding
+def _embeddings(result: ModelLayout) -> Verdict:
+    family, change = result.family, result.structure.embedding
     if change.is_stock:
         return Verdict()
     if change.output is None:

@@ -200,8 +200,8 @@ class Structure:
 
     def fingerprints(self) -> tuple[str, ...]:
         """Fingerprints of the checkpoints that this one was made from, oldest first."""
-        found = (step.get("source", {}).get("fingerprint") for step in self.history)
-        return tuple(value for value in found if isinstance(value, str))
+        values = (step.get("source", {}).get("fingerprint") for step in self.history)
+        return tuple(value for value in values if isinstance(value, str))
 
     def to_json(self) -> dict[str, Any]:
         """The value under `"prunecli"` of config.json."""
@@ -247,8 +247,8 @@ def _ids(value: Mapping[str, Any], key: str) -> dict[str, tuple[int, ...]]:
 
 
 def _changes(value: Mapping[str, Any]) -> dict[str, FfnChange]:
-    found = {str(name): FfnChange.from_json(change) for name, change in value.items()}
-    return {name: change for name, change in found.items() if change != FfnChange()}
+    changes = {str(name): FfnChange.from_json(change) for name, change in value.items()}
+    return {name: change for name, change in changes.items() if change != FfnChange()}
 
 
 def _counts(value: Mapping[str, Any], key: str) -> dict[str, int]:

@@ -125,9 +125,9 @@ def _attend(
 
 def resize(module: Any, attribute: str, shape: tuple[int, ...]) -> None:
     """Give a linear layer's weight or bias another shape; its values are lost."""
-    place = getattr(module, attribute)
-    empty = torch.empty(shape, dtype=place.dtype, device=place.device)
-    setattr(module, attribute, nn.Parameter(empty, requires_grad=place.requires_grad))
+    parameter = getattr(module, attribute)
+    empty = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)
+    setattr(module, attribute, nn.Parameter(empty, requires_grad=parameter.requires_grad))
     if attribute != "weight":
         return
     if isinstance(module, nn.Linear):

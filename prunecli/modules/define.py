@@ -224,10 +224,10 @@ def _scale(stock: Any, dtype: torch.dtype) -> float:
 
 def padding_id(config: Any, tables: TokenTables) -> int | None:
     """The token whose row the unit leaves zero; None where it treats the padding token as any other."""
-    unit, found = tables.change.input, getattr(config, "pad_token_id", None)
-    if unit is None or not unit.zero_padding or not isinstance(found, int):
+    unit, token = tables.change.input, getattr(config, "pad_token_id", None)
+    if unit is None or not unit.zero_padding or not isinstance(token, int):
         return None
-    return found if 0 <= found < tables.vocabulary else None
+    return token if 0 <= token < tables.vocabulary else None
 
 
 def has_module(model: Any, name: str) -> bool:

@@ -143,7 +143,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
         )
     try:
         with no_bars():
-            model, found = model_class.from_pretrained(
+            model, info = model_class.from_pretrained(
                 checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True
             )
     except Exception as error:  # of any kind, for a damaged file or value
@@ -151,7 +151,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> 
             f"{checkpoint.path}: transformers cannot load it ({_line(error)})",
             "Correct its config.json, or copy the directory again.",
         ) from error
-    if missing := sorted(found["missing_keys"]):
+    if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
     return model.to(device).eval()
 

@@ -70,8 +70,8 @@ class Logits:
             first, self._held = self._held, None
             return first
         with self._body.answering(rows):
-            found: Tensor = self._model(**self._inputs).logits[0]
-        return found
+            logits: Tensor = self._model(**self._inputs).logits[0]
+        return logits
 
     def each(self, function: Callable[[int, slice], Tensor]) -> list[Tensor]:
         """What `function` makes of the number of each block and of its place among the positions.
@@ -79,14 +79,16 @@ class Logits:
         Where gradients are asked for, what it computes is kept for the first block alone; for the others it is
         computed again on the way back.
         """
-        found, end = [], 0
+        results, end = [], 0
         for number, rows in enumerate(self._blocks):
-            place = slice(end, end := end + len(rows))
+            positions = slice(end, end := end + len(rows))
             again = number > 0 and self._body is not None and torch.is_grad_enabled()
-            found.append(
-                checkpoint(function, number, place, use_reentrant=False) if again else function(number, place)
+            results.append(
+                checkpoint(function, number, positions, use_reentrant=False)
+                if again
+                else function(number, positions)
             )
-        return found
+        return results
 
 
 def _vocabulary(model: Any) -> int:
@@ -123,14 +125,14 @@ class _Body:
         """
         try:
             with self.answering(rows):
-                made = model(**inputs)
+                output = model(**inputs)
         except Exception:
             if not self.cuts:
                 raise
             return None
-        if self.cuts and (self.cuts > 1 or tuple(made.logits.shape[:-1]) != (1, len(rows))):
+        if self.cuts and (self.cuts > 1 or tuple(output.logits.shape[:-1]) != (1, len(rows))):
             return None
-        return made
+        return output
 
     @contextmanager
     def answering(self, rows: Tensor) -> Iterator[None]:
@@ -164,10 +166,10 @@ class _Body:
 
 def _parts(model: Any) -> dict[nn.Module, bool]:
     """The modules whose outputs a head may take -> whether it takes the logits' positions from them."""
-    found = {}
+    parts = {}
     if getattr(model.config, "is_encoder_decoder", False):
-        found[model.get_encoder()] = False
+        parts[model.get_encoder()] = False
     for part in (getattr(model, "base_model", model), model.get_decoder()):
         if part is not model:
-            found[part] = True
-    return found
+            parts[part] = True
+    return parts

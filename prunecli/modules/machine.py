@@ -78,14 +78,16 @@ def control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = CGROUP) -
         lines = own.read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = []
+    folders = []
     for line in lines or ["0::/"]:
         _number, controllers, name = (*line.split(":", 2), "", "")[:3]
         if not controllers or "memory" in controllers.split(","):
             top = root / "memory" if controllers else root
             inner = top / name.removeprefix("/")
-            found += [folder for folder in (inner, *inner.parents) if folder == top or top in folder.parents]
-    return found
+            folders += [
+                folder for folder in (inner, *inner.parents) if folder == top or top in folder.parents
+            ]
+    return folders
 
 
 def process_room() -> int | None:
@@ -136,9 +138,9 @@ def keep_below(limit: int) -> None:
 
 def _tell(function: str, *values: int) -> None:
     """Call a function of the C library, where it has it."""
-    found = getattr(ctypes.CDLL(None), function, None)
-    if found is not None:
-        found(*values)
+    call = getattr(ctypes.CDLL(None), function, None)
+    if call is not None:
+        call(*values)
 
 
 def disk_room(directory: Path | None) -> int:

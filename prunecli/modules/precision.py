@@ -140,8 +140,8 @@ def candidates(
     name = parse_computed(name, also=("auto",))
     if name != "auto":
         return (COMPUTE[name],)
-    found = {_natural(stored_as(checkpoint), device) for checkpoint in checkpoints}
-    alike = found.pop() if len(found) == 1 else ()
+    natural = {_natural(stored_as(checkpoint), device) for checkpoint in checkpoints}
+    alike = natural.pop() if len(natural) == 1 else ()
     in_float16 = torch.float16 in alike
     return alike if alike and not (gradients and in_float16) else (torch.float32, torch.bfloat16)
 
@@ -255,8 +255,8 @@ def _say_types(needs: Mapping[str, Need], best: torch.dtype, beside: Beside, say
                 )
             alike.setdefault((stored, reason), []).append(label)
     for (stored, reason), labels in alike.items():
-        found = needs[labels[0]]
-        say(type_line(labels, stored, found.dtype, found.device) + reason + ".")
+        first = needs[labels[0]]
+        say(type_line(labels, stored, first.dtype, first.device) + reason + ".")
 
 
 def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:

@@ -46,9 +46,9 @@ def _below(
     return (*whole, *blocks["decoder"][: layer.layer]) if decoder else whole
 
 
-def _name_of(model: nn.Module, wanted: nn.Module) -> str:
-    found: str = next(name for name, module in model.named_modules() if module is wanted)
-    return found
+def _name_of(model: nn.Module, part: nn.Module) -> str:
+    name: str = next(path for path, module in model.named_modules() if module is part)
+    return name
 
 
 @contextmanager

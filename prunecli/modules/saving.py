@@ -166,9 +166,9 @@ def _own_storage(view: Tensor) -> Tensor:
         return view
     start = view.storage_offset() * view.element_size()
     storage = view.untyped_storage()[start : start + view.numel() * view.element_size()]
-    made: Tensor = torch.empty(0, dtype=view.dtype, device=view.device)
-    made.set_(storage, 0, view.shape)  # type: ignore[call-overload]
-    return made
+    tensor: Tensor = torch.empty(0, dtype=view.dtype, device=view.device)
+    tensor.set_(storage, 0, view.shape)  # type: ignore[call-overload]
+    return tensor
 
 
 def _remove_stale(directory: Path) -> None:

@@ -75,10 +75,10 @@ class Block:
             CheckpointError: the source file ends early, or a value cannot be cast.
             OSError: the disk is full, among others.
         """
-        made = compute(
+        values = compute(
             self.output.expression, self.locations, self.start, self.stop, self.output.dtype, self.where
         )
-        data = np.ascontiguousarray(made).reshape(-1).view(np.uint8).data
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
         write_from(self.target, self.target_offset, data)
         return len(data)
 
@@ -145,20 +145,20 @@ def compute(
     if isinstance(expression, Sum):
         total = _sum(expression, locations, start, stop, where)
         return cast(total, dtype, where)
-    made = _read(expression, locations[expression.source], start, stop)
-    return made if locations[expression.source].info.dtype == dtype else cast(made, dtype, where)
+    values = _read(expression, locations[expression.source], start, stop)
+    return values if locations[expression.source].info.dtype == dtype else cast(values, dtype, where)
 
 
 def _sum(expression: Sum, locations: Locations, start: int, stop: int, where: str) -> np.ndarray:
     total: np.ndarray | None = None
     for part, weight in zip(expression.parts, expression.weights, strict=True):
         if isinstance(part, (Copy, Rows, Slices)):  # what is no number shows in the sum
-            made = _read(part, locations[part.source], start, stop).astype(np.float64)
+            values = _read(part, locations[part.source], start, stop).astype(np.float64)
         else:
-            made = compute(part, locations, start, stop, "F64", where)
+            values = compute(part, locations, start, stop, "F64", where)
         if weight != 1:
-            made *= weight
-        total = made if total is None else np.add(total, made, out=total)
+            values *= weight
+        total = values if total is None else np.add(total, values, out=total)
     assert total is not None
     return total
 
@@ -240,8 +240,8 @@ def _rows_read(location: Location, ranges: list[tuple[int, int]]) -> np.ndarray:
     shape = location.info.shape
     width = math.prod(shape[1:]) * itemsize(location.info.dtype)
     rows = sum(last - first for first, last in ranges)
-    made = np.empty((rows, *shape[1:]), numpy_dtype(location.info.dtype))
-    view, done = made.reshape(-1).view(np.uint8).data, 0
+    values = np.empty((rows, *shape[1:]), numpy_dtype(location.info.dtype))
+    view, done = values.reshape(-1).view(np.uint8).data, 0
     for first, last in joined(ranges):
         end = done + (last - first) * width
         try:
@@ -249,4 +249,4 @@ def _rows_read(location: Location, ranges: list[tuple[int, int]]) -> np.ndarray:
         except EOFError:
             raise ended_early(location.info.name) from None
         done = end
-    return made
+    return values

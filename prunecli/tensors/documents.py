@@ -112,20 +112,20 @@ def is_finite(value: Any) -> bool:
 
 def escaped(text: str) -> str:
     """JSON text in which such halves, as names of files may give them, are written as escapes."""
-    return _LONE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _LONE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
-def _check_format(path: Path, value: Any, wanted: str, error: type[PruneError]) -> None:
-    found = value.get("format") if isinstance(value, dict) else None
-    if found == wanted:
+def _check_format(path: Path, value: Any, expected: str, error: type[PruneError]) -> None:
+    stated = value.get("format") if isinstance(value, dict) else None
+    if stated == expected:
         return
-    if isinstance(found, str) and found.rpartition("/")[0] == wanted.rpartition("/")[0]:
+    if isinstance(stated, str) and stated.rpartition("/")[0] == expected.rpartition("/")[0]:
         raise error(
-            f'{path}: has the format "{found}", this prunecli reads "{wanted}"',
+            f'{path}: has the format "{stated}", this prunecli reads "{expected}"',
             "Use the prunecli that made it.",
         )
-    what = f'has the format "{found}"' if found is not None else "has no format"
-    raise error(f'{path}: {what}, not "{wanted}"', "Give a file of the right kind.")
+    what = f'has the format "{stated}"' if stated is not None else "has no format"
+    raise error(f'{path}: {what}, not "{expected}"', "Give a file of the right kind.")
 
 
 def _refuse_constant(name: str) -> float:

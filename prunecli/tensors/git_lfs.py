@@ -37,5 +37,5 @@ def refuse_pointers_beside_weights(directory: Path) -> None:
     Raises:
         CheckpointError: tokenizer, processor or generation config is a Git LFS pointer.
     """
-    for path in sorted({found for pattern in BESIDE_WEIGHTS for found in directory.glob(pattern)}):
+    for path in sorted({file for pattern in BESIDE_WEIGHTS for file in directory.glob(pattern)}):
         refuse_pointer(path)

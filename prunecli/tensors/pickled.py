@@ -143,18 +143,18 @@ def _spooled(path: Path, tensors: dict[str, torch.Tensor], in_place: dict[str, S
     import torch
 
     spool = cast("BinaryIO", tempfile.TemporaryFile(prefix="prunecli-"))  # noqa: SIM115 (the checkpoint closes it)
-    found: dict[str, Stored] = {}
+    stored: dict[str, Stored] = {}
     for name in list(tensors):
         tensor = tensors.pop(name)
         if name in in_place:
-            found[name] = in_place[name]
+            stored[name] = in_place[name]
             continue
-        found[name] = Stored(_info(path, name, tensor), spool.tell(), spooled=True)
+        stored[name] = Stored(_info(path, name, tensor), spool.tell(), spooled=True)
         flat = tensor.detach().contiguous().reshape(-1)
         if flat.numel():
             spool.write(flat.view(torch.uint8).numpy().data)
     spool.flush()
-    return WeightFile(path, found, spool)
+    return WeightFile(path, stored, spool)
 
 
 def _first_line(error: BaseException) -> str:

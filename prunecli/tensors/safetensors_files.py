@@ -37,21 +37,21 @@ def read_header(path: Path) -> WeightFile:
         file.seek(8)
         text = file.read(length)
     entries = _parse(path, text)
-    found = [
+    tensors = [
         _entry(path, name, value, 8 + length) for name, value in entries.items() if name != "__metadata__"
     ]
-    found.sort(key=lambda stored: (stored.offset, stored.info.nbytes))
-    _check_layout(path, found, 8 + length, size)
-    return WeightFile(path, {stored.info.name: stored for stored in found})
+    tensors.sort(key=lambda stored: (stored.offset, stored.info.nbytes))
+    _check_layout(path, tensors, 8 + length, size)
+    return WeightFile(path, {stored.info.name: stored for stored in tensors})
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """For `json.loads(object_pairs_hook=…)`: a key that occurs twice is a ValueError."""
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
         raise ValueError(f"{next(key for key in keys if keys.count(key) > 1)!r} occurs twice")
-    return made
+    return value
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
@@ -89,10 +89,10 @@ def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
     return Stored(info, start + begin)
 
 
-def _check_layout(path: Path, found: list[Stored], start: int, size: int) -> None:
+def _check_layout(path: Path, tensors: list[Stored], start: int, size: int) -> None:
     """The tensors must cover the bytes from `start` to the end of the file without gap or overlap."""
     position, previous = start, "the header"
-    for stored in found:
+    for stored in tensors:
         name = stored.info.name
         if stored.offset + stored.info.nbytes > size:
             raise _truncated(path, f"{size:,} bytes, {name} ends at {stored.offset + stored.info.nbytes:,}")

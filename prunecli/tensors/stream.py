@@ -236,10 +236,10 @@ def byte_ranges(output: Output, info: TensorInfo) -> Iterator[ByteRange]:
 
 def joined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Ranges without the empty ones, each that begins where the one before it ends joined to that."""
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for start, stop in ranges:
-        if found and found[-1][1] == start:
-            found[-1] = found[-1][0], stop
+        if runs and runs[-1][1] == start:
+            runs[-1] = runs[-1][0], stop
         elif start < stop:
-            found.append((start, stop))
-    return found
+            runs.append((start, stop))
+    return runs

@@ -15,7 +15,7 @@ from prunecli.commands.finetune import finetune
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.model.checkpoint import open_model
-from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from tests.commands.calls import raising
@@ -93,8 +93,8 @@ def test_a_reduced_model_keeps_its_structure(folder):
     _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
     with open_model("pruned") as before, open_model("out") as after:
         assert after.structure.experts == before.structure.experts == kept
-        assert not opens_as_stock(after.config)
-        assert not opens_as_stock(before.config)
+        assert shim_classes(after.config)
+        assert shim_classes(before.config)
         assert after.structure.history[-1]["arguments"]["distill"] == 0.5
     model = prunecli.load_model("out", device="cpu")
     assert model.model.shared.weight is model.lm_head.weight

@@ -16,7 +16,7 @@ from prunecli.methods.experts.granularity import GRANULARITIES
 from prunecli.methods.experts.metrics import METRICS, RANDOM
 from prunecli.methods.experts.select import STRATEGIES
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock
+from prunecli.model.opening import shim_classes
 from prunecli.results.gates import (
     COUNTS,
     SUMS,
@@ -118,7 +118,7 @@ def test_prunes_by_language(model: Path, folder: Path) -> None:
                 )
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
-        assert not opens_as_stock(pruned.config)
+        assert shim_classes(pruned.config)
     assert step["arguments"]["source"] == ["eng_Latn"]
     assert step["arguments"]["ratio"] == 0.75
     assert step["experts"] == {"before": 64, "after": 16}
@@ -137,7 +137,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
     assert "No languages named: all of gates.json count; --source and --target keep" in result.err
     assert [len(ids) for ids in kept(folder / "pruned-experts").values()] == [3, 3, 3, 3]
     with open_model(folder / "pruned-experts") as pruned:
-        assert not opens_as_stock(pruned.config)
+        assert shim_classes(pruned.config)
 
 
 @pytest.mark.parametrize("metric", [*METRICS, RANDOM])

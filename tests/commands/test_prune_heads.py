@@ -14,7 +14,7 @@ from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
 from prunecli.methods.heads.plan import METRICS
 from prunecli.methods.heads.select import NORMALIZE
 from prunecli.model.checkpoint import open_model
-from prunecli.model.opening import opens_as_stock
+from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, names, refused, repeats
 from tests.commands.heads import count, kept, run, scored
@@ -67,7 +67,7 @@ def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
                 np.testing.assert_array_equal(weight, full.read(f"{name}.out_proj.weight")[:, places])
         step = pruned.structure.history[-1]
         assert pruned.structure.fingerprints() == (full.fingerprint,)
-        assert not opens_as_stock(pruned.config)
+        assert shim_classes(pruned.config)
     assert step["arguments"] == {
         "ratio": 0.5,
         "removed": 14,

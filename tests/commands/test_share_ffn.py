@@ -14,7 +14,7 @@ from prunecli.methods.ffn.arrange import INITS, ORDERS
 from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
 from prunecli.methods.ffn.plan import KEEP_UNITS
 from prunecli.model.checkpoint import open_model
-from prunecli.model.opening import opens_as_stock
+from prunecli.model.opening import shim_classes
 from tests.commands.calls import Result, call, repeats
 from tests.ffn_layouts import tiny
 from tests.tiny import tiny_nllb_moe
@@ -75,7 +75,7 @@ def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None
         **{DECODER.format(n): None for n in range(2)},
     }
     with open_model("shared-ffn") as made, open_model(model) as source:
-        assert not opens_as_stock(made.config)
+        assert shim_classes(made.config)
         assert made.structure.history[-1]["arguments"] == {"config": "SharedEncNoDec", "seed": 0}
         assert made.structure.fingerprints() == (source.fingerprint,)
 

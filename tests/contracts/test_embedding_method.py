@@ -20,7 +20,7 @@ from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.vocabulary.rewrite import trimmed_tensors
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.embedding import describe_embeddings
-from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
 from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
@@ -111,7 +111,7 @@ class TestCaching:
         found = config(out)
         assert found["prunecli"]["embedding"]["input"]["cached"]
         if not case.stock:  # its config cannot say that the output has a table of its own
-            assert not opens_as_stock(found)
+            assert shim_classes(found)
             return
         import transformers
 
@@ -176,7 +176,7 @@ class TestOpening:
         auto = headed_class(config(out))
         theirs = getattr(transformers, auto).from_pretrained(out, trust_remote_code=True)
         assert torch.equal(logits_of(theirs), logits(out))
-        assert not opens_as_stock(config(out))
+        assert shim_classes(config(out))
         with pytest.raises(ValueError, match="trust_remote_code"):
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
 
@@ -285,8 +285,8 @@ class TestOtherMethods:
         one = written(factorised(source, tmp_path / "unit"), fewer, tmp_path / "one")
         two = factorised(written(source, fewer, tmp_path / "fewer"), tmp_path / "two")
         assert torch.equal(logits(one), logits(two))
-        assert not opens_as_stock(config(one))
-        assert not opens_as_stock(config(two))
+        assert shim_classes(config(one))
+        assert shim_classes(config(two))
         assert config(cached(one, tmp_path / "cached"))["prunecli"]["experts"]
 
     @once_a_layout

@@ -9,7 +9,7 @@ from typing import Any
 from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.opening import opens_as_stock
+from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import WrittenFiles
 from tests.tiny import tiny_nllb_moe
@@ -36,7 +36,7 @@ class TestExpertPruning(WrittenFiles):
             ),
         )
         assert len({len(ids) for ids in made.structure.experts.values()}) > 1
-        assert not opens_as_stock(made.config)
+        assert shim_classes(made.config)
         return made
 
     def impossible(self, source: Checkpoint) -> Rewrite:

@@ -15,7 +15,7 @@ from prunecli.errors import CheckpointError
 from prunecli.methods.experts import rewrite as expert_rewrite
 from prunecli.methods.heads import rewrite as head_rewrite
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.structure import FfnChange
 from prunecli.pipeline import apply
@@ -56,7 +56,7 @@ def test_pruning_heads_carries_changed_ffns_along(case: str, tmp_path: Path) -> 
     with open_model(tmp_path / "both") as made:
         assert made.structure.heads
         assert {name: change.to_json() for name, change in made.structure.ffn.items()} == changes
-        assert not opens_as_stock(made.config)
+        assert shim_classes(made.config)
 
 
 def test_a_result_with_changed_ffns_opens_with_transformers(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
         assert {name: change.to_json() for name, change in made.structure.ffn.items()} == one_of_each(
             "nllb-moe"
         )
-        assert not opens_as_stock(made.config)
+        assert shim_classes(made.config)
         assert {layer.num_experts for layer in made.require_mixtures()} == {3}
     assert torch.isfinite(logits(tmp_path / "both")).all()
 
@@ -145,7 +145,7 @@ def test_each_side_may_have_its_own_even_width(tmp_path: Path) -> None:
 def test_one_key_for_both_sides_needs_one_width(tmp_path: Path) -> None:
     with open_model(tiny(tmp_path / "source", "t5")) as source:
         made = narrowed(source, {name: 20 for name in LAYOUTS["t5"].names if name.startswith("encoder.")})
-        assert not opens_as_stock(made.config)
+        assert shim_classes(made.config)
         assert made.config["d_ff"] == 48
 
 
@@ -156,7 +156,7 @@ def test_uneven_widths_have_a_type_of_their_own(case: str, tmp_path: Path) -> No
     names = list(LAYOUTS[case].names)[: None if case == "nllb-moe" else 1]
     written(source, lambda opened: narrowed(opened, dict.fromkeys(names, 20)), tmp_path / "out")
     before, after = (json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "out"))
-    assert not opens_as_stock(after)
+    assert shim_classes(after)
     assert all(before[key] == after[key] for key in LAYOUTS[case].width_keys)
     assert torch.isfinite(logits_of(load(tmp_path / "out"))).all()
 
@@ -176,7 +176,7 @@ def test_a_shared_ffn_is_no_stock_model_whatever_else_changes(tmp_path: Path) ->
     shared = write_changed(source, tmp_path / "shared", "bert", {second: {"shared_with": first}})
     with open_model(shared) as opened:
         made = narrowed(opened, {first: 20, third: 20})
-        assert not opens_as_stock(made.config)
+        assert shim_classes(made.config)
         assert made.structure.ffn[second] == FfnChange(first)
 
 

@@ -16,7 +16,7 @@ from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.methods.vocabulary.rewrite import trimmed_tensors, vocabulary_axes
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import opens_as_stock, result_config
+from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
@@ -213,7 +213,7 @@ def test_experts_stay_removed(tmp_path: Path) -> None:
     same_logits(tmp_path / "experts", out, LINES)
     with open_model(out) as opened:
         assert opened.structure.experts == kept
-        assert not opens_as_stock(opened.config)
+        assert shim_classes(opened.config)
         assert opened.config["num_experts"] == 8
 
 

@@ -80,11 +80,11 @@ def local_directory(
         OutputError: the disk lacks room.
         CheckpointError: a folder of the cache that holds several snapshots.
     """
-    found = hub_name(name)
-    if found is None:
+    hub = hub_name(name)
+    if hub is None:
         return snapshot_in(Path(name))
-    with plain_errors(found):
-        snapshot = look_up(found, say)
+    with plain_errors(hub):
+        snapshot = look_up(hub, say)
         if snapshot.sizes is not None:
             _complete(snapshot, snapshot.sizes, say, progress, bars)
         return snapshot.directory
@@ -99,10 +99,10 @@ def commit_of(name: HubName) -> str:
     """
     with plain_errors(name):
         answer = _ask(name)
-        held = _held_config(name)
-        if isinstance(answer, Exception) and held is None:
+        cached = _cached_config(name)
+        if isinstance(answer, Exception) and cached is None:
             raise answer
-        return held.parent.name if held is not None and isinstance(answer, Exception) else str(answer.sha)
+        return cached.parent.name if cached is not None and isinstance(answer, Exception) else str(answer.sha)
 
 
 def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
@@ -113,9 +113,9 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
         Exception: of huggingface_hub, where it cannot be asked and the cache does not hold all weights; to be called
             within `plain_errors`.
     """
-    answer, held = _ask(name), _held_config(name)
+    answer, cached = _ask(name), _cached_config(name)
     if isinstance(answer, Exception):
-        snapshot = None if held is None else Snapshot(name, held.parent, None, {})
+        snapshot = None if cached is None else Snapshot(name, cached.parent, None, {})
         if snapshot is None or not snapshot.is_whole():
             raise answer
         if not is_offline():
@@ -125,32 +125,32 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
     sizes = {file.rfilename: file.size or 0 for file in files}
     if CONFIG not in sizes:
         raise CheckpointError(f"it holds no {CONFIG}, so it is no checkpoint of transformers")
-    if held is None or held.parent.name != answer.sha:
+    if cached is None or cached.parent.name != answer.sha:
         with _bars(False):  # by the revision, so that the cache knows later what it stands for
-            held = _fetch(name.repo, CONFIG, name.revision)
-        if held.parent.name != answer.sha:  # it moved on between two requests
-            return look_up(HubName(name.repo, held.parent.name), say)
+            cached = _fetch(name.repo, CONFIG, name.revision)
+        if cached.parent.name != answer.sha:  # it moved on between two requests
+            return look_up(HubName(name.repo, cached.parent.name), say)
     blobs = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
-    return Snapshot(name, held.parent, sizes, blobs)
+    return Snapshot(name, cached.parent, sizes, blobs)
 
 
-def needed_files(held: Mapping[str, int], read: Callable[[str], Any]) -> tuple[str, ...]:
+def needed_files(sizes: Mapping[str, int], read: Callable[[str], Any]) -> tuple[str, ...]:
     """The files to fetch, those beside the weights first: what would travel along from a directory of the same files.
 
     Args:
-        held: path -> bytes, of every file of the model.
+        sizes: path -> bytes, of every file of the model.
         read: gives the JSON of one of them.
 
     Raises:
         CheckpointError: there are no weights that prunecli reads, or the index names others than there are.
     """
-    modules = module_folders(read(MODULES_FILE)) if MODULES_FILE in held else ()
-    weights = weight_files(held, read)
-    beside, _ = belonging({name: size for name, size in held.items() if name not in weights}, modules)
+    modules = module_folders(read(MODULES_FILE)) if MODULES_FILE in sizes else ()
+    weights = weight_files(sizes, read)
+    beside, _ = belonging({name: size for name, size in sizes.items() if name not in weights}, modules)
     return (*beside, *weights)
 
 
-def weight_files(held: Collection[str], read: Callable[[str], Any]) -> tuple[str, ...]:
+def weight_files(files: Collection[str], read: Callable[[str], Any]) -> tuple[str, ...]:
     """The weights, their index first; .safetensors where there are any.
 
     Raises:
@@ -158,14 +158,14 @@ def weight_files(held: Collection[str], read: Callable[[str], Any]) -> tuple[str
     """
     for name in WEIGHT_NAMES:
         index = f"{name}.index.json"
-        if name in held:
+        if name in files:
             return (name,)
-        if index in held:
+        if index in files:
             shards = _shards(read(index))
-            if missing := [shard for shard in shards if shard not in held]:
+            if missing := [shard for shard in shards if shard not in files]:
                 raise CheckpointError(f"its {index} names {missing[0]}, which it does not hold")
             return (index, *shards)
-    others = sorted(name for name in held if name.endswith(WEIGHTS))
+    others = sorted(name for name in files if name.endswith(WEIGHTS))
     instead = f"; it has {others[0]}" if others else ""
     raise CheckpointError(f"it holds no weights that prunecli reads ({' or '.join(WEIGHT_NAMES)}{instead})")
 
@@ -203,23 +203,23 @@ def _ask(name: HubName) -> Any:
         return error
 
 
-def _held_config(name: HubName) -> Path | None:
+def _cached_config(name: HubName) -> Path | None:
     """config.json in the cache, of the revision as it was last known."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name.repo, CONFIG, revision=name.revision)
-    return Path(found) if isinstance(found, str) else None
+    path = try_to_load_from_cache(name.repo, CONFIG, revision=name.revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _complete(snapshot: Snapshot, sizes: Mapping[str, int], say: Say, progress: Progress, bars: bool) -> None:
     """Fetch what the snapshot lacks of the files that make the checkpoint."""
     files = needed_files(sizes, snapshot.read)
     missing = [file for file in files if not (snapshot.directory / file).is_file()]
-    held = snapshot.directory.parents[1] / "blobs"  # another snapshot may have the same content
-    left = {file: sizes[file] for file in missing if not (held / snapshot.blobs.get(file, "")).is_file()}
-    total = sum(left.values())
-    if left:
-        count = f"{len(left)} files" if len(left) > 1 else next(iter(left))
+    blobs = snapshot.directory.parents[1] / "blobs"  # another snapshot may have the same content
+    fetched = {file: sizes[file] for file in missing if not (blobs / snapshot.blobs.get(file, "")).is_file()}
+    total = sum(fetched.values())
+    if fetched:
+        count = f"{len(fetched)} files" if len(fetched) > 1 else next(iter(fetched))
         cache = snapshot.directory.parents[2]
         say(f"Fetching {snapshot} from {host()}: {count}, {bytes_text(total)}, into {_short(cache)}")
         _require_room(snapshot, cache, total)
@@ -227,7 +227,7 @@ def _complete(snapshot: Snapshot, sizes: Mapping[str, int], say: Say, progress: 
         with _bars(bars), progress(f"{snapshot.name.repo}: fetching", total, "bytes") as advance:
             for file in missing:
                 _fetch(snapshot.name.repo, file, snapshot.commit)
-                advance(left.get(file, 0))
+                advance(fetched.get(file, 0))
     except KeyboardInterrupt:
         say("What is complete stays in the cache: the same command goes on from there.")
         raise

@@ -12,9 +12,6 @@ from prunecli.errors import CheckpointError
 MAIN = "main"
 """The revision where none is given."""
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
-"""A revision that never changes."""
-
 LONGEST_ID = 96
 """Characters of `org/name`."""
 
@@ -51,10 +48,10 @@ def hub_name(name: Path | str) -> HubName | None:
     directory that is missing in `models/` is a slip, no model of an organisation called "models"), and where it is
     written as one: `./a/b`, `/a/b`, `a/b/`, `a/b/c`.
     """
-    found = _shaped(str(name))
-    if found is None or os.path.lexists(name):
+    hub = _shaped(str(name))
+    if hub is None or os.path.lexists(name):
         return None
-    return None if found.revision is None and Path(found.repo).parent.is_dir() else found
+    return None if hub.revision is None and Path(hub.repo).parent.is_dir() else hub
 
 
 def local_path(name: Path | None) -> Path | None:
@@ -70,13 +67,13 @@ def checkpoint_path(name: str) -> Path:
 
 def no_such_directory(path: Path) -> CheckpointError:
     """What to say of a path that leads nowhere."""
-    found = _shaped(str(path))
-    if found is None:
+    hub = _shaped(str(path))
+    if hub is None:
         remedy = "Give a checkpoint directory, or a model of the hub as org/name."
     else:
-        folder = Path(found.repo).parent
+        folder = Path(hub.repo).parent
         remedy = (
-            f"{folder} is a directory here, so it is taken as a path; the hub's model is {found.repo}@{MAIN}."
+            f"{folder} is a directory here, so it is taken as a path; the hub's model is {hub.repo}@{MAIN}."
         )
     return CheckpointError(f"{path}: no such directory", remedy)
 
@@ -93,12 +90,12 @@ def snapshot_in(path: Path) -> Path:
     main = path / "refs" / MAIN
     if main.is_file() and (current := snapshots / main.read_text(encoding="utf-8").strip()).is_dir():
         return current
-    held = sorted(snapshots.iterdir())
-    if len(held) == 1:
-        return held[0]
+    found = sorted(snapshots.iterdir())
+    if len(found) == 1:
+        return found[0]
     raise CheckpointError(
-        f"{path}: holds {len(held)} snapshots, and {MAIN} is none of them",
-        f"Give one: {', '.join(map(str, held[:3]))}." if held else "Give the model by its name: org/name.",
+        f"{path}: holds {len(found)} snapshots, and {MAIN} is none of them",
+        f"Give one: {', '.join(map(str, found[:3]))}." if found else "Give the model by its name: org/name.",
     )
 
 
@@ -112,23 +109,23 @@ def origin(path: Path) -> dict[str, str]:
     for snapshot in (path, *path.parents):
         repository = snapshot.parent.parent.name
         if snapshot.parent.name == _SNAPSHOTS and repository.startswith(_REPOSITORY):
-            found = {
+            known = {
                 "path": repository.removeprefix(_REPOSITORY).replace("--", "/"),
                 "revision": snapshot.name,
             }
             inside = path.relative_to(snapshot).as_posix()
-            return found if inside == "." else {**found, "subfolder": inside}
+            return known if inside == "." else {**known, "subfolder": inside}
     return {"path": path.name}
 
 
 def with_origins(text: str) -> str:
     """`text`, in which paths of snapshots are `ORG/NAME@REVISION`: what was typed, not where the cache has it."""
-    return _SNAPSHOT_PATH.sub(lambda found: f"{found[1].replace('--', '/')}@{found[2]}", text)
+    return _SNAPSHOT_PATH.sub(lambda match: f"{match[1].replace('--', '/')}@{match[2]}", text)
 
 
 def _shaped(name: str) -> HubName | None:
     """`name` as a model, whatever exists here."""
-    found = _NAME.fullmatch(name)
-    if found is None or len(found[1]) > LONGEST_ID or found[1].endswith(".git"):
+    match = _NAME.fullmatch(name)
+    if match is None or len(match[1]) > LONGEST_ID or match[1].endswith(".git"):
         return None
-    return None if "--" in found[1] or ".." in name else HubName(found[1], found[2])
+    return None if "--" in match[1] or ".." in name else HubName(match[1], match[2])
