@@ -13,10 +13,10 @@ import torch
 import prunecli
 from prunecli.commands.finetune import finetune
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
-from prunecli.methods.experts import rewrite as expert_rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
-from prunecli.model.opening import result_config, shim_classes
-from prunecli.model.rewrite import Rewrite
+from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
@@ -88,8 +88,7 @@ def test_a_reduced_model_keeps_its_structure(folder):
         kept = {layers[0]: (1, 4, 5), layers[1]: (0, 7)}
 
         kept |= {layer.name: (2, 3, 6) for layer in source.require_mixtures() if layer.name not in kept}
-        structure, outputs = expert_rewrite.rewrite(source, kept)
-        apply(source, Rewrite(structure, outputs, result_config(source, structure)), folder / "pruned")
+        apply(source, rewrite_experts(source, ExpertPlan(kept)), folder / "pruned")
     _run("pruned", "--teacher", "moe", *PAIR, *SMALL, "-o", "out")
     with open_model("pruned") as before, open_model("out") as after:
         assert after.structure.experts == before.structure.experts == kept
