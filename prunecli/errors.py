@@ -91,7 +91,11 @@ class MemoryShortError(PruneError):
 
 @contextmanager
 def located(path: Path) -> Iterator[None]:
-    """Errors of the block about a model begin with its path, unless they do already."""
+    """Errors of the block about a model begin with its path, unless they do already.
+
+    Raises:
+        CheckpointError: (and `UnsupportedModelError`) as the block.
+    """
     try:
         yield
     except (CheckpointError, UnsupportedModelError) as error:

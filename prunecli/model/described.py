@@ -7,7 +7,7 @@ from pathlib import Path
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.tensors.directory import find_weights, read_config
+from prunecli.tensors.directory import read_config
 from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.hub.failures import download, host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
@@ -61,9 +61,7 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
     with plain_errors(hub):
         snapshot = look_up(hub, say)
         if snapshot.sizes is None or snapshot.is_whole():
-            return Checkpoint(
-                snapshot.directory, read_config(snapshot.directory), find_weights(snapshot.directory)
-            )
+            return open_model(snapshot.directory)
         weights = weight_files(snapshot.sizes, snapshot.read)
         files = [file for file in weights if not file.endswith(".json")]
         total = sum(snapshot.sizes[file] for file in files)

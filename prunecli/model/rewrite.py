@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
+from prunecli.model.structure import Structure
 from prunecli.tensors.stream import Output
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.structure import Structure
 
 
 @dataclass(frozen=True)

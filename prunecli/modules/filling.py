@@ -111,6 +111,7 @@ def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearr
     Of another type, or on another device, it takes the values chunk by chunk; else the bytes go where they belong.
 
     Args:
+        tensor: `[*shape of the checkpoint's]`.
         buffer: of CHUNK_BYTES, for chunks.
 
     Raises:

@@ -129,7 +129,7 @@ def values(source: TensorReader, expression: Expression, dtype: str = "F32") -> 
 def compute(
     expression: Expression, locations: Locations, start: int, stop: int, dtype: str, where: str
 ) -> np.ndarray:
-    """Rows `start` to `stop` of what `expression` makes, in the safetensors type `dtype`.
+    """Rows `start` to `stop` of what `expression` makes, `[stop - start, ...]` in the safetensors type `dtype`.
 
     Raises:
         CheckpointError: a source file ends early, or a value cannot be cast.

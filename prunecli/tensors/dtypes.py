@@ -29,25 +29,7 @@ _NUMPY: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "C64": np.dtype(np.complex64),
 }
-_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e8m0fnu": "F8_E8M0",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-    "complex64": "C64",
-}
+_NAMES: dict[str, str] = {dtype.name: name for name, dtype in _NUMPY.items()}
 """torch's and config.json's name -> safetensors' name."""
 
 _SHORT = {
@@ -143,7 +125,12 @@ def cast(values: np.ndarray, dtype: str, where: str) -> np.ndarray:
     """`values` in the safetensors type `dtype`; what is too small becomes subnormal or zero.
 
     Args:
+        values: `[...]`, floating-point numbers.
+        dtype: as `numpy_dtype`.
         where: the tensor, for messages.
+
+    Returns:
+        `[...]`, of the same shape.
 
     Raises:
         CheckpointError: a NaN or infinity among the values, or a finite one that the type cannot hold.

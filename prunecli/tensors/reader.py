@@ -132,7 +132,11 @@ class TensorReader:
             raise CheckpointError(f"{self.path}: holds no tensor {name}") from None
 
     def read(self, name: str) -> np.ndarray:
-        """The whole tensor; bfloat16 and float8 as types of ml_dtypes."""
+        """The whole tensor, `[*info.shape]`; bfloat16 and float8 as types of ml_dtypes.
+
+        Raises:
+            CheckpointError: as `read_range`.
+        """
         info = self.info(name)
         values = np.empty(info.shape, dtype=numpy_dtype(info.dtype))
         if info.nbytes:

@@ -46,7 +46,11 @@ def read_header(path: Path) -> WeightFile:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads(object_pairs_hook=…)`: a key that occurs twice is a ValueError."""
+    """For `json.loads(object_pairs_hook=…)`.
+
+    Raises:
+        ValueError: a key occurs twice.
+    """
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]

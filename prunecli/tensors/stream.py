@@ -213,7 +213,11 @@ class ByteRange:
 
 
 def byte_ranges(output: Output, info: TensorInfo) -> Iterator[ByteRange]:
-    """Which bytes of its source the output is made of, in order; neighbours as one. For expressions that move."""
+    """Which bytes of its source the output is made of, in order; neighbours as one.
+
+    Raises:
+        ValueError: it is computed, not selected.
+    """
     expression = output.expression
     if isinstance(expression, Copy):
         yield ByteRange(0, info.nbytes)

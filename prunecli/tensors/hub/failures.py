@@ -16,7 +16,11 @@ _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urll
 
 @contextmanager
 def plain_errors(name: HubName) -> Iterator[None]:
-    """Errors of huggingface_hub as `HubError`; those of the disk and of Python as they are."""
+    """Errors of huggingface_hub as `HubError`; those of the disk and of Python as they are.
+
+    Raises:
+        HubError: the block meets such an error, or a `CheckpointError`.
+    """
     try:
         yield
     except CheckpointError as error:

@@ -47,7 +47,12 @@ class Snapshot:
         return f"{self.name.repo} at {self.commit[:7]}"
 
     def read(self, file: str) -> Any:
-        """The JSON of a small file, fetched where it is not there."""
+        """The JSON of a small file, fetched where it is not there.
+
+        Raises:
+            CheckpointError: it is not JSON.
+            Exception: of huggingface_hub, where it cannot be fetched.
+        """
         path = self.directory / file
         if not path.is_file():
             with _bars(False):
