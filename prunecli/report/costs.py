@@ -22,30 +22,34 @@ def sizes_section(data: ReportData) -> Html | None:
     checkpoints = [*data.elsewhere, *data.checkpoints]
     if not checkpoints:
         return None
-    parts = [part for part in PARTS if any(part in one.inventory.parts for one in checkpoints)]
+    parts = [part for part in PARTS if any(part in entry.inventory.parts for entry in checkpoints)]
     by_part = {
-        part: lambda one, part=part: maybe(lambda size: f"{size.parameters:,}", one.inventory.parts.get(part))
+        part: lambda entry, part=part: maybe(
+            lambda size: f"{size.parameters:,}", entry.inventory.parts.get(part)
+        )
         for part in parts
     }
     bytes_by_part = {
-        part: lambda one, part=part: maybe(lambda size: bytes_text(size.bytes), one.inventory.parts.get(part))
+        part: lambda entry, part=part: maybe(
+            lambda size: bytes_text(size.bytes), entry.inventory.parts.get(part)
+        )
         for part in parts
     }
     overview = table(
         "The checkpoints, counted from their headers",
         checkpoints,
         {
-            "checkpoint": lambda one: one.name,
-            "family": lambda one: one.checkpoint.model_type,
-            "FFN": lambda one: describe_ffns(one.inventory.ffns, one.checkpoint.structure.ffn) or None,
-            "parameters": lambda one: millions(one.inventory.total.parameters),
-            "size": lambda one: bytes_text(one.inventory.total.bytes),
-            "type": lambda one: ", ".join(one.inventory.dtypes),
-            "experts": lambda one: _kept(
-                [(layer.num_experts, layer.original_experts) for layer in one.inventory.layers]
+            "checkpoint": lambda entry: entry.name,
+            "family": lambda entry: entry.checkpoint.model_type,
+            "FFN": lambda entry: describe_ffns(entry.inventory.ffns, entry.checkpoint.structure.ffn) or None,
+            "parameters": lambda entry: millions(entry.inventory.total.parameters),
+            "size": lambda entry: bytes_text(entry.inventory.total.bytes),
+            "type": lambda entry: ", ".join(entry.inventory.dtypes),
+            "experts": lambda entry: _kept(
+                [(layer.num_experts, layer.original_experts) for layer in entry.inventory.layers]
             ),
-            "heads": lambda one: _kept(
-                [(layer.num_heads, layer.original_heads) for layer in one.inventory.attentions]
+            "heads": lambda entry: _kept(
+                [(layer.num_heads, layer.original_heads) for layer in entry.inventory.attentions]
             ),
         },
         text_columns=3,
@@ -54,21 +58,21 @@ def sizes_section(data: ReportData) -> Html | None:
         [
             overview,
             stacked_bars(
-                "Bytes of weights by part", [_stacked_bar(one, parts) for one in checkpoints], parts
+                "Bytes of weights by part", [_stacked_bar(entry, parts) for entry in checkpoints], parts
             ),
             table(
                 "Parameters by part",
                 checkpoints,
-                {"checkpoint": lambda one: one.name}
+                {"checkpoint": lambda entry: entry.name}
                 | by_part
-                | {"total": lambda one: f"{one.inventory.total.parameters:,}"},
+                | {"total": lambda entry: f"{entry.inventory.total.parameters:,}"},
             ),
             table(
                 "Bytes by part",
                 checkpoints,
-                {"checkpoint": lambda one: one.name}
+                {"checkpoint": lambda entry: entry.name}
                 | bytes_by_part
-                | {"total": lambda one: bytes_text(one.inventory.total.bytes)},
+                | {"total": lambda entry: bytes_text(entry.inventory.total.bytes)},
             ),
         ]
     )
@@ -82,11 +86,11 @@ def _kept(layers: Sequence[tuple[int, int]]) -> str | None:
     return f"{kept:,}" if kept == original else f"{kept:,} of {original:,}"
 
 
-def _stacked_bar(one: CheckpointEntry, parts: Sequence[str]) -> StackedBar:
-    sizes = {part: one.inventory.parts[part].bytes for part in parts if part in one.inventory.parts}
-    titles = {part: f"{one.name}, {part}: {bytes_text(size)}" for part, size in sizes.items()}
+def _stacked_bar(entry: CheckpointEntry, parts: Sequence[str]) -> StackedBar:
+    sizes = {part: entry.inventory.parts[part].bytes for part in parts if part in entry.inventory.parts}
+    titles = {part: f"{entry.name}, {part}: {bytes_text(size)}" for part, size in sizes.items()}
     own = tuple((titles.get(part, ""), sizes.get(part, 0)) for part in parts)
-    return StackedBar(one.name, own, bytes_text(one.inventory.total.bytes))
+    return StackedBar(entry.name, own, bytes_text(entry.inventory.total.bytes))
 
 
 def speed_section(data: ReportData) -> Html | None:

@@ -42,23 +42,23 @@ _DIGEST = re.compile("(sha256:)?([0-9a-f]{64})")
 
 def history_section(data: ReportData) -> Html | None:
     """The tree of all checkpoints that prunecli made, then the steps of each; None where there are none."""
-    made = [one for one in data.checkpoints if one.history]
-    if not made:
+    derived = [entry for entry in data.checkpoints if entry.history]
+    if not derived:
         return None
-    stock = [one for one in (*data.checkpoints, *data.elsewhere) if not one.history]
+    stock = [entry for entry in (*data.checkpoints, *data.elsewhere) if not entry.history]
     caption = (
         "What was made from what. A filled dot: a checkpoint of this directory; an empty one: not in it."
     )
     return join(
         [
-            lineage(caption, family_tree(made, stock, {one.name for one in data.checkpoints})),
-            *(part for one in made for part in _steps(one)),
+            lineage(caption, family_tree(derived, stock, {entry.name for entry in data.checkpoints})),
+            *(part for entry in derived for part in _steps(entry)),
         ]
     )
 
 
 def family_tree(
-    made: Sequence[CheckpointEntry], stock: Sequence[CheckpointEntry], here: set[str]
+    derived: Sequence[CheckpointEntry], stock: Sequence[CheckpointEntry], here: set[str]
 ) -> list[Node]:
     """The originals, and below each what was made from it; checkpoints with equal histories share a node.
 
@@ -66,33 +66,33 @@ def family_tree(
     path to what it was made from, whether that still exists or not.
     """
     roots: dict[str, Node] = {}
-    steps: dict[int, Mapping[str, Any]] = {}
-    places: dict[tuple[str, ...], Node] = {}
-    named: dict[int, list[str]] = {}
-    for one in made:
-        path, source, name = original(one)
-        originals = [other.name for other in stock if source and other.fingerprint == source]
-        if path not in roots:
-            roots[path] = Node(", ".join(originals) or name, "", any(other in here for other in originals))
-        node = roots[path]
-        taken: tuple[str, ...] = (path,)
-        for index, step in enumerate(one.history):
-            taken = (*taken, json.dumps(step, sort_keys=True, default=str))
-            if taken not in places:
-                places[taken] = Node(_called(one.history, index), step_text(step), here=False)
-                node.children.append(places[taken])
-                steps[id(places[taken])] = step
-            node = places[taken]
-        named.setdefault(id(node), []).append(one.name)
-        node.name, node.here = ", ".join(named[id(node)]), True
-    for parent in (*roots.values(), *places.values()):
+    nodes: dict[tuple[str, ...], Node] = {}  # by the steps from the original on
+    steps: dict[int, Mapping[str, Any]] = {}  # id of a node -> the step that made it
+    names: dict[int, list[str]] = {}
+    for entry in derived:
+        key, fingerprint, name = original(entry)
+        originals = [other.name for other in stock if fingerprint and other.fingerprint == fingerprint]
+        if key not in roots:
+            roots[key] = Node(", ".join(originals) or name, "", any(other in here for other in originals))
+        node = roots[key]
+        path: tuple[str, ...] = (key,)
+        for index, step in enumerate(entry.history):
+            path = (*path, json.dumps(step, sort_keys=True, default=str))
+            if path not in nodes:
+                nodes[path] = Node(_result_name(entry.history, index), step_text(step), here=False)
+                node.children.append(nodes[path])
+                steps[id(nodes[path])] = step
+            node = nodes[path]
+        names.setdefault(id(node), []).append(entry.name)
+        node.name, node.here = ", ".join(names[id(node)]), True
+    for parent in (*roots.values(), *nodes.values()):
         for child in parent.children:
             siblings = [steps[id(other)] for other in parent.children if other is not child]
-            child.short = told_apart_step(steps[id(child)], siblings)
+            child.short = step_difference(steps[id(child)], siblings)
     return list(roots.values())
 
 
-def told_apart_step(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
+def step_difference(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any]]) -> str:
     """Of a step what differs from its siblings of the same command; of one alone how much it did."""
     command, arguments = step.get("command", "?"), _mapping(step.get("arguments"))
     others = [other for other in siblings if other.get("command", "?") == command]
@@ -117,31 +117,31 @@ def told_apart_step(step: Mapping[str, Any], siblings: Sequence[Mapping[str, Any
     return text if text != command or not others else step_text(step)
 
 
-def original(one: CheckpointEntry) -> tuple[str, str, str]:
+def original(entry: CheckpointEntry) -> tuple[str, str, str]:
     """Of what a history began with: a key, its fingerprint, its name."""
-    source = _mapping(one.history[0].get("source"))
+    source = _mapping(entry.history[0].get("source"))
     if not source:
-        return f"from scratch: {one.fingerprint}", "", "from scratch"
+        return f"from scratch: {entry.fingerprint}", "", "from scratch"
     fingerprint, name = str(source.get("fingerprint", "")), str(source.get("path", "?"))
     return (fingerprint or f"named {name}"), fingerprint, name
 
 
-def _called(history: Sequence[Mapping[str, Any]], index: int) -> str:
+def _result_name(history: Sequence[Mapping[str, Any]], index: int) -> str:
     """The name that a step's result had when the next step read it."""
     if index + 1 < len(history):
         return str(_mapping(history[index + 1].get("source")).get("path", "?"))
     return "?"
 
 
-def _steps(one: CheckpointEntry) -> list[Html]:
-    items = [element("li", text) for text in ([_origin(one)] + [step_text(step) for step in one.history])]
-    files = [text for step in one.history for text in _statistics(step)]
+def _steps(entry: CheckpointEntry) -> list[Html]:
+    items = [element("li", text) for text in (_origin(entry), *map(step_text, entry.history))]
+    files = [text for step in entry.history for text in _statistics(step)]
     note = [element("p", f"Statistics: {', '.join(dict.fromkeys(files))}.", class_="soft")] if files else []
-    return [element("h3", one.name), element("ol", *items, class_="steps", start="0"), *note]
+    return [element("h3", entry.name), element("ol", *items, class_="steps", start="0"), *note]
 
 
-def _origin(one: CheckpointEntry) -> str:
-    _, fingerprint, name = original(one)
+def _origin(entry: CheckpointEntry) -> str:
+    _, fingerprint, name = original(entry)
     return f"{name} ({short(fingerprint)})" if fingerprint else name
 
 
@@ -164,9 +164,9 @@ def step_text(step: Mapping[str, Any], *more: str) -> str:
         elif value is not None and value is not False:
             words += [_option(command, name), _value(value)]
     for name, text in _COUNTED.items():
-        found = _mapping(step.get(name))
-        if all(isinstance(found.get(end), int) for end in ("before", "after")):
-            facts.append(text.format(**found))
+        counts = _mapping(step.get(name))
+        if all(isinstance(counts.get(end), int) for end in ("before", "after")):
+            facts.append(text.format(**counts))
     brackets = ", ".join((*facts, *more))
     return " ".join((*words, f"({brackets})") if brackets else words)
 
@@ -187,8 +187,8 @@ def _value(value: Any) -> str:
 
 
 def _statistics(step: Mapping[str, Any]) -> list[str]:
-    found = step.get("statistics")
-    files = found if isinstance(found, list) else [found]
+    files = step.get("statistics")
+    files = files if isinstance(files, list) else [files]
     return [
         f"{file.get('file')} (sha256:{str(file.get('sha256'))[:8]}…)"
         for file in files

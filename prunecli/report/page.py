@@ -24,7 +24,7 @@ def unreadable_section(data: ReportData) -> Html | None:
     """What is damaged, and how; None where nothing is."""
     if not data.unreadable:
         return None
-    columns = {"file": lambda one: one.name, "what is wrong": lambda one: one.reason}
+    columns = {"file": lambda entry: entry.name, "what is wrong": lambda entry: entry.reason}
     return table("Left out of this page", data.unreadable, columns, text_columns=2)
 
 

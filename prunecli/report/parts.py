@@ -22,7 +22,9 @@ METHODS = {
 
 def experts_section(data: ReportData) -> Html | None:
     """A strip per sparse layer of each pruned checkpoint, the traffic of each gates.json; None without either."""
-    pruned = [one for one in data.checkpoints if one.checkpoint.structure.experts and one.inventory.layers]
+    pruned = [
+        entry for entry in data.checkpoints if entry.checkpoint.structure.experts and entry.inventory.layers
+    ]
     files = data.of(GateStatistics)
     if not pruned and not files:
         return None
@@ -30,14 +32,14 @@ def experts_section(data: ReportData) -> Html | None:
         "Each cell is an expert of the original model: filled where it was kept, pale where it was removed."
     )
     parts = [element("p", note)] if pruned else []
-    for one in pruned:
+    for entry in pruned:
         layers = [
             Strip(f"{layer.side} {layer.layer}", layer.experts, layer.original_experts)
-            for layer in one.inventory.layers
+            for layer in entry.inventory.layers
         ]
         parts += [
-            element("h3", one.name),
-            strips(f"Experts kept by {one.name}: {_counted(layers)}", layers),
+            element("h3", entry.name),
+            strips(f"Experts kept by {entry.name}: {_counted(layers)}", layers),
         ]
     return join([*parts, *(_traffic(*file) for file in files)])
 
@@ -71,14 +73,16 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
 def heads_section(data: ReportData) -> Html | None:
     """A heat map per heads.json and kind of attention, what each pruned checkpoint kept; None without either."""
     files = data.of(HeadScores)
-    pruned = [one for one in data.checkpoints if one.checkpoint.structure.heads and one.inventory.attentions]
+    pruned = [
+        entry for entry in data.checkpoints if entry.checkpoint.structure.heads and entry.inventory.attentions
+    ]
     if not files and not pruned:
         return None
     parts = [_scores(name, scores) for name, scores in files]
     if pruned:
         parts.append(element("h3", "Heads that are left"))
         parts.append(element("p", "Layers by heads of the original model: filled where a head was kept."))
-        parts += [_kept_heads(one) for one in pruned]
+        parts += [_kept_heads(entry) for entry in pruned]
     return join(parts)
 
 
@@ -134,11 +138,11 @@ def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:
     return "heads", 0
 
 
-def _kept_heads(one: CheckpointEntry) -> Html:
+def _kept_heads(entry: CheckpointEntry) -> Html:
     drawn = []
-    for kind in dict.fromkeys(layer.kind for layer in one.inventory.attentions):
-        own = [layer for layer in one.inventory.attentions if layer.kind == kind]
+    for kind in dict.fromkeys(layer.kind for layer in entry.inventory.attentions):
+        own = [layer for layer in entry.inventory.attentions if layer.kind == kind]
         layers = [Strip(str(layer.layer), layer.heads, layer.original_heads) for layer in own]
         if any(layer.original for layer in layers):
             drawn.append(strips(f"{KIND_NAMES[kind]}: {_counted(layers)} heads", layers, counts=False))
-    return join([element("h4", one.name), row_of(*drawn)])
+    return join([element("h4", entry.name), row_of(*drawn)])

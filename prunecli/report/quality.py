@@ -43,13 +43,13 @@ class Row:
     Attributes:
         result: of evaluation.json.
         fingerprint: of the checkpoint; "" where the file does not say it.
-        found: the checkpoint, where it could be opened.
+        entry: the checkpoint, where it could be opened.
         timed: its speed, where a latency.json has it.
     """
 
     result: Evaluated
     fingerprint: str
-    found: CheckpointEntry | None
+    entry: CheckpointEntry | None
     timed: Timed | None
 
     @property
@@ -60,13 +60,13 @@ class Row:
     @property
     def parameters(self) -> int | None:
         """From the headers, else as the quality or the speed was measured."""
-        own = None if self.found is None else self.found.inventory.total.parameters
+        own = None if self.entry is None else self.entry.inventory.total.parameters
         return _known(own, self.result.parameters, None if self.timed is None else self.timed.parameters)
 
     @property
     def bytes(self) -> int | None:
         """Of the weights, likewise."""
-        own = None if self.found is None else self.found.inventory.total.bytes
+        own = None if self.entry is None else self.entry.inventory.total.bytes
         return _known(
             own, self.result.checkpoint_bytes, None if self.timed is None else self.timed.checkpoint_bytes
         )
@@ -92,7 +92,7 @@ def _rows(evaluation: Evaluation, data: ReportData, speeds: Sequence[Latency]) -
     models = evaluation.models if len(evaluation.models) == len(evaluation.results) else None
     for index, result in enumerate(evaluation.results):
         fingerprint = "" if models is None else models[index].fingerprint or ""
-        timed = next((one for speed in speeds for one in _timed(speed, result.checkpoint, fingerprint)), None)
+        timed = next((row for speed in speeds for row in _timed(speed, result.checkpoint, fingerprint)), None)
         rows.append(Row(result, fingerprint, data.known(result.checkpoint, fingerprint), timed))
     return rows
 
@@ -142,7 +142,7 @@ def _about(evaluation: Evaluation) -> str:
 
 def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
     """What was removed, by index of the row: of what could be opened, and of originals of these, wherever they lie."""
-    opened = {index: row.found.checkpoint for index, row in enumerate(rows) if row.found is not None}
+    opened = {index: row.entry.checkpoint for index, row in enumerate(rows) if row.entry is not None}
     if not opened:
         return "parameters", {}
     unit, losses = removed(list(opened.values()), rows[0].parameters)
@@ -150,7 +150,7 @@ def _lost(rows: Sequence[Row]) -> tuple[Unit, dict[int, Removed]]:
         return unit, {}
     lost = dict(zip(opened, losses, strict=True))
     for index, row in enumerate(rows):
-        reduced = [i for i, one in opened.items() if row.fingerprint and _origin(one) == row.fingerprint]
+        reduced = [i for i, model in opened.items() if row.fingerprint and _origin(model) == row.fingerprint]
         if index not in opened and reduced:
             lines = dict.fromkeys(line for i in reduced for line in lost[i].lines)
             lost[index] = Removed(0.0, tuple(lines), is_original=True)
@@ -197,7 +197,7 @@ def _series(
     points = {i: Point(x, rows[i].scores[score], rows[i].result.checkpoint) for i, x in values.items()}
     originals = [index for index in points if index in lost and lost[index].is_original]
     members: dict[str, list[int]] = {}
-    for line in dict.fromkeys(line for one in lost.values() if not one.is_original for line in one.lines):
+    for line in dict.fromkeys(line for loss in lost.values() if not loss.is_original for line in loss.lines):
         own = [index for index in points if index in lost and line in lost[index].lines]
         own = [index for index in own if joined or index not in originals]
         members[line or "reduced"] = sorted(own, key=lambda index: (values[index], index))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from prunecli.report.history import step_text, told_apart_step
+from prunecli.report.history import step_difference, step_text
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -86,13 +86,13 @@ def test_a_step_of_the_tree_is_told_by_what_differs_from_its_siblings() -> None:
 
     one, two = step(0.8, 48, balance="1:1"), step(0.8, 48, balance="3:1")
     heads = {"command": "prune-heads", "arguments": {"removed": 3}}
-    assert told_apart_step(one, [heads]) == "prune-experts --ratio 0.8"
-    assert told_apart_step(heads, [one]) == "prune-heads (3 heads removed)"
-    assert told_apart_step(one, [two, heads]) == "prune-experts --balance 1:1"
+    assert step_difference(one, [heads]) == "prune-experts --ratio 0.8"
+    assert step_difference(heads, [one]) == "prune-heads (3 heads removed)"
+    assert step_difference(one, [two, heads]) == "prune-experts --balance 1:1"
     less = step(0.5, 128, balance="1:1")
-    assert told_apart_step(less, [one]) == "prune-experts --ratio 0.5 (128 of 256 experts kept)"
+    assert step_difference(less, [one]) == "prune-experts --ratio 0.5 (128 of 256 experts kept)"
     other = step(0.8, 48, "2", balance="1:1")
-    assert told_apart_step(other, [one]) == (
+    assert step_difference(other, [one]) == (
         "prune-experts (48 of 256 experts kept, gates.json (sha256:22222222…))"
     )
-    assert told_apart_step({"command": "finetune"}, [{"command": "finetune"}]) == "finetune"
+    assert step_difference({"command": "finetune"}, [{"command": "finetune"}]) == "finetune"
