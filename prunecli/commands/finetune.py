@@ -253,10 +253,8 @@ def finetune(
     Several processes: torchrun --standalone --nproc-per-node 2 -m prunecli finetune …; batches are per process.
     """
     from prunecli import demo
-    from prunecli.commands.finetune_run import How, Writing, run
     from prunecli.text.choice import TextChoice
     from prunecli.training import options as training
-    from prunecli.training.start import Start
 
     choice = TextChoice(
         data=data,
@@ -328,12 +326,22 @@ def finetune(
         context=context,
         seed=seed,
     )
-    quiet = quiet or processes.rank() != 0
-    of_logits = tuple(name for name, value in asked.items() if value is not None)
-    how = How(resume == "auto", quiet, json, of_logits)
-    start = Start(checkpoint, from_scratch, tokenizer, seed)
-    writing = Writing(output, dtype_out, force, keep_state)
-    run(start, choice, valid, None if task is None else task.value, options, writing, how)
+    from prunecli.commands.finetune_run import run
+    from prunecli.training.finetune import Destination
+    from prunecli.training.start import Start
+
+    run(
+        Start(checkpoint, from_scratch, tokenizer, seed),
+        choice,
+        valid,
+        Destination(output, dtype_out, force, keep_state),
+        options,
+        task=None if task is None else task.value,
+        of_logits=[name for name, value in asked.items() if value is not None],
+        resume=resume == "auto",
+        quiet=quiet or processes.rank() != 0,
+        json=json,
+    )
 
 
 def _dtype(asked: str, device: str) -> str:

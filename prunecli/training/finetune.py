@@ -1,308 +1,155 @@
-"""One training run, from open checkpoint and text to weights that are ready to be written."""
+"""finetune, from a choice of text to a checkpoint and its figures."""
 
 from __future__ import annotations
 
-import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import torch
-
-from prunecli.errors import CheckpointError, PruneError, UsageError
-from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import weight_bytes
-from prunecli.modules.loading import load_model
-from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
-from prunecli.processes import ProcessGroup
+from prunecli.errors import UsageError
+from prunecli.model.checkpoint import open_model
+from prunecli.model.rewrite import rewritten
+from prunecli.model.stock import Verdict
+from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.examples import Examples
-from prunecli.tensors.dtypes import is_float, parse_dtype
-from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
-from prunecli.training.batches import BucketSampler, require_batch
-from prunecli.training.data import TrainingData, encode_examples, make_validation
-from prunecli.training.loss import FeatureDistance, Objective
+from prunecli.results.header import header
+from prunecli.results.training import Training
+from prunecli.tensors.documents import refuse_unwritable, write_json
+from prunecli.tensors.side_files import in_one_line
+from prunecli.tensors.transaction import refuse_target
+from prunecli.text.choice import TextChoice
+from prunecli.text.tasks import TrainingTask
+from prunecli.training.data import TrainingData, read_training_data
+from prunecli.training.loss import feature_loss
 from prunecli.training.options import TrainingOptions
-from prunecli.training.result import stage
-from prunecli.training.state import (
-    finished,
-    last_checkpoint,
-    load_weights,
-    mark_finished,
-    prepare_state,
-    require_sound,
-    trainer_state,
-)
-from prunecli.training.teacher import choose_attention, load_teacher, require_positions, teacher_dtype
-from prunecli.training.trainer import FinetuneTrainer, training_arguments
-from prunecli.training.watch import Watch
-
-NO_END = 1 << 40
-"""Updates of a run that time alone ends."""
+from prunecli.training.result import finetune_step, outputs_of
+from prunecli.training.start import Start
+from prunecli.training.state import state_directory
+from prunecli.training.train import Trained, train
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A finished training.
+class Destination:
+    """Where the result goes, and how.
 
     Attributes:
-        staged: directory with the trained weights; on the first process only.
-        log: figures: steps, tokens per second, losses, validations.
-        is_main: whether this process writes the result.
+        output: the new checkpoint.
+        dtype: of its weights; None: as the source stores them.
+        force: replace what is there.
+        keep_state: keep the directory of the run's state.
     """
 
-    staged: Path
-    log: Mapping[str, Any]
-    is_main: bool
+    output: Path
+    dtype: str | None = None
+    force: bool = False
+    keep_state: bool = False
+
+    @property
+    def figures(self) -> Path:
+        """The file that the training's figures go to."""
+        return self.output.with_name(f"{self.output.name}.finetune.json")
+
+    def check(self, source: Path | None) -> None:
+        """Refuse before the work what would be refused after it.
+
+        Raises:
+            OutputError: what cannot be written.
+        """
+        refuse_target(self.output, force=self.force, source=source)
+        refuse_unwritable(self.figures, force=self.force)
 
 
 def finetune(
-    source: Callable[[], Checkpoint],
-    data: TrainingData,
-    options: TrainingOptions,
-    state: Path,
+    start: Start,
+    choice: TextChoice,
+    destination: Destination,
+    options: TrainingOptions | None = None,
     *,
-    origin: Mapping[str, Any],
-    origin_files: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+    valid: TextChoice | None = None,
+    task: TrainingTask | None = None,
     resume: bool = True,
     progress: Progress = silent,
-    report: Say = unsaid,
-) -> Trained:
-    """Train, keeping the state in `state`; a run that was interrupted goes on from there, to the same result.
-
-    Every one of several processes calls this; only the first reports.
+    say: Say = unsaid,
+    warn: Say = unsaid,
+) -> tuple[Training, Verdict] | None:
+    """Train, write the best model as a checkpoint, and the training's figures beside it.
 
     Args:
-        source: opens the checkpoint, once `state` is there.
-        state: see `prunecli.training.state`.
-        origin: what `source` opens, as JSON.
-        origin_files: for its keys that stand for files, their names -> hashes, for messages.
-        resume: go on from what `state` holds; else begin anew.
-        report: called with a line at each validation.
+        start: what training begins with.
+        choice: the text that is trained on.
+        valid: that to validate with; see `read_training_data`.
+        task: None: what the model is for.
+        resume: go on where the same call was interrupted.
+        say: hears what is chosen by itself, and of each validation.
+        warn: hears what the result lacks.
+
+    Returns:
+        The figures, and whether plain transformers opens the result; None on other processes than the first.
 
     Raises:
-        PruneError: model, text, teacher or options that cannot be used; a loss that is not finite.
-        KeyboardInterrupt: a signal ended the training; its state is kept.
+        PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
-    arguments = training_arguments(options, state, validates=data.valid is not None)
-    process_group = ProcessGroup(arguments.process_index, arguments.world_size)
-    if not process_group.is_main:
-        report, progress = unsaid, silent
-    if process_group.is_main:
-        identity = {
-            **origin,
-            **data.describe(),
-            **_identity(options),
-            "processes": process_group.world_size,
-        }
-        inputs = {**origin_files, **data.inputs()}
-        if options.teacher is not None:
-            inputs["teacher"] = {str(options.teacher): identity["teacher"]}
-        prepare_state(state, identity, inputs, resume=resume)
-    try:
-        if process_group.is_main:
-            source().close()
-        process_group.all_gather(None)  # the first has made what the others open
-        run = _Run(data, options, arguments, process_group, state, progress, report)
-        return _trained(run, source)
-    except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
-        last = last_checkpoint(state)
-        if process_group.world_size > 1 and last is not None:
-            report(f"Stopped: {last} is kept; the same command goes on from it.")
-        raise
-    finally:
-        if process_group.is_main and last_checkpoint(state) is None:  # nothing to go on from
-            shutil.rmtree(state, ignore_errors=True)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What every part of a run needs."""
-
-    data: TrainingData
-    options: TrainingOptions
-    arguments: Any
-    process_group: ProcessGroup
-    state: Path
-    progress: Progress
-    report: Say
-
-
-def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
-    options, data, state = run.options, run.data, run.state
-    with source() as checkpoint:
-        checkpoint.require_architecture()
-        _require_floats(checkpoint)
-        tokenizer = load_tokenizer(checkpoint.path)
-        for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
-            language_id(tokenizer, language)
-        done = finished(state)
-        if done is not None and done["target"] != _target(options):
-            done = None
-        if done is None:
-            require_room(checkpoint, options, run.arguments.device, run.process_group)
-        model = load_model(checkpoint.path, device="cpu", dtype="float32")
-        choose_attention(model, run.arguments.device, options.dtype)
-        _require_tokens(tokenizer, model, checkpoint)
-        if done is None:
-            done = _train(run, model, tokenizer)
-        else:
-            run.report("The training had ended before; writing its result.")
-            load_weights(model, Path(done["weights"]))
-        run.process_group.all_gather(None)  # the first removes what the others have read by now
-        staged = state / "result"
-        if run.process_group.is_main:
-            stage(model, checkpoint, staged)
-    log = {key: done[key] for key in done if key not in ("format", "weights", "target")}
-    return Trained(staged, log, run.process_group.is_main)
-
-
-def _require_floats(checkpoint: Checkpoint) -> None:
-    for name, info in checkpoint.tensors.items():
-        if not is_float(info.dtype):
-            raise CheckpointError(
-                f"{checkpoint.path}: {name} has the type {info.dtype}; only floating-point weights can be trained",
-                "Convert the checkpoint to float32, float16 or bfloat16 first.",
+    options, valid = options or TrainingOptions(), valid or TextChoice()
+    destination.check(start.checkpoint)
+    identity = start.identity()
+    task = task or start.task()
+    validating = {
+        "--valid-split": valid.split is not None,
+        "--valid-text": bool(valid.files),
+        "--valid-labelled": valid.labelled is not None,
+    }
+    choice.check(task, validating, also_plain=("feature-extraction",))
+    if task == "feature-extraction":
+        if options.teacher is None:
+            raise UsageError(
+                "--task feature-extraction: a model without a head learns a teacher's hidden states",
+                "Name the model that it comes from with --teacher DIR.",
             )
-
-
-def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Train to the end; the model then has the weights of the result."""
-    options, data, arguments, process_group = run.options, run.data, run.arguments, run.process_group
-    examples = encode_examples(
-        tokenizer,
-        model,
+        options = replace(options, loss=feature_loss(options.loss))
+    data = read_training_data(task, choice, valid, say)
+    if task != "translation" and options.metric != "loss":
+        raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
+    state = state_directory(destination.output)
+    trained = train(
+        lambda: start.open(state),
         data,
-        data.train,
-        seed=options.seed,
-        context=options.context,
-        progress=run.progress,
+        options,
+        state,
+        origin=identity,
+        origin_files=start.files(identity),
+        resume=resume,
+        progress=progress,
+        report=say,
     )
-    require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
-    validation = make_validation(tokenizer, model, data, options)
-    teacher = None
-    if options.teacher is not None:
-        teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
-        require_positions(options.teacher, teacher, examples)
-    objective = Objective(options.loss, teacher)
-    if data.task == "feature-extraction":
-        objective = FeatureDistance(options.loss, teacher)
-        if validation is not None:
-            validation = replace(validation, objective=objective)
-    steps = arguments.max_steps = _steps(examples, options, process_group)
-    limit = None if options.minutes is None else 60 * options.minutes
-    total = None if steps == NO_END else steps
-    with run.progress("training", total, "steps") as advance:
-        watch = Watch(process_group, limit=limit, advance=advance, report=run.report)
-        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
-        last, step = last_checkpoint(run.state), 0
-        if last is not None:
-            require_sound(last)
-            kept = trainer_state(last)
-            step = kept["global_step"]
-            run.report(f"Going on from step {step:,} in {run.state}.")
-            trainer.restore(kept)
-        if last is not None and step >= steps:
-            trainer.adopt(last)
-        else:
-            with watch.signals(), _alone_noticed(process_group):
-                trainer.train(resume_from_checkpoint=None if last is None else str(last))
-    if watch.interrupted:
-        step = trainer.state.global_step
-        run.report(f"Stopped after step {step:,}: {run.state} is kept; the same command goes on from it.")
-        raise KeyboardInterrupt
-    best = trainer.state.best_model_checkpoint
-    weights = Path(best) if validation is not None and best else last_checkpoint(run.state)
-    assert weights is not None
-    done = {**trainer.figures(), "weights": str(weights), "target": _target(options)}
-    if process_group.is_main:
-        mark_finished(run.state, done)
-    return done
+    return _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
 
 
-@contextmanager
-def _alone_noticed(process_group: ProcessGroup) -> Iterator[None]:
-    """Says plainly that another process has ended, which torch notices when gradients are summed."""
-    try:
-        yield
-    except RuntimeError as error:
-        if process_group.world_size > 1 and any(word in str(error) for word in ("onnection", "gloo", "NCCL")):
-            raise PruneError(
-                f"process {process_group.rank} of {process_group.world_size} stops: another one has ended",
-                "Mend what that one says; the same command goes on from the last validation.",
-            ) from error
-        raise
-
-
-def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessGroup) -> int:
-    """Updates of the whole run."""
-    if options.steps is not None:
-        return options.steps
-    if options.epochs is None and options.minutes is not None:
-        return NO_END
-    sampler = BucketSampler(
-        examples.lengths, options.batch_tokens, options.seed, process_group.rank, process_group.world_size
-    )
-    return max(1, math.ceil((options.epochs or 1) * math.ceil(len(sampler) / options.accumulate)))
-
-
-def _require_tokens(tokenizer: Tokenizer, model: Any, checkpoint: Checkpoint) -> None:
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if highest >= model.config.vocab_size:
-        raise UsageError(
-            f"{checkpoint.path}: the tokenizer has ids up to {highest:,}, the model {model.config.vocab_size:,} tokens",
-            "Tokenizer and model are not of one checkpoint; copy both again.",
+def _written(
+    start: Start,
+    data: TrainingData,
+    options: TrainingOptions,
+    trained: Trained,
+    state: Path,
+    destination: Destination,
+    warn: Say,
+) -> tuple[Training, Verdict]:
+    with start.open(state) as source, open_model(trained.staged) as weights:
+        step = finetune_step(source, start.config, data, options, trained.log)
+        left_out = source.side_files.left_out
+        if left_out:
+            warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
+        outputs = outputs_of(source, weights, destination.dtype)
+        rewrite = rewritten(weights, source.structure, outputs, step)
+        verdict = apply(weights, rewrite, destination.output, force=destination.force).verdict
+        training = Training(
+            **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
+            left_out=[*left_out],
+            output=str(destination.output),
+            stock=verdict.to_json(),
+            arguments=step["arguments"],
+            **trained.log,
         )
-
-
-def _identity(options: TrainingOptions) -> dict[str, Any]:
-    """The options that the weights after a given number of updates depend on."""
-    apart = ("loss", "steps", "epochs", "minutes", "patience", "device", "teacher")
-    values = {key: value for key, value in asdict(options).items() if key not in apart}
-    teacher = None
-    if options.teacher is not None:
-        with open_model(options.teacher) as opened:
-            teacher = opened.fingerprint
-    return {**values, **asdict(options.loss), "teacher": teacher}
-
-
-def _target(options: TrainingOptions) -> list[Any]:
-    """What decides when a run ends; a run that ended for one target goes on for another."""
-    return [options.steps, options.epochs, options.minutes, options.patience]
-
-
-def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
-    """What a training holds on its device, batches left out: part -> bytes."""
-    weights = weight_bytes(checkpoint, "F32")
-    parts = {WEIGHTS: weights, "gradients": weights, "Adam's moments": 2 * weights}
-    if processes > 1:
-        parts["gradients of all"] = weights
-    if options.dtype == "bfloat16":
-        parts["bfloat16 copies"] = weights // 2  # that autocast keeps for the backward pass
-    if options.teacher is not None:
-        with open_model(options.teacher) as teacher:
-            parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
-    return parts
-
-
-def require_room(
-    checkpoint: Checkpoint, options: TrainingOptions, device: torch.device, process_group: ProcessGroup
-) -> None:
-    """Refuse what does not fit.
-
-    Raises:
-        MemoryShortError: with what each part would take.
-    """
-    parts = training_bytes(checkpoint, options, process_group.world_size)
-    needs = [Need(checkpoint, device, torch.float32, parts, free_for_each(device, process_group))]
-    if device.type != "cpu":  # where the weights are read
-        host = torch.device("cpu")
-        held = {WEIGHTS: parts[WEIGHTS]}
-        needs.append(Need(checkpoint, host, torch.float32, held, free_for_each(host, process_group)))
-    for need in needs:
-        if not need.fits():
-            raise need.refusal(trains=True)
+    write_json(destination.figures, training.to_json(), force=True)
+    if not destination.keep_state:
+        shutil.rmtree(state, ignore_errors=True)
+    return training, verdict

@@ -22,7 +22,7 @@ from prunecli.methods.embeddings import factorize
 from prunecli.model import cost
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import building, precision
-from prunecli.training import finetune as training
+from prunecli.training import train as training
 from tests.commands.calls import Result, call, refused
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe

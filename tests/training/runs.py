@@ -11,9 +11,9 @@ from prunecli.model.checkpoint import open_model
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.training.data import TrainingData
-from prunecli.training.finetune import finetune
 from prunecli.training.options import LossOptions, TrainingOptions
 from prunecli.training.state import WEIGHTS
+from prunecli.training.train import train as train_
 
 PAIRS = (("eng_Latn", "fra_Latn"), ("fra_Latn", "eng_Latn"))
 WORDS = ("the", "hen", "ten", "no", "tin", "then", "on", "he")
@@ -66,7 +66,7 @@ def options(**changes):
 
 def train(checkpoint, state, made=OPTIONS, data=None, **more):
     """A whole run of the library's function; returns what it returns."""
-    return finetune(
+    return train_(
         lambda: open_model(checkpoint),
         translation() if data is None else data,
         made,
