@@ -15,7 +15,6 @@ def header(
     format: str,  # noqa: A002 (the key's name)
     checkpoints: Sequence[Checkpoint],
     seed: int | None,
-    command: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """The fields that every document begins with.
 
@@ -23,12 +22,11 @@ def header(
         format: "prunecli.NAME/VERSION".
         checkpoints: the models that it speaks of.
         seed: of everything random, or None where nothing is.
-        command: the command line; default: this process's.
     """
     return {
         "format": format,
         "prunecli": __version__,
-        "command": list(command) if command is not None else ["prunecli", *sys.argv[1:]],
+        "command": ["prunecli", *sys.argv[1:]],
         "models": [
             {
                 **origin(made.path),

@@ -15,6 +15,7 @@ from prunecli.tensors.documents import write_json
 from tests.commands.gates import EXPERTS, LAYERS, statistics
 from tests.commands.heads import scored
 from tests.families import tiny_family
+from tests.report import results as files
 
 SPREAD = {"mean": 2.5, "std": 0.125}
 TIMING = {"beam": 1, "tokens_per_second": SPREAD, "seconds_per_sentence": SPREAD, "speedup": SPREAD}
@@ -197,6 +198,12 @@ def test_what_is_no_json(tmp_path, text, message):
 @pytest.mark.parametrize("payload", [LATENCY, FINETUNE, {**FINETUNE, "of_a_later_version": [1]}])
 def test_what_is_read_is_written_again(read, payload):
     assert json.dumps(read(payload).to_json()) == json.dumps(payload)
+
+
+@pytest.mark.parametrize("name", ["evaluation", "latency", "languages", "similarity", "finetune"])
+def test_whole_files_are_written_again(read, name):
+    payload = json.loads(json.dumps(getattr(files, name)()))
+    assert json.loads(json.dumps(read(payload).to_json())) == payload
 
 
 def test_heads_are_written_again(read):

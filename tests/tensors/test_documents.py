@@ -85,9 +85,10 @@ def test_an_output_that_is_a_directory_or_lies_in_none(tmp_path: Path) -> None:
         write_json(tmp_path / "absent" / "a.json", {})
 
 
-def test_the_header(tmp_path: Path) -> None:
+def test_the_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/usr/bin/prunecli", "collect-gates"])
     checkpoint = open_model(tiny_nllb_moe(tmp_path / "tiny"))
-    assert header("prunecli.gates/1", [checkpoint], 3, ["prunecli", "collect-gates"]) == {
+    assert header("prunecli.gates/1", [checkpoint], 3) == {
         "format": "prunecli.gates/1",
         "prunecli": __version__,
         "command": ["prunecli", "collect-gates"],
