@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,93 +15,24 @@ from prunecli.methods.embeddings.rewrite import rewrite_embeddings
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
-from tests.families import GATED_T5, NARROW_OPT, TIED_LLAMA, tiny_family
+from tests.families import records
+from tests.families.family import Family
 from tests.ffn_layouts import weights
 from tests.reference.define import unit as slow_unit
-from tests.tiny import tiny_nllb_moe
 
 SMALL: dict[str, Any] = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
 
 
-@dataclass(frozen=True)
-class Case:
-    """A family, and where its tokens come in and go out.
-
-    Attributes:
-        make: writes the checkpoint.
-        input: modules of the input table; the first gives the tensor its name.
-        output: the output layer.
-        tied: whether they share the table.
-        stock: whether a stock config can say that the output has a table of its own.
-    """
-
-    make: Callable[[Path], Path]
-    input: tuple[str, ...]
-    output: str
-    tied: bool = True
-    stock: bool = False
-
-
-BART = ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens")
-
-
-def _family(model_type: str, **changes: Any) -> Callable[[Path], Path]:
-    return lambda directory: tiny_family(directory, model_type, **changes)
-
-
 CASES = {
-    "nllb-moe": Case(tiny_nllb_moe, BART, "lm_head"),
-    "m2m_100": Case(_family("m2m_100", scale_embedding=True), BART, "lm_head"),
-    "marian": Case(_family("marian", scale_embedding=True), BART, "lm_head"),
-    "pegasus": Case(_family("pegasus", scale_embedding=True), BART, "lm_head"),
-    "bart": Case(_family("bart"), BART, "lm_head"),
-    "mbart": Case(_family("mbart", scale_embedding=True), BART, "lm_head"),
-    "t5": Case(_family("t5"), ("shared", "encoder.embed_tokens", "decoder.embed_tokens"), "lm_head"),
-    "t5-gated": Case(
-        _family("t5", **GATED_T5),
-        ("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
-        "lm_head",
-        tied=False,
-        stock=True,
-    ),
-    "bert": Case(
-        _family("bert"), ("bert.embeddings.word_embeddings",), "cls.predictions.decoder", stock=True
-    ),
-    "bert-untied": Case(
-        _family("bert", tie_word_embeddings=False),
-        ("bert.embeddings.word_embeddings",),
-        "cls.predictions.decoder",
-        tied=False,
-        stock=True,
-    ),
-    "roberta": Case(
-        _family("roberta"), ("roberta.embeddings.word_embeddings",), "lm_head.decoder", stock=True
-    ),
-    "xlm-roberta": Case(
-        _family("xlm-roberta"), ("roberta.embeddings.word_embeddings",), "lm_head.decoder", stock=True
-    ),
-    "mt5": Case(
-        _family("mt5"),
-        ("shared", "encoder.embed_tokens", "decoder.embed_tokens"),
-        "lm_head",
-        tied=False,
-        stock=True,
-    ),
-    "distilbert": Case(
-        _family("distilbert"), ("distilbert.embeddings.word_embeddings",), "vocab_projector", stock=True
-    ),
-    "opt": Case(_family("opt"), ("model.decoder.embed_tokens",), "lm_head", stock=True),
-    "opt-narrow": Case(_family("opt", **NARROW_OPT), ("model.decoder.embed_tokens",), "lm_head", stock=True),
-    "gpt2": Case(_family("gpt2"), ("transformer.wte",), "lm_head", stock=True),
-    "llama": Case(_family("llama"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
-    "mistral": Case(_family("mistral"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
-    "qwen2": Case(_family("qwen2"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
-    "qwen3": Case(_family("qwen3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
-    "gemma2": Case(_family("gemma2"), ("model.embed_tokens",), "lm_head", stock=True),
-    "gemma3_text": Case(_family("gemma3_text"), ("model.embed_tokens",), "lm_head", stock=True),
-    "phi3": Case(_family("phi3"), ("model.embed_tokens",), "lm_head", tied=False, stock=True),
-    "llama-tied": Case(_family("llama", **TIED_LLAMA), ("model.embed_tokens",), "lm_head", stock=True),
+    name: family
+    for name, family in records.CASES.items()
+    if name != "bert-classifier"  # no output layer over the vocabulary
 }
+
+
+def has_stock_cache(family: Family) -> bool:
+    """Whether a stock config can say that the output has a table of its own, beside the input's."""
+    return family.task != "translation" or not family.tied
 
 
 def decided(source: Checkpoint, **options: Any) -> Rewrite:
@@ -147,7 +77,7 @@ def expanded(
     return np.array(rows, np.float32)
 
 
-def replaced(model: Any, case: Case, directory: Path) -> Any:
+def replaced(model: Any, case: Family, directory: Path) -> Any:
     """`model`, the original one, with the tables that the factorised checkpoint in `directory` stands for."""
     import torch
     from torch import nn

@@ -15,6 +15,8 @@ LANGUAGES = ("deu_Latn", "eng_Latn", "fra_Latn")
 PIECES = ("\u2581", *"abcdefghijklmnopqrstuvwxyz0123456789.,!?'-")
 MERGES = (("\u2581", "a"), ("\u2581", "t"), ("h", "e"), ("\u2581t", "he"), ("e", "n"), ("o", "n"), ("i", "n"))
 SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+VOCAB = len(SPECIALS) + len(PIECES) + len(MERGES) + 1
+"""Tokens of `write_plain_tokenizer`: the last special token is <mask>."""
 NUMPY_DTYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -201,47 +203,77 @@ def _save_pickled(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
 
 def write_tokenizer(directory: Path, languages: Sequence[str] = LANGUAGES) -> int:
     """Write the files of an NllbTokenizer over letters and a few merges; returns its number of tokens."""
-    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
-    from tokenizers.models import BPE
-
-    vocab = {
-        piece: index
-        for index, piece in enumerate((*SPECIALS, *PIECES, *("".join(merge) for merge in MERGES)))
-    }
-    tokenizer = Tokenizer(BPE(vocab=vocab, merges=list(MERGES), unk_token="<unk>", fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(
-        replacement="\u2581", prepend_scheme="always", split=True
-    )
-    tokenizer.decoder = decoders.Metaspace(replacement="\u2581", prepend_scheme="always", split=True)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
-    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=True, special=True)])
-    tokenizer.add_special_tokens([AddedToken(code, special=True) for code in languages])
+    tokenizer = _tokenizer(languages)
     first = languages[0]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[first, "$A", "</s>"],
-        pair=[first, "$A", "$B", "</s>"],
-        special_tokens=[(first, tokenizer.token_to_id(first)), ("</s>", vocab["</s>"])],
-    )
-    tokenizer.save(str(directory / "tokenizer.json"))
-    write_json(
-        directory / "tokenizer_config.json",
+    _surround(tokenizer, (f"{first} $A </s>", f"{first} $A $B </s>"), (first, "</s>"))
+    return _write_tokenizer(
+        directory,
+        tokenizer,
         {
             "backend": "tokenizers",
-            "bos_token": "<s>",
-            "cls_token": "<s>",
-            "eos_token": "</s>",
             "extra_special_tokens": list(languages),
             "legacy_behaviour": False,
-            "mask_token": "<mask>",
-            "model_max_length": 64,
-            "pad_token": "<pad>",
-            "sep_token": "</s>",
             "src_lang": first,
             "tgt_lang": None,
             "tokenizer_class": "NllbTokenizer",
-            "unk_token": "<unk>",
         },
     )
+
+
+def write_plain_tokenizer(
+    directory: Path, template: tuple[str, str] | None = None, *, begins: str = "<s>"
+) -> int:
+    """Write the files of a tokenizer over letters and a few merges; returns its number of tokens.
+
+    <s>, <pad>, </s>, <unk> and <mask> are its special tokens; `template` says which of them stand around one text and
+    around two, `begins` what its bos token is.
+    """
+    tokenizer = _tokenizer(())
+    if template is not None:
+        _surround(tokenizer, template, ("<s>", "</s>"))
+    return _write_tokenizer(
+        directory, tokenizer, {"bos_token": begins, "tokenizer_class": "PreTrainedTokenizerFast"}
+    )
+
+
+def _tokenizer(languages: Sequence[str]) -> Any:
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    pieces = (*SPECIALS, *PIECES, *("".join(merge) for merge in MERGES))
+    vocab = {piece: index for index, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=list(MERGES), unk_token="<unk>", fuse_unk=True))
+    metaspace: dict[str, Any] = {"replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(**metaspace)
+    tokenizer.decoder = decoders.Metaspace(**metaspace)
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=True, special=True)])
+    tokenizer.add_special_tokens([AddedToken(code, special=True) for code in languages])
+    return tokenizer
+
+
+def _surround(tokenizer: Any, template: tuple[str, str], specials: Sequence[str]) -> None:
+    from tokenizers import processors
+
+    ids = [(token, tokenizer.token_to_id(token)) for token in specials]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=template[0], pair=template[1], special_tokens=ids
+    )
+
+
+def _write_tokenizer(directory: Path, tokenizer: Any, config: Mapping[str, Any]) -> int:
+    tokenizer.save(str(directory / "tokenizer.json"))
+    common = {
+        "bos_token": "<s>",
+        "cls_token": "<s>",
+        "eos_token": "</s>",
+        "mask_token": "<mask>",
+        "model_max_length": 64,
+        "pad_token": "<pad>",
+        "sep_token": "</s>",
+        "unk_token": "<unk>",
+    }
+    write_json(directory / "tokenizer_config.json", {**common, **config})
     return int(tokenizer.get_vocab_size())
 
 

@@ -13,39 +13,19 @@ import torch
 
 from prunecli.analysis.components import components
 from prunecli.analysis.representations import Representations, represent
-from prunecli.architectures import FAMILIES
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import text_examples, translation_examples
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
-from tests.families import DECODERS, ENCODERS
-from tests.ffn_layouts import tiny, write_changed
+from tests.families.records import CASES
+from tests.ffn_layouts import LAYOUTS, tiny, write_changed
 from tests.reference import similarity as reference
 
 SOURCES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")
 TARGETS = ("la poule", "un", "le chapeau est dans une auberge", "pas", "etain")
 PAIR = ("eng_Latn", "fra_Latn")
-BART_NORMS = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
-NORMS = {
-    "nllb-moe": ("self_attn_layer_norm", "cross_attention_layer_norm", "ff_layer_norm"),
-    **dict.fromkeys(("m2m_100", "mbart", "marian", "bart", "pegasus"), BART_NORMS),
-    **dict.fromkeys(
-        ("t5", "t5-gated", "mt5"), ("layer.0.layer_norm", "layer.1.layer_norm", "layer.2.layer_norm")
-    ),
-    **dict.fromkeys(("bert", "roberta", "xlm-roberta"), ("attention.output.LayerNorm", "output.LayerNorm")),
-    "distilbert": ("sa_layer_norm", "output_layer_norm"),
-    "opt": ("self_attn_layer_norm", "final_layer_norm"),
-    "gpt2": ("ln_1", "ln_2"),
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "phi3"), ("input_layernorm", "post_attention_layernorm")
-    ),
-    **dict.fromkeys(("gemma2", "gemma3_text"), ("input_layernorm", "pre_feedforward_layernorm")),
-}
-"""The norms of a layer in order, one before or after each component."""
-POST_NORM = ("marian", "bart", *ENCODERS)
-ONE_STACK = (*ENCODERS, *DECODERS)
 
 
 class Subject:
@@ -57,7 +37,7 @@ class Subject:
 
     def represent(self, directory: Path, batch_tokens: int = 40) -> Representations:
         directory.mkdir()
-        if self.case in ONE_STACK:
+        if CASES[self.case].task != "translation":
             batches = text_examples(self.tokenizer, self.model, SOURCES).batches(batch_tokens)
         else:
             text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
@@ -66,7 +46,7 @@ class Subject:
 
     def alone(self, sentence: int) -> dict[str, torch.Tensor]:
         """The inputs of one sentence without any padding."""
-        if self.case in ONE_STACK:
+        if CASES[self.case].task != "translation":
             return {"input_ids": torch.tensor([self.tokenizer(SOURCES[sentence])["input_ids"]])}
         source = encode(self.tokenizer, [SOURCES[sentence]], PAIR[0])
         target = encode(self.tokenizer, [TARGETS[sentence]], PAIR[1], as_target=True)
@@ -78,7 +58,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
     seen: list[tuple[str, torch.Tensor, torch.Tensor]] = []
     model, handles = subject.model, []
     for block in dict.fromkeys(component.block for component in subject.components):
-        for suffix in ("", *(f".{norm}" for norm in NORMS[subject.case])):
+        for suffix in ("", *(f".{norm}" for norm in CASES[subject.case].norms)):
             try:
                 module = model.get_submodule(block + suffix)
             except AttributeError:  # an encoder has no cross-attention
@@ -91,7 +71,9 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
 
             handles.append(module.register_forward_hook(keep))
     with torch.inference_mode():
-        model(**subject.alone(sentence), **({} if "bert" in subject.case else {"use_cache": False}))
+        model(
+            **subject.alone(sentence), **({} if CASES[subject.case].task == "mlm" else {"use_cache": False})
+        )
     for handle in handles:
         handle.remove()
     stream = {name: (before[0], after[0]) for name, before, after in seen}
@@ -99,7 +81,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
     for block in dict.fromkeys(component.block for component in subject.components):
         names = [name for name in stream if name.startswith(f"{block}.")]
         own = [component.name for component in subject.components if component.block == block]
-        if subject.case in POST_NORM:
+        if LAYOUTS[subject.case].post_norm:
             before = [stream[block][0], *(stream[name][1] for name in names)]
             after = [stream[name][0] for name in names]
         else:
@@ -110,11 +92,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
     return found
 
 
-def test_every_family_is_tested() -> None:
-    assert {case.removesuffix("-gated") for case in NORMS} == set(FAMILIES)
-
-
-@pytest.mark.parametrize("case", NORMS)
+@pytest.mark.parametrize("case", LAYOUTS)
 def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) -> None:
     subject = Subject(tiny(tmp_path / "model", case), case)
     found = subject.represent(tmp_path / "files")
@@ -172,7 +150,7 @@ def test_components_in_the_order_of_a_token_with_the_labels_of_the_paper(tmp_pat
     assert [part.side for part in found] == ["encoder"] * 6 + ["decoder"] * 6
 
 
-@pytest.mark.parametrize("case", NORMS)
+@pytest.mark.parametrize("case", LAYOUTS)
 def test_no_component_has_the_name_of_a_layer(case: str, tmp_path: Path) -> None:
     found = components(open_model(tiny(tmp_path / "model", case)))
     assert len({part.name for part in found}) == len(found)

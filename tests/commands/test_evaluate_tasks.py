@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
-from tests.families import VOCAB, tiny_family, write_plain_tokenizer
+from tests.families import tiny_family
 from tests.pictures import pixels
 from tests.results.tables import rows
-from tests.tiny import tiny_nllb_moe
+from tests.tiny import VOCAB, tiny_nllb_moe, write_plain_tokenizer
 
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
 
@@ -79,7 +79,7 @@ def test_the_task_is_what_the_model_is_for(folder, arguments, task):
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
     phi = PhiConfig(**shape, vocab_size=VOCAB, max_position_embeddings=32, pad_token_id=1)
     PhiForCausalLM(phi).save_pretrained("undeclared")
-    write_plain_tokenizer(folder / "undeclared", "gpt2")
+    write_plain_tokenizer(folder / "undeclared")
     for name in ("a.txt", "text.tsv"):
         (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
     _run(*arguments)

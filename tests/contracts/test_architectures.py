@@ -1,7 +1,7 @@
 """What every declared family must answer: its record says the same as the class of transformers.
 
-A new family adds a tiny config to `tests.families`; every test below then runs on it. Variants of a family (other
-conditions, other classes) are further entries of `CASES`.
+Every test below runs on each family of `tests.families.records`, and on further variants of them (other conditions,
+other classes).
 """
 
 from __future__ import annotations
@@ -23,25 +23,20 @@ from prunecli.model.ffn import ffn_norms, within
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import (
-    GATED_T5,
     MODEL_TYPES,
-    NARROW_OPT,
-    TIED_LLAMA,
     random_state,
     stock_model,
     tiny_config_of,
     tiny_family,
 )
+from tests.families import records as families
 from tests.tiny import tiny_config, tiny_nllb_moe, write_json, write_weights
 
 NLLB_MOE = tiny_config(experts=5, d_model=16, ffn=24, layers=4, sparse_step=2, vocab=40)
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{model_type: (model_type, {}) for model_type in MODEL_TYPES},
-    "t5-gated": ("t5", GATED_T5),
+    **{case: (case, {}) for case in families.CASES if case != "nllb-moe"},
     "t5-equal-depths": ("t5", {"num_decoder_layers": None}),
-    "bert-classification": ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 3}),
-    "bert-untied": ("bert", {"tie_word_embeddings": False}),
     "roberta-classification": ("roberta", {"architectures": ["RobertaForSequenceClassification"]}),
     "xlm-roberta-classification": (
         "xlm-roberta",
@@ -49,13 +44,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bart-classification": ("bart", {"architectures": ["BartForSequenceClassification"]}),
     "distilbert-classification": ("distilbert", {"architectures": ["DistilBertForSequenceClassification"]}),
-    "opt-narrow": ("opt", NARROW_OPT),
     "opt-bare": ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
     "opt-old-norms": ("opt", {"_remove_final_layer_norm": True, "tie_word_embeddings": False}),
     "mt5-tied": ("mt5", {"tie_word_embeddings": True}),
     "gpt2-inner": ("gpt2", {"n_inner": 40, "tie_word_embeddings": False}),
     "gpt2-classification": ("gpt2", {"architectures": ["GPT2ForSequenceClassification"]}),
-    "llama-tied": ("llama", TIED_LLAMA),
     "llama-wide-heads": ("llama", {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
     "llama-one-query-per-key": ("llama", {"num_key_value_heads": None}),
     "mistral-wide-heads": ("mistral", {"head_dim": 8, "sliding_window": 4}),
@@ -74,10 +67,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-UNTIED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-"""The families whose output layer has a table of its own unless config.json says otherwise."""
-
-
 def family_of(config: dict[str, Any]) -> Architecture:
     return FAMILIES[config["model_type"]]
 
@@ -85,7 +74,7 @@ def family_of(config: dict[str, Any]) -> Architecture:
 def tied_in(config: dict[str, Any]) -> dict[str, str]:
     """The aliases that stand for another tensor where config.json says what this one says."""
     family = family_of(config)
-    apart = family.loose if not config.get("tie_word_embeddings", config["model_type"] not in UNTIED) else ()
+    apart = family.loose if not config.get("tie_word_embeddings", True) else ()
     return {alias: name for alias, name in family.tied.items() if alias not in apart}
 
 
@@ -221,11 +210,12 @@ class TestModules:
                 assert value == heads if what == "heads" else value % heads == 0 and value > heads
 
 
+def test_every_family_has_a_record_in_the_tests() -> None:
+    assert set(families.FAMILIES) == set(FAMILIES)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 class TestDefaults:
-    def test_every_family_is_tested(self, model_type: str) -> None:
-        assert model_type in {config["model_type"] for config in CASES.values()}
-
     def test_attributes_are_the_defaults_of_transformers(self, model_type: str) -> None:
         from transformers import AutoConfig
 
@@ -274,7 +264,7 @@ class TestCheckpoints:
         model_type, changes = VARIANTS[case]
         checkpoint = open_model(tiny_family(tmp_path / "model", model_type, **changes))
         checkpoint.check()
-        family = FAMILIES[model_type]
+        family = family_of(CASES[case])
         other = {name for name in checkpoint.tensors if checkpoint.layout.part(name) == "other"}
         assert other <= {name for name in checkpoint.tensors if name.startswith(family.extras)}
 
@@ -283,7 +273,7 @@ class TestCheckpoints:
         import transformers
 
         model_type, changes = VARIANTS[case]
-        family, config = FAMILIES[model_type], CASES[case]
+        config, family = CASES[case], family_of(CASES[case])
         stock = getattr(transformers, config["architectures"][0])
         model = stock.from_pretrained(tiny_family(tmp_path / "model", model_type, **changes)).eval()
         state = model.state_dict()

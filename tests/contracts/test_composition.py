@@ -25,18 +25,12 @@ from prunecli.training.result import outputs_of
 from tests.commands.vocabulary import trimmed
 from tests.contracts.method_contract import load, logits_of, written
 from tests.factorised import cached, factorised
-from tests.families import DECODERS, ENCODERS, GATED_T5, LAYOUT_OF, MODEL_TYPES, TIED_LLAMA, tiny_family
+from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.ffn_layouts import tiny
 from tests.opening import headed_class
-from tests.tiny import tiny_nllb_moe
 from tests.training.runs import language_model, options, train, translation
 
-CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: (name, {}) for name in MODEL_TYPES},
-    "t5-gated": ("t5", GATED_T5),
-    "llama-tied": ("llama", TIED_LLAMA),
-    "bert-classifier": ("bert", CLASSIFIER),
-}
+COMPOSED = (*FAMILIES, "t5-gated", "llama-tied", "bert-classifier")
 ORDERS = (
     ("experts", "heads", "ffns", "embeddings", "vocabulary"),
     ("vocabulary", "embeddings", "ffns", "heads", "experts"),
@@ -58,21 +52,9 @@ COMMANDS = {
 LINES = ("the hen and the tin hat", "no hen on the tin", "then ten on")
 
 
-def make(case: str, directory: Path) -> Path:
-    """The tiny checkpoint of a case; both stacks have FFNs of one width."""
-    if case == "nllb-moe":
-        heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
-        return tiny_nllb_moe(directory, config=heads, shards=2)
-    model_type, changes = VARIANTS[case]
-    sizes: dict[str, Any] = (
-        {} if model_type in (*ENCODERS, *DECODERS, "t5", "mt5") else {"decoder_ffn_dim": 48}
-    )
-    return tiny_family(directory, model_type, **sizes, **changes)
-
-
 def side_of(case: str) -> str:
     """Of the stack whose FFNs are shared."""
-    return "decoder" if case.removesuffix("-tied") in DECODERS else "encoder"
+    return "decoder" if CASES[case].task == "lm" else "encoder"
 
 
 def experts(source: Checkpoint) -> Rewrite:
@@ -101,9 +83,9 @@ def finetuned(case: str, source: Path, output: Path) -> Path:
 
 
 def data(case: str) -> TrainingData:
-    if case in ENCODERS:
+    if CASES[case].task == "mlm":
         return replace(language_model(), task="mlm")
-    return language_model() if case in DECODERS else translation()
+    return language_model() if CASES[case].task == "lm" else translation()
 
 
 def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
@@ -128,7 +110,7 @@ def order_of(case: str, order: tuple[str, ...]) -> tuple[str, ...]:
 def composed(case: str, order: tuple[str, ...], folder: Path) -> list[Path]:
     """The source, and the checkpoint after each step."""
     folder.mkdir(exist_ok=True)
-    paths, known = [make(case, folder / "source")], steps(case)
+    paths, known = [tiny(folder / "source", case)], steps(case)
     for number, step in enumerate(order):
         paths.append(known[step](paths[-1], folder / f"{number}-{step}"))
     return paths
@@ -178,8 +160,8 @@ def again(case: str, path: Path, folder: Path) -> Path:
     ("case", "order"),
     [
         pytest.param(case, order, id="-".join((case, *order)))
-        for case in ("nllb-moe", *VARIANTS)
-        for order in (ORDERS[2:] if case in LAYOUT_OF else ORDERS)
+        for case in COMPOSED
+        for order in (ORDERS[2:] if CASES[case].layout_of else ORDERS)
     ],
 )
 class TestReductions:
@@ -205,7 +187,7 @@ def test_reductions_and_training_compose(case: str, order: tuple[str, ...], tmp_
     check(last, wanted)
 
 
-@pytest.mark.parametrize("case", ["nllb-moe", *(name for name in VARIANTS if name not in LAYOUT_OF)])
+@pytest.mark.parametrize("case", own_layouts(COMPOSED))
 def test_the_order_changes_only_the_tables_of_tokens(case: str, tmp_path: Path) -> None:
     """They are fitted to the rows that there are."""
     held: list[Any] = []

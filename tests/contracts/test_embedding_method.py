@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
@@ -23,36 +22,41 @@ from prunecli.model.embedding import describe_embeddings
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import digests, load, logits, logits_of, written
-from tests.factorised import CASES, Case, cached, config, decided, factorised, replaced
-from tests.families import LAYOUT_OF, tiny_family
+from tests.factorised import CASES, cached, config, decided, factorised, has_stock_cache, replaced
+from tests.families import tiny_family
+from tests.families.family import Family
+from tests.families.records import own_layouts
 from tests.ffn_layouts import weights, write_copy
 from tests.opening import headed_class
 from tests.tiny import tiny_nllb_moe
 
 SIDES = ("input", "output", "both")
-TRANSLATORS = ("nllb-moe", "m2m_100", "marian", "pegasus", "bart", "mbart", "t5", "t5-gated")
 COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 """Pegasus saves them, though it computes them where they are left out."""
 
 
-OWN_LAYOUT = [name for name in CASES if name not in LAYOUT_OF]
-once_a_layout = pytest.mark.parametrize("case", OWN_LAYOUT, indirect=True)
+once_a_layout = pytest.mark.parametrize("name", own_layouts(CASES))
 
 
 @pytest.fixture(params=CASES)
-def case(request: pytest.FixtureRequest) -> Case:
-    return CASES[request.param]
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture
-def source(case: Case, tmp_path: Path) -> Path:
-    return case.make(tmp_path / "source")
+def case(name: str) -> Family:
+    return CASES[name]
+
+
+@pytest.fixture
+def source(name: str, tmp_path: Path) -> Path:
+    return tiny_family(tmp_path / "source", name)
 
 
 class TestEverySide:
     @pytest.mark.parametrize("side", SIDES)
     def test_computes_with_the_rows_that_it_stands_for(
-        self, case: Case, source: Path, tmp_path: Path, side: str
+        self, case: Family, source: Path, tmp_path: Path, side: str
     ) -> None:
         out = factorised(source, tmp_path / "out", side=side)
         assert not torch.allclose(logits(out), logits(source), atol=1e-3)
@@ -61,7 +65,7 @@ class TestEverySide:
         )
 
     @pytest.mark.parametrize("side", SIDES)
-    def test_stores_nothing_twice(self, case: Case, source: Path, tmp_path: Path, side: str) -> None:
+    def test_stores_nothing_twice(self, case: Family, source: Path, tmp_path: Path, side: str) -> None:
         held = weights(factorised(source, tmp_path / "out", side=side))
         table, output = f"{case.input[0]}.weight", f"{case.output}.weight"
         assert (table in held) == (side == "output")
@@ -75,9 +79,8 @@ class TestEverySide:
             assert {made.layout.part(name) for name in own} == {"embeddings"}
 
     @pytest.mark.parametrize(
-        ("case", "side"),
-        [(name, side) for name in CASES for side in (("both",) if name in LAYOUT_OF else SIDES)],
-        indirect=["case"],
+        ("name", "side"),
+        [(name, side) for name in CASES for side in (("both",) if CASES[name].layout_of else SIDES)],
     )
     def test_saves_what_it_was_made_of(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)
@@ -106,11 +109,11 @@ class TestCaching:
         for name, value in one.items():
             np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
 
-    def test_of_the_input_alone_is_a_stock_model(self, case: Case, source: Path, tmp_path: Path) -> None:
+    def test_of_the_input_alone_is_a_stock_model(self, case: Family, source: Path, tmp_path: Path) -> None:
         out = factorised(source, tmp_path / "out", side="input", cache=True)
         found = config(out)
         assert found["prunecli"]["embedding"]["input"]["cached"]
-        if not case.stock:  # its config cannot say that the output has a table of its own
+        if not has_stock_cache(case):  # its config cannot say that the output has a table of its own
             assert shim_classes(found)
             return
         import transformers
@@ -145,7 +148,7 @@ class TestOpening:
             assert torch.equal(logits_of(other), expected)
             assert len(list(other.parameters())) == len(list(model.parameters()))
 
-    def test_the_modules_are_one(self, case: Case, source: Path, tmp_path: Path) -> None:
+    def test_the_modules_are_one(self, case: Family, source: Path, tmp_path: Path) -> None:
         model = load(factorised(source, tmp_path / "out", side="both"))
         units = {id(model.get_submodule(name)) for name in case.input}
         assert len(units) == 1
@@ -169,7 +172,7 @@ class TestOpening:
         for name in parts:
             assert model.get_parameter(name).grad.abs().sum() > 0, name
 
-    def test_with_transformers(self, case: Case, source: Path, tmp_path: Path) -> None:
+    def test_with_transformers(self, case: Family, source: Path, tmp_path: Path) -> None:
         import transformers
 
         out = factorised(source, tmp_path / "out")
@@ -181,7 +184,7 @@ class TestOpening:
             getattr(transformers, auto).from_pretrained(out, trust_remote_code=False)
 
     @once_a_layout
-    def test_a_missing_tensor_is_named(self, case: Case, source: Path, tmp_path: Path) -> None:
+    def test_a_missing_tensor_is_named(self, case: Family, source: Path, tmp_path: Path) -> None:
         out = factorised(source, tmp_path / "out")
         held = weights(out)
         del held[f"{case.input[0]}.reduce.bias"]
@@ -196,23 +199,14 @@ class TestOpening:
             model.resize_token_embeddings(100)
 
 
-@pytest.mark.parametrize("name", TRANSLATORS)
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].task == "translation"])
 def test_generates_as_the_replaced_model_does(name: str, tmp_path: Path) -> None:
-    case = CASES[name]
-    source = case.make(tmp_path / "source")
+    case, source = CASES[name], tiny_family(tmp_path / "source", name)
     out = factorised(source, tmp_path / "out", side="both")
     ids = torch.tensor([[5, 6, 7, 8, 2]])
     options: dict[str, Any] = {"max_new_tokens": 8, "num_beams": 2, "do_sample": False}
     expected = replaced(load(source), case, out).generate(ids, **options)
     assert torch.equal(load(out).generate(ids, **options), expected)
-
-
-def test_every_family_is_tested() -> None:
-    kinds = ("-gated", "-untied", "-tied", "-narrow")
-    tested = {
-        next((name.removesuffix(kind) for kind in kinds if name.endswith(kind)), name) for name in CASES
-    }
-    assert tested == set(FAMILIES)
 
 
 def test_two_runs_give_identical_bytes(tmp_path: Path) -> None:

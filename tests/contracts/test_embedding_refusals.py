@@ -12,7 +12,7 @@ import torch
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import open_model
 from tests.contracts.method_contract import load, logits
-from tests.factorised import CASES, cached, config, decided, factorised
+from tests.factorised import cached, config, decided, factorised
 from tests.families import tiny_family
 from tests.ffn_layouts import weights, write_copy
 
@@ -22,7 +22,7 @@ SIDES = ("input", "output", "both")
 @pytest.mark.parametrize("name", ["nllb-moe", "bert", "llama"])
 @pytest.mark.parametrize("side", SIDES)
 def test_a_factorised_table(name: str, side: str, tmp_path: Path) -> None:
-    out = factorised(CASES[name].make(tmp_path / "source"), tmp_path / "out", side=side)
+    out = factorised(tiny_family(tmp_path / "source", name), tmp_path / "out", side=side)
     with open_model(out) as opened, pytest.raises(UsageError, match="is factorised already"):
         decided(opened, side=side, expand_dim=None, depth=None, max_groups=None)
 

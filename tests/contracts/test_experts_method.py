@@ -6,12 +6,14 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import shim_classes
 from prunecli.model.rewrite import Rewrite
-from tests.contracts.method_contract import WrittenFiles
+from tests.contracts.method_contract import MethodContract, WrittenFiles
 from tests.tiny import tiny_nllb_moe
 
 
@@ -19,10 +21,14 @@ def pruned(source: Checkpoint, options: ExpertOptions) -> Rewrite:
     return rewrite_experts(source, plan_experts(source, options))
 
 
-class TestExpertPruning(WrittenFiles):
+class TestExpertPruning(MethodContract, WrittenFiles):
     """From two shards to a layout that no stock model has."""
 
-    def make_source(self, directory: Path) -> Path:
+    @pytest.fixture
+    def case(self) -> str:
+        return "nllb-moe"
+
+    def make_source(self, directory: Path, case: str) -> Path:
         return tiny_nllb_moe(directory, experts=8, layers=4, router_bias=True, shards=2)
 
     def keep_everything(self, source: Checkpoint) -> Rewrite:
@@ -56,7 +62,7 @@ class TestExpertPruning(WrittenFiles):
 class TestEvenExpertPruning(TestExpertPruning):
     """From one file to as many experts in every layer."""
 
-    def make_source(self, directory: Path) -> Path:
+    def make_source(self, directory: Path, case: str) -> Path:
         return tiny_nllb_moe(directory, experts=8, layers=4)
 
     def reduce(self, source: Checkpoint) -> Rewrite:
@@ -70,14 +76,14 @@ class TestEvenExpertPruning(TestExpertPruning):
 class TestFloat16ExpertPruning(TestExpertPruning):
     """Of a source in float16."""
 
-    def make_source(self, directory: Path) -> Path:
+    def make_source(self, directory: Path, case: str) -> Path:
         return tiny_nllb_moe(directory, experts=8, layers=2, dtype="F16")
 
 
 class TestPickledExpertPruning(TestExpertPruning):
     """Of pickled shards."""
 
-    def make_source(self, directory: Path) -> Path:
+    def make_source(self, directory: Path, case: str) -> Path:
         return tiny_nllb_moe(directory, experts=8, layers=4, shards=3, pickled=True)
 
 
@@ -92,5 +98,5 @@ class TestEvenExpertPruningToBfloat16(TestEvenExpertPruning):
 
     cast = "BF16"
 
-    def make_source(self, directory: Path) -> Path:
+    def make_source(self, directory: Path, case: str) -> Path:
         return tiny_nllb_moe(directory, experts=8, layers=4, pickled=True)

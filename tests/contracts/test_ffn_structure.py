@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError
-from prunecli.methods.experts import rewrite as expert_rewrite
-from prunecli.methods.heads import rewrite as head_rewrite
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
@@ -27,8 +29,7 @@ from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed
 def without_heads(source: Checkpoint) -> Rewrite:
     """Every attention loses its head 0."""
     kept = {layer.name: layer.heads[1:] for layer in source.layout.attentions}
-    structure, outputs = head_rewrite.rewrite(source, kept)
-    return Rewrite(structure, outputs, result_config(source, structure))
+    return rewrite_heads(source, HeadPlan(kept))
 
 
 def one_of_each(case: str) -> dict[str, dict[str, Any]]:
@@ -39,8 +40,7 @@ def one_of_each(case: str) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_pruning_heads_carries_changed_ffns_along(case: str, tmp_path: Path) -> None:
     """As if the heads had gone first."""
-    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4} if case == "nllb-moe" else {}
-    source, changes = tiny(tmp_path / "source", case, **heads), one_of_each(case)
+    source, changes = tiny(tmp_path / "source", case), one_of_each(case)
     written(write_changed(source, tmp_path / "ffn", case, changes), without_heads, tmp_path / "both")
     other = written(source, without_heads, tmp_path / "heads")
     structure = json.loads((other / "config.json").read_text())["prunecli"]
@@ -78,8 +78,7 @@ def test_pruning_experts_carries_changed_ffns_along(tmp_path: Path) -> None:
 
     def fewer(opened: Checkpoint) -> Rewrite:
         kept = {layer.name: (0, 2, 5) for layer in opened.require_mixtures()}
-        structure, outputs = expert_rewrite.rewrite(opened, kept)
-        return Rewrite(structure, outputs, result_config(opened, structure))
+        return rewrite_experts(opened, ExpertPlan(kept))
 
     written(changed, fewer, tmp_path / "both")
     with open_model(tmp_path / "both") as made:

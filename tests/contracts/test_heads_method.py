@@ -9,15 +9,21 @@ from typing import Any
 
 import pytest
 
-from prunecli.methods.experts.plan import Amount, ExpertOptions, ExpertPlan, plan_experts
-from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
-from tests.contracts.method_contract import MethodContract, WrittenFiles, load, logits, logits_of, written
-from tests.families import GATED_T5, MODEL_TYPES, NARROW_OPT, TIED_LLAMA, tiny_family
+from tests.contracts.method_contract import (
+    Method,
+    MethodContract,
+    WrittenFiles,
+    load,
+    logits,
+    logits_of,
+    written,
+)
+from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.tiny import tiny_nllb_moe
 
 KEPT = ((1, 3), (), (0, 2, 3), (3,), (0, 1, 2, 3))
@@ -52,8 +58,8 @@ def generated(model: Any) -> Any:
     return torch.stack(found.logits, dim=1).float()
 
 
-class HeadPruning(MethodContract):
-    """Uneven layers, one of them without heads; a derived class says of which model."""
+class HeadPruning(Method):
+    """Uneven layers, one of them without heads."""
 
     layers: tuple[AttentionLayer, ...] = ()
 
@@ -81,20 +87,29 @@ class HeadPruning(MethodContract):
 
         self.hooks.enter_context(masked_heads(model, self.layers, masks(self.layers, rewrite)))
 
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
 
-        written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(tmp_path / "out")
-        if not original.can_generate():
-            pytest.skip("an encoder alone generates nothing")
-        whole = generated(original)
-        with open_model(source) as opened:
-            self.mask(original, self.reduce(opened))
-        masked = generated(original)
-        assert not torch.allclose(whole, masked)
-        torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
+def masks(layers: tuple[AttentionLayer, ...], rewrite: Rewrite) -> dict[str, Any]:
+    """xi_h of 2.3 for every attention that `rewrite` changes."""
+    import torch
 
+    kept = rewrite.structure.heads
+    return {
+        layer.name: torch.tensor([float(head in kept[layer.name]) for head in layer.heads])
+        for layer in layers
+        if layer.name in kept
+    }
+
+
+def tensors(directory: Path) -> dict[str, bytes]:
+    with open_model(directory) as opened:
+        return {name: opened.read(name).tobytes() for name in opened.tensors}
+
+
+CONTRACTED = (*(name for name in FAMILIES if name != "opt"), "t5-gated", "opt-narrow", "bert-classifier")
+
+
+@pytest.mark.parametrize("case", CONTRACTED)
+class TestEveryFamily(HeadPruning, MethodContract):
     def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
         import torch
 
@@ -134,199 +149,42 @@ class HeadPruning(MethodContract):
             assert second.config["model_type"] == direct.config["model_type"]
 
 
-def masks(layers: tuple[AttentionLayer, ...], rewrite: Rewrite) -> dict[str, Any]:
-    """xi_h of 2.3 for every attention that `rewrite` changes."""
-    import torch
+@pytest.mark.parametrize("case", [case for case in CONTRACTED if CASES[case].task != "mlm"])
+class TestEveryDecoder(HeadPruning):
+    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
 
-    kept = rewrite.structure.heads
-    return {
-        layer.name: torch.tensor([float(head in kept[layer.name]) for head in layer.heads])
-        for layer in layers
-        if layer.name in kept
-    }
-
-
-def tensors(directory: Path) -> dict[str, bytes]:
-    with open_model(directory) as opened:
-        return {name: opened.read(name).tobytes() for name in opened.tensors}
+        written(source, self.reduce, tmp_path / "out")
+        original, reduced = self.original(source), load(tmp_path / "out")
+        whole = generated(original)
+        with open_model(source) as opened:
+            self.mask(original, self.reduce(opened))
+        masked = generated(original)
+        assert not torch.allclose(whole, masked)
+        torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
 
 
-def nllb_moe(directory: Path, **options: Any) -> Path:
-    heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
-    return tiny_nllb_moe(directory, layers=2, config=heads, **options)
+@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
+class TestEveryLayout(HeadPruning, WrittenFiles):
+    pass
 
 
-class TestNllbMoe(HeadPruning, WrittenFiles):
-    """From two shards."""
-
-    def make_source(self, directory: Path) -> Path:
-        return nllb_moe(directory, shards=2)
-
-    def test_heads_and_experts_go_in_either_order(self, source: Path, tmp_path: Path) -> None:
-        def experts(opened: Checkpoint) -> Rewrite:
-            plan = plan_experts(opened, ExpertOptions(metric="random", amount=Amount(ratio=0.5)))
-            return rewrite_experts(opened, ExpertPlan(plan.kept))
-
-        written(source, experts, tmp_path / "experts")
-        written(tmp_path / "experts", self.reduce, tmp_path / "one")
-        written(source, self.reduce, tmp_path / "heads")
-        written(tmp_path / "heads", experts, tmp_path / "other")
-        assert tensors(tmp_path / "one") == tensors(tmp_path / "other")
-        with open_model(tmp_path / "one") as one, open_model(tmp_path / "other") as other:
-            assert (one.structure.heads, one.structure.experts) == (
-                other.structure.heads,
-                other.structure.experts,
-            )
-            assert one.config["model_type"] == other.config["model_type"]
-
-
-class TestNllbMoeToFloat16(HeadPruning, WrittenFiles):
+@pytest.mark.parametrize("case", ["nllb-moe"])
+class TestToFloat16(HeadPruning, WrittenFiles, MethodContract):
     """With a cast, of pickled shards."""
 
     cast = "F16"
 
-    def make_source(self, directory: Path) -> Path:
-        return nllb_moe(directory, shards=2, pickled=True)
+    def make_source(self, directory: Path, case: str) -> Path:
+        heads = {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+        return tiny_nllb_moe(directory, layers=2, config=heads, shards=2, pickled=True)
 
 
-class TestM2M100(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "m2m_100")
-
-
-class TestMarian(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "marian")
-
-
-class TestPegasus(HeadPruning):
-    """Its positions are frozen parameters, computed and not stored."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "pegasus")
-
-
-class TestBart(HeadPruning, WrittenFiles):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "bart")
-
-
-class TestMBart(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "mbart")
-
-
-class TestT5(HeadPruning, WrittenFiles):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "t5")
-
-
-class TestGatedT5(HeadPruning, WrittenFiles):
-    """Version 1.1."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "t5", **GATED_T5)
-
-
-class TestMT5(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "mt5")
-
-
-class TestBert(HeadPruning, WrittenFiles):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "bert")
-
-
-class TestBertClassifier(HeadPruning, WrittenFiles):
-    """Its head is carried along."""
-
-    def make_source(self, directory: Path) -> Path:
-        names = ["BertForSequenceClassification"]
-        return tiny_family(directory, "bert", architectures=names, num_labels=3)
-
-
-class TestRoberta(HeadPruning, WrittenFiles):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "roberta")
-
-
-class TestXLMRoberta(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "xlm-roberta")
-
-
-class TestDistilBert(HeadPruning, WrittenFiles):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "distilbert")
-
-
-class TestNarrowOPT(HeadPruning, WrittenFiles):
-    """Embeddings narrower than the layers, norms after them."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "opt", **NARROW_OPT)
-
-
-class TestGPT2(HeadPruning, WrittenFiles):
-    """Query, key and value in one tensor, stored `[in, out]`."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "gpt2")
-
-
-class TestLlama(HeadPruning, WrittenFiles):
-    """Groups of two query heads on one key/value head."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "llama")
-
-
-class TestMistral(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "mistral")
-
-
-class TestQwen2(HeadPruning):
-    """Biases to queries, keys and values, none after them."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "qwen2")
-
-
-class TestQwen3(HeadPruning):
-    """Norms of the width of one head, which all heads share."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "qwen3")
-
-
-class TestGemma2(HeadPruning):
-    """Layers that see a window beside such that see all."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "gemma2")
-
-
-class TestGemma3(HeadPruning):
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "gemma3_text")
-
-
-class TestPhi3(HeadPruning, WrittenFiles):
-    """Two query heads, a key and a value to each head of one fused matrix."""
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "phi3")
-
-
-class TestEvenLlama(HeadPruning, WrittenFiles):
+@pytest.mark.parametrize("case", ["llama-tied"])
+class TestEven(HeadPruning, WrittenFiles, MethodContract):
     """To the stock layout, with a cast."""
 
     cast = "BF16"
-
-    def make_source(self, directory: Path) -> Path:
-        return tiny_family(directory, "llama", **TIED_LLAMA)
 
     def reduce(self, source: Checkpoint) -> Rewrite:
         self.layers = source.layout.attentions
@@ -336,14 +194,3 @@ class TestEvenLlama(HeadPruning, WrittenFiles):
         counts = {key: made.config[key] for key in ("num_attention_heads", "num_key_value_heads", "head_dim")}
         assert counts == {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
         return made
-
-
-def test_every_family_is_tested(tmp_path: Path) -> None:
-    from prunecli.architectures import FAMILIES
-
-    assert set(FAMILIES) == {"nllb-moe", *MODEL_TYPES}
-    tested = set()
-    for kind in HeadPruning.__subclasses__():
-        with open_model(kind().make_source(tmp_path / kind.__name__)) as source:
-            tested.add(source.model_type)
-    assert tested == set(FAMILIES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +20,22 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
 from tests.contracts.method_contract import digests, load, written
-from tests.families import GATED_T5, LAYOUT_OF, TIED_LLAMA, tiny_family
+from tests.families import tiny_family
+from tests.families.records import CASES, own_layouts
 from tests.methods.vocabulary.makers import KINDS, SEEN
 from tests.tiny import tiny_nllb_moe
 
 LINES = ("the tin hat", "a hen on the tin", "then on")
 
 
-def family(model_type: str, **changes: Any) -> Callable[[Path], Path]:
-    return lambda directory: tiny_family(directory, model_type, **changes)
+OWN_LAYOUT = own_layouts(name for name in CASES if name != "opt-narrow")
 
 
-SOURCES: dict[str, Callable[[Path], Path]] = {
-    "nllb-moe": lambda directory: tiny_nllb_moe(directory, shards=2),
-    "nllb-moe-pickled": lambda directory: tiny_nllb_moe(directory, shards=2, pickled=True, vocab=90),
-    **{name: family(name) for name in FAMILIES if name != "nllb-moe"},
-    "t5-gated": family("t5", **GATED_T5),
-    "llama-tied": family("llama", **TIED_LLAMA),
-    "bert-classifier": family("bert", architectures=["BertForSequenceClassification"], num_labels=3),
-    "bert-untied": family("bert", tie_word_embeddings=False),
-}
-"""Every family, and what changes where the tokens lie."""
-
-
-OWN_LAYOUT = [name for name in SOURCES if name not in LAYOUT_OF]
-
-
-@pytest.fixture(params=SOURCES)
+@pytest.fixture(params=[name for name in CASES if name != "opt-narrow"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    return SOURCES[request.param](tmp_path / "source")
+    if request.param == "nllb-moe":
+        return tiny_nllb_moe(tmp_path / "source", shards=2, pickled=True, vocab=90)
+    return tiny_family(tmp_path / "source", request.param)
 
 
 def kept_ids(source: Path, output: Path) -> list[int]:

@@ -13,8 +13,7 @@ from prunecli.model.declared import Sizes
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.layout import resolve
 from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange, Structure
-from tests.families import MODEL_TYPES, stock_model, tiny_config_of
-from tests.tiny import tiny_config
+from tests.families import stock_model, tiny_config_of
 
 UNIT = InputChange("define", 4, 12, 2, 2)
 CHANGES = (
@@ -27,12 +26,6 @@ CHANGES = (
 )
 
 
-def config_of(model_type: str, **changes: Any) -> dict[str, Any]:
-    if model_type == "nllb-moe":
-        return tiny_config(experts=3, d_model=32, ffn=24, layers=2, sparse_step=2, vocab=40) | changes
-    return tiny_config_of(model_type, **changes)
-
-
 CLASSES = [
     (name, model_class)
     for name, family in FAMILIES.items()
@@ -41,14 +34,14 @@ CLASSES = [
 
 
 def test_every_family_declares_them() -> None:
-    assert {name for name, _ in CLASSES} == {"nllb-moe", *MODEL_TYPES}
+    assert {name for name, _ in CLASSES} == set(FAMILIES)
 
 
 @pytest.mark.parametrize(("model_type", "model_class"), CLASSES)
 class TestStockClasses:
     def test_have_these_modules(self, model_type: str, model_class: str) -> None:
         family = FAMILIES[model_type]
-        config = config_of(model_type, architectures=[model_class])
+        config = tiny_config_of(model_type, architectures=[model_class])
         tables = resolve(family, config, Structure()).tables
         assert tables is not None
         model = stock_model(config)
@@ -64,7 +57,9 @@ class TestStockClasses:
         """What `tie_word_embeddings` false parts, where it is said to part the output's table alone."""
         embedding = FAMILIES[model_type].embedding
         assert embedding is not None
-        model = stock_model(config_of(model_type, architectures=[model_class], tie_word_embeddings=False))
+        model = stock_model(
+            tiny_config_of(model_type, architectures=[model_class], tie_word_embeddings=False)
+        )
         input_table = model.get_parameter(f"{embedding.input}.weight")
         if embedding.apart:
             assert model.get_submodule(embedding.output).weight is not input_table
@@ -87,7 +82,7 @@ def test_a_cached_input_is_stock() -> None:
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
-    config, structure = config_of("bart"), Structure(embedding=change)
+    config, structure = tiny_config_of("bart"), Structure(embedding=change)
     for _ in range(2):
         found = resolve(FAMILIES["bart"], config, structure).ties
     assert Sizes(FAMILIES["bart"], config).ties() == {
@@ -104,12 +99,12 @@ def test_ties_leave_the_declared_ones_alone(change: EmbeddingChange) -> None:
 
 def test_a_family_without_them_has_no_unit() -> None:
     family = replace(FAMILIES["bart"], embedding=None)
-    assert resolve(family, config_of("bart"), Structure()).tables is None
+    assert resolve(family, tiny_config_of("bart"), Structure()).tables is None
     assert describe_embeddings(None) == ""
     with pytest.raises(
         CheckpointError, match="names factorised embeddings; those of type bart are not declared"
     ):
-        resolve(family, config_of("bart"), Structure(embedding=EmbeddingChange(UNIT))).tables
+        resolve(family, tiny_config_of("bart"), Structure(embedding=EmbeddingChange(UNIT))).tables
 
 
 @pytest.mark.parametrize(
@@ -122,7 +117,7 @@ def test_a_family_without_them_has_no_unit() -> None:
 )
 def test_dimensions_that_cannot_be(change: InputChange, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
-        resolve(FAMILIES["bart"], config_of("bart"), Structure(embedding=EmbeddingChange(change))).tables
+        resolve(FAMILIES["bart"], tiny_config_of("bart"), Structure(embedding=EmbeddingChange(change))).tables
 
 
 @pytest.mark.parametrize(

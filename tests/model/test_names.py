@@ -15,6 +15,7 @@ from prunecli.pipeline import apply
 from prunecli.tensors.reader import TensorInfo
 from tests.contracts.method_contract import logits
 from tests.families import MODEL_TYPES, stored_shapes, tiny_config_of
+from tests.families.records import CASES
 from tests.tiny import tiny_nllb_moe, write_json
 
 
@@ -24,16 +25,10 @@ def tensors(**shapes: tuple[int, ...]) -> dict[str, TensorInfo]:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_nearest_family_is_one_of_the_same_layout(model_type: str) -> None:
+def test_the_nearest_family_has_layers_of_the_same_names(model_type: str) -> None:
     names = stored_shapes(json.dumps(tiny_config_of(model_type), sort_keys=True))
-    alike = (
-        {"llama", "mistral", "qwen2"},
-        {"m2m_100", "marian", "pegasus", "bart", "mbart"},
-        {"bert", "roberta", "xlm-roberta"},
-        {"t5", "mt5"},
-    )
-    wanted = next((group for group in alike if model_type in group), {model_type})
-    assert nearest_family(f"inner.{name}" for name in names) in wanted
+    nearest, own = CASES[nearest_family(f"inner.{name}" for name in names)], CASES[model_type]
+    assert (nearest.norms, nearest.ffns.tensors) == (own.norms, own.ffns.tensors)
 
 
 def test_unlike_names_resemble_nothing() -> None:

@@ -22,7 +22,8 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared
 from tests.contracts.method_contract import load, logits_of
 from tests.contracts.test_heads_method import generated
-from tests.ffn_layouts import LAYOUTS, Layout, blocks_of, tiny, weights, write_changed, write_copy
+from tests.families.family import FfnLayout
+from tests.ffn_layouts import LAYOUTS, blocks_of, tiny, weights, write_changed, write_copy
 
 TIGHT = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -48,7 +49,7 @@ def assert_alike(one: Any, other: Any) -> None:
 
 
 @contextmanager
-def without_ffn(model: Any, layout: Layout, names: list[str]) -> Iterator[None]:
+def without_ffn(model: Any, layout: FfnLayout, names: list[str]) -> Iterator[None]:
     """Within the block the stock model passes these FFNs by: h + FFN(LN(h)) and LN(h + FFN(h)) become h."""
     with ExitStack() as hooks:
         for name in names:

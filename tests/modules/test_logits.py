@@ -18,14 +18,11 @@ from prunecli.running.losses import token_losses
 from prunecli.text.tasks import TaskName
 from prunecli.training.loss import Objective
 from prunecli.training.options import LossOptions
-from tests.families import DECODERS, ENCODERS, TRANSLATORS, VOCAB, tiny_family
+from tests.families import MODEL_TYPES, tiny_family
+from tests.families.records import CASES
 from tests.reference.losses import nll
+from tests.tiny import VOCAB
 
-TASK: dict[str, TaskName] = {
-    **dict.fromkeys(DECODERS, "lm"),
-    **dict.fromkeys(ENCODERS, "mlm"),
-    **dict.fromkeys(TRANSLATORS, "translation"),
-}
 UNDECLARED: dict[str, dict[str, Any]] = {
     "gemma2": {"final_logit_softcapping": 2.0, "head_dim": 8},
     "cohere": {"logit_scale": 0.25},
@@ -80,10 +77,10 @@ def heads_given(model: Any) -> list[int]:
     return given
 
 
-@pytest.mark.parametrize("model_type", TASK)
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_every_declared_family(model_type: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(tiny_family(tmp_path, model_type), device="cpu")
-    batch = batch_of(TASK[model_type], vocabulary=model.config.vocab_size)
+    batch = batch_of(CASES[model_type].task, vocabulary=model.config.vocab_size)
     wanted = expected(model, batch)
     positions(monkeypatch, 4, model.config.vocab_size)
     given = heads_given(model)
@@ -188,7 +185,7 @@ def test_gradients_are_those_of_the_whole(
     """With a teacher, and the distance of hidden states."""
     model = load_model(tiny_family(tmp_path / "a", model_type), device="cpu")
     teacher = load_model(tiny_family(tmp_path / "b", model_type, seed=1), device="cpu").requires_grad_(False)
-    batch = batch_of(TASK[model_type], vocabulary=model.config.vocab_size)
+    batch = batch_of(CASES[model_type].task, vocabulary=model.config.vocab_size)
     given = {**batch.inputs, "labels": batch.labels}
     objective = Objective(LossOptions(0.1, 0.3, 2.0, 0.5), teacher)
 

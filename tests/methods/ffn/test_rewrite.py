@@ -19,7 +19,8 @@ from prunecli.model.structure import FfnChange
 from prunecli.tensors.stream import Copy, check_expressions
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
-from tests.families import DECODERS, ENCODERS, tiny_family
+from tests.families import tiny_family
+from tests.families.records import CASES
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
 from tests.reference import ffn as reference
 from tests.reference.casting import rounded
@@ -42,7 +43,7 @@ def ffns_of(held: dict[str, np.ndarray], case: str) -> dict[str, reference.Ffn]:
 
 
 def first_side(case: str) -> str:
-    return "decoder" if case in DECODERS else "encoder"
+    return "decoder" if CASES[case].task == "lm" else "encoder"
 
 
 def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, reference.Ffn]:
@@ -224,9 +225,9 @@ def test_every_layer_keeps_its_own_norm_and_loses_it_with_its_ffn(case: str, tmp
     for norm in norms:
         assert np.array_equal(weights(out)[f"{norm}weight"], held[f"{norm}weight"])
     gone = (
-        FfnOptions(config="No")
-        if case in (*ENCODERS, *DECODERS)
-        else FfnOptions(config="NoEncNoDec", dense_only=True)
+        FfnOptions(config="NoEncNoDec", dense_only=True)
+        if CASES[case].task == "translation"
+        else FfnOptions(config="No")
     )
     none = weights(written(source, lambda opened: made_of(opened, gone), tmp_path / "none"))
     assert not any(name.startswith(norms) for name in none)

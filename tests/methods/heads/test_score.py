@@ -26,7 +26,8 @@ from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TaskName
 from prunecli.text.tokens import encode, load_tokenizer
-from tests.families import DECODERS, ENCODERS, LAYOUTS, MODEL_TYPES, tiny_family
+from tests.families import tiny_family
+from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.reference import head_importance as reference
 from tests.tiny import tiny_nllb_moe
 
@@ -39,21 +40,6 @@ TEXT = ParallelText(
     },
 )
 PAIR = ("eng_Latn", "fra_Latn")
-TASKS: dict[str, TaskName] = {**dict.fromkeys(ENCODERS, "mlm"), **dict.fromkeys(DECODERS, "lm")}
-FAMILIES = ("nllb-moe", *MODEL_TYPES)
-PARTLY_FLOAT32 = (
-    "nllb-moe",
-    "t5",
-    "mt5",
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma2",
-    "gemma3_text",
-    "phi3",
-)
-"""Their routers and norms compute in float32 whatever the model's type, so that differences must be larger."""
 
 
 class Subject:
@@ -68,7 +54,7 @@ class Subject:
         self.layers: tuple[AttentionLayer, ...] = self.checkpoint.layout.attentions
         self.model = load_model(path, device="cpu", dtype=dtype)
         self.tokenizer = load_tokenizer(path)
-        self.task: TaskName = TASKS.get(model_type, "translation")
+        self.task: TaskName = CASES[model_type].task
 
     def batches(self, batch_tokens: int) -> list[Batch]:
         examples: Examples
@@ -118,7 +104,7 @@ def losses_of(subject: Subject, model: Any) -> list[Callable[[], float]]:
 @torch.no_grad()
 def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
     found, model = subject.score(), copy.deepcopy(subject.model).double()
-    losses, exact = losses_of(subject, model), model.config.model_type not in PARTLY_FLOAT32
+    losses, exact = losses_of(subject, model), not CASES[model.config.model_type].float32_parts
     step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
     assert list(found) == [layer.name for layer in subject.layers]
     for name, projection in list(output_projections(model, subject.layers).items())[::2]:
@@ -130,13 +116,13 @@ def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
         assert (found[name] > 0).all()
 
 
-@pytest.mark.parametrize("subject", ["nllb-moe", *LAYOUTS], indirect=True)
+@pytest.mark.parametrize("subject", own_layouts(FAMILIES), indirect=True)
 @torch.no_grad()
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Subject) -> None:
     model, (batch, *_) = copy.deepcopy(subject.model).double(), subject.batches(1)
     found = gradient_importance(subject.model, subject.layers, {"val": [batch]}, per="token")
     loss = losses_of(subject, model)[batch.indices[0]]
-    exact = model.config.model_type not in PARTLY_FLOAT32
+    exact = not CASES[model.config.model_type].float32_parts
     step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
     projections, seen = output_projections(model, subject.layers), set()
     for layer in subject.layers:

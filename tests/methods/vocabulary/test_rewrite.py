@@ -12,8 +12,8 @@ from prunecli.methods.vocabulary.rewrite import resized, trimmed_tensors, vocabu
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.stream import Copy, Rows, Slices, check_expressions
 from prunecli.tensors.writer import write_tensors
-from tests.families import VOCAB, tiny_family
-from tests.tiny import write_json
+from tests.families import tiny_family
+from tests.tiny import VOCAB, write_json
 
 KEPT = (0, 2, 3, 4, 30)
 

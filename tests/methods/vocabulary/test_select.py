@@ -14,7 +14,8 @@ from prunecli.methods.vocabulary.segmentation import Segmentation
 from prunecli.methods.vocabulary.select import TokenChoice, VocabularyOptions, select_tokens
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
 from prunecli.model.checkpoint import Checkpoint, open_model
-from tests.families import VOCAB, tiny_family
+from tests.families import tiny_family
+from tests.tiny import VOCAB
 
 TOKENS = ("<s>", "a", "b", "c", "d", "ab", "cd", "abcd", "bc", "da", "<mask>")
 RANKS = {("a", "b"): 0, ("c", "d"): 1, ("ab", "cd"): 2, ("b", "c"): 3, ("d", "a"): 4}

@@ -17,7 +17,7 @@ from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
 from prunecli.running.layerwise.parts import make_skeleton
-from tests.families import GATED_T5, MODEL_TYPES, TIED_LLAMA, tiny_family
+from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import LAYOUTS, tiny, write_changed
 from tests.running.layerwise.running import CPU, assert_same, by_layer, in_memory
 from tests.tiny import tiny_nllb_moe
@@ -39,17 +39,17 @@ def test_a_mixture_of_experts(memory: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "changes"),
+    ("case", "changes"),
     [
-        ("t5", GATED_T5),
-        ("llama", TIED_LLAMA),
-        ("bert", {"architectures": ["BertForSequenceClassification"], "num_labels": 3}),
+        ("t5-gated", {}),
+        ("llama-tied", {}),
+        ("bert-classifier", {}),
         ("bart", {"architectures": ["BartModel"]}),
         ("gpt2", {"architectures": ["GPT2Model"]}),
     ],
 )
-def test_other_forms_of_a_family(model_type: str, changes: dict[str, Any], tmp_path: Path) -> None:
-    path = tiny_family(tmp_path / "model", model_type, **changes)
+def test_other_forms_of_a_family(case: str, changes: dict[str, Any], tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", case, **changes)
     found, _ = by_layer(path)
     assert_same(found, in_memory(path))
 
