@@ -9,8 +9,16 @@ from typing import NamedTuple, cast, get_args
 
 import numpy as np
 
-from prunecli.analysis.clustering import Dendrogram, LinkageMethod, cluster, feature_vector
-from prunecli.analysis.similarity import Pair, Spread, jaccard_matrix, spread_by_relation
+from prunecli.analysis.language_experts import (
+    Dendrogram,
+    LinkageMethod,
+    Pair,
+    Spread,
+    cluster,
+    feature_vector,
+    jaccard_matrix,
+    spread_by_relation,
+)
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import balance_text

@@ -138,8 +138,8 @@ def _show(languages: Languages) -> None:
 def _plot(path: Path, languages: Languages) -> None:
     import numpy as np
 
+    from prunecli.analysis.language_experts import two_triangles
     from prunecli.analysis.plots import languages_figure, save_figure
-    from prunecli.analysis.similarity import two_triangles
 
     clusters, layers, similarity = languages.clustering, languages.experts_per_layer, languages.similarity
     trees = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.commands import console
 
 if TYPE_CHECKING:
-    from prunecli.analysis.clustering import Node
+    from prunecli.analysis.language_experts import Node
     from prunecli.results.languages import ExpertsPerLayer, Relation
 
 
@@ -49,7 +49,7 @@ def _cell(pair: str, other: str, value: float) -> str:
 
 def tree(clusters: Mapping[str, Any]) -> list[str]:
     """The nested clusters of languages.json as lines of text."""
-    from prunecli.analysis.clustering import Cluster, text_tree
+    from prunecli.analysis.language_experts import Cluster, text_tree
 
     def node(value: Mapping[str, Any] | str) -> Node:
         if isinstance(value, str):
