@@ -14,7 +14,7 @@ from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.rewrite import Rewrite
-from prunecli.model.stock import Verdict, stock_verdict
+from prunecli.model.stock import StockSupport, stock_support
 from prunecli.progress import Progress, silent
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
@@ -57,9 +57,9 @@ class Applied:
         return (*self.source.side_files.left_out, *unfit)
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def stock_support(self) -> StockSupport:
         """Whether plain transformers opens it."""
-        return stock_verdict(self.source, self.rewrite.structure)
+        return stock_support(self.source, self.rewrite.structure)
 
 
 def apply(

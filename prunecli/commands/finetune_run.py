@@ -16,7 +16,7 @@ from prunecli.tensors.hub.names import local_path
 from prunecli.training.finetune import Destination, finetune
 
 if TYPE_CHECKING:
-    from prunecli.model.stock import Verdict
+    from prunecli.model.stock import StockSupport
     from prunecli.results.training import Training
     from prunecli.text.choice import TextChoice
     from prunecli.text.tasks import TrainingTask
@@ -79,7 +79,7 @@ def run(
     processes.leave()
 
 
-def _show(training: Training, verdict: Verdict, destination: Destination) -> None:
+def _show(training: Training, support: StockSupport, destination: Destination) -> None:
     rows = [
         [f"{step.step:,}", f"{step.loss:.4f}", "-" if step.chrf is None else f"{step.chrf:.2f}"]
         for step in training.validation[-10:]
@@ -90,5 +90,5 @@ def _show(training: Training, verdict: Verdict, destination: Destination) -> Non
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"
     console.out(f"{training.steps:,} updates, {speed}{chosen}")
-    console.out(verdict.line)
-    console.out(f"Written: {destination.output} ({opened_by(verdict)}), figures in {destination.figures}")
+    console.out(support.line)
+    console.out(f"Written: {destination.output} ({opened_by(support)}), figures in {destination.figures}")

@@ -12,7 +12,7 @@ from prunecli.commands import console
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.rewrite import Rewrite
-    from prunecli.model.stock import Verdict
+    from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
     from prunecli.progress import Progress
 
@@ -85,7 +85,7 @@ class Shown:
             **header(format, [result.source], seed),
             "left_out": [*result.left_out],
             "output": None if result.output is None else str(result.output),
-            "stock": result.verdict.to_json(),
+            "stock": result.stock_support.to_json(),
             "arguments": dict(result.rewrite.structure.history[-1]["arguments"]),
         }
 
@@ -108,16 +108,16 @@ class Shown:
 
     def show_place(self, dry: str = "nothing is written") -> None:
         """Whether it is a stock model, where it is, and what opens it."""
-        verdict = self.result.verdict
-        console.out(verdict.line)
-        written = f"Written: {self.result.output} ({opened_by(verdict)})"
+        support = self.result.stock_support
+        console.out(support.line)
+        written = f"Written: {self.result.output} ({opened_by(support)})"
         console.out(f"Dry run: {dry}." if self.result.output is None else written)
 
 
-def opened_by(verdict: Verdict) -> str:
+def opened_by(support: StockSupport) -> str:
     """What opens a result, for the line that says where it is."""
     opens = "opens with prunecli, or from_pretrained(…, trust_remote_code=True)"
-    return "stock layout" if verdict.is_stock else opens
+    return "stock layout" if support.is_stock else opens
 
 
 def not_carried(source: Checkpoint) -> list[str]:

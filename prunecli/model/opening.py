@@ -17,7 +17,7 @@ from prunecli.architectures.records import ModelClass
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names
 from prunecli.model.layout import ModelLayout
-from prunecli.model.stock import Verdict, stock_verdict
+from prunecli.model.stock import stock_support
 from prunecli.model.structure import KEY, Structure
 
 WEIGHTS_KEY = "transformers_weights"
@@ -81,44 +81,42 @@ class PREFIXNAME(PrunecliModel):
 def result_config(
     source: Checkpoint,
     structure: Structure,
-    verdict: Verdict | None = None,
     *,
-    held: Collection[str] | None = None,
-    named: Sequence[str] | None = None,
+    tensors: Collection[str] | None = None,
+    classes: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """config.json of a result: the source's, patched as JSON.
 
     Args:
         source: what the result is made of.
         structure: of the result.
-        verdict: whether it is a stock model; None: worked out here.
-        held: names of the tensors of the result, as far as they say which classes can read it; None: as the source.
-        named: the classes that it says it is of; None: those of the source.
+        tensors: names of those of the result, as far as they say which classes can read it; None: as the source.
+        classes: that it says it is of; None: those of the source.
 
     Raises:
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
     family = source.require_architecture()
-    verdict = stock_verdict(source, structure) if verdict is None else verdict
+    support = stock_support(source, structure)
     config = {key: value for key, value in source.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
     config["model_type"] = family.model_type
     auto_map = _foreign(source.config.get("auto_map"))
-    classes = tuple(named or class_names(source.config))
+    classes = tuple(classes or class_names(source.config))
     output = structure.embedding.output
     if output is not None and output.map_dim is None and family.embedding and family.embedding.apart:
         config[TIE_KEY] = False
-    if verdict.is_stock:
-        config.update(verdict.config)
+    if support.is_stock:
+        config.update(support.config)
     else:
-        names = source.tensors if held is None else held
+        names = source.tensors if tensors is None else tensors
         opened_by = auto_classes(family, readable(source.layout.changed(structure), names), classes)
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in opened_by.items()}
         config[WEIGHTS_KEY] = (
-            f"{verdict.line} Open it with trust_remote_code=True, or with prunecli.load_model."
+            f"{support.line} Open it with trust_remote_code=True, or with prunecli.load_model."
         )
     if classes:
-        config["architectures"] = [name if verdict.is_stock else f"{CLASS_PREFIX}{name}" for name in classes]
+        config["architectures"] = [name if support.is_stock else f"{CLASS_PREFIX}{name}" for name in classes]
     return {**config, **({"auto_map": auto_map} if auto_map else {}), KEY: structure.to_json()}
 
 

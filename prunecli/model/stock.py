@@ -13,7 +13,7 @@ from prunecli.model.structure import Structure
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StockSupport:
     """Whether plain transformers opens a result.
 
     Attributes:
@@ -44,7 +44,7 @@ class Verdict:
         return {"is_stock": self.is_stock, "reason": self.reason, "nearest": self.nearest}
 
 
-def stock_verdict(source: Checkpoint, structure: Structure) -> Verdict:
+def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
     """Whether a stock config can express a model of this structure that is made of `source`.
 
     The same number of experts, of heads where config.json also holds their width, and of hidden units in every layer
@@ -56,14 +56,14 @@ def stock_verdict(source: Checkpoint, structure: Structure) -> Verdict:
     """
     family = source.require_architecture()
     if family.stock_fault is not None:
-        return Verdict(reason=family.stock_fault)
+        return StockSupport(reason=family.stock_fault)
     result = source.layout.changed(structure)
     parts = [_experts(source, structure), _heads(result), _ffns(result), _embeddings(result)]
     faults = [part for part in parts if part.reason is not None]
     if faults:
         reasons = ", and ".join(str(part.reason) for part in faults)
-        return Verdict(reason=reasons, nearest=faults[0].nearest if len(faults) == 1 else None)
-    return Verdict({key: value for part in parts for key, value in part.config.items()})
+        return StockSupport(reason=reasons, nearest=faults[0].nearest if len(faults) == 1 else None)
+    return StockSupport({key: value for part in parts for key, value in part.config.items()})
 
 
 def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
@@ -82,21 +82,21 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
 
 
-def _experts(source: Checkpoint, structure: Structure) -> Verdict:
+def _experts(source: Checkpoint, structure: Structure) -> StockSupport:
     family = source.layout.family
     if not family.expert_count:
-        return Verdict()
+        return StockSupport()
     counts = {
         len(structure.experts[layer.name]) if layer.name in structure.experts else layer.num_experts
         for layer in source.mixtures
     }
     if len(counts) > 1:
         reason = f"experts differ between layers ({min(counts)} to {max(counts)})"
-        return Verdict(reason=reason, nearest="`prune-experts --balance 1:1`")
-    return Verdict(dict.fromkeys(family.expert_count, counts.pop()) if counts else {})
+        return StockSupport(reason=reason, nearest="`prune-experts --balance 1:1`")
+    return StockSupport(dict.fromkeys(family.expert_count, counts.pop()) if counts else {})
 
 
-def _heads(result: ModelLayout) -> Verdict:
+def _heads(result: ModelLayout) -> StockSupport:
     family, sizes = result.family, result.sizes
     kept = {layer.num_heads for layer in result.attentions}
     # A table of positions that all layers share has its columns in the order of the original heads.
@@ -104,18 +104,20 @@ def _heads(result: ModelLayout) -> Verdict:
         layer.is_whole if layer.spec.position_bias else layer.num_heads == layer.stated_heads
         for layer in result.attentions
     ):
-        return Verdict()
+        return StockSupport()
     if family.head_width is None:
-        return Verdict(reason=f"heads are gone, and a config of type {family.model_type} cannot say how many")
+        return StockSupport(
+            reason=f"heads are gone, and a config of type {family.model_type} cannot say how many"
+        )
     counted = sizes.count(family.stacks[0].attentions[0].heads)
     if len(kept) > 1 or kept == {0}:
         reason = f"heads differ between layers ({_range(kept)})" if len(kept) > 1 else "no heads are left"
-        return Verdict(reason=reason, nearest="`prune-heads --uniform`")
+        return StockSupport(reason=reason, nearest="`prune-heads --uniform`")
     heads_each = kept.pop()
     if fault := _undivided(sizes, heads_each, counted):
-        return Verdict(reason=fault, nearest="`prune-heads --uniform`")
+        return StockSupport(reason=fault, nearest="`prune-heads --uniform`")
     heads = {key: sizes.count(key) * heads_each // counted for key in family.head_counts}
-    return Verdict({**heads, family.head_width: sizes.count(family.head_width)})
+    return StockSupport({**heads, family.head_width: sizes.count(family.head_width)})
 
 
 def _range(numbers: Collection[int]) -> str:
@@ -134,33 +136,39 @@ def _undivided(sizes: Sizes, kept: int, counted: int) -> str | None:
     return f"transformers refuses {heads} heads of a layer where {family.heads_divide} is {size}, no multiple of it"
 
 
-def _ffns(result: ModelLayout) -> Verdict:
+def _ffns(result: ModelLayout) -> StockSupport:
     widths: dict[str, set[int]] = {}
     for layer in result.ffns:
         if layer.removed or layer.is_shared:
-            return Verdict(
+            return StockSupport(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say"
             )
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
     for stack_widths in widths.values():
         if len(stack_widths) > 1:
-            return Verdict(reason=f"the widths of FFNs differ ({_range(stack_widths)})")
-    return Verdict({key: stack_widths.pop() for key, stack_widths in widths.items() if result.structure.ffn})
+            return StockSupport(reason=f"the widths of FFNs differ ({_range(stack_widths)})")
+    return StockSupport(
+        {key: stack_widths.pop() for key, stack_widths in widths.items() if result.structure.ffn}
+    )
 
 
-def _embeddings(result: ModelLayout) -> Verdict:
+def _embeddings(result: ModelLayout) -> StockSupport:
     family, change = result.family, result.structure.embedding
     if change.is_stock:
-        return Verdict()
+        return StockSupport()
     if change.output is None:
-        return Verdict(reason="the input embeddings are factorised", nearest="`factorize-embeddings --cache`")
+        return StockSupport(
+            reason="the input embeddings are factorised", nearest="`factorize-embeddings --cache`"
+        )
     if change.output.map_dim is not None:
-        return Verdict(reason="the output embeddings are factorised")
+        return StockSupport(reason="the output embeddings are factorised")
     assert family.embedding is not None
     if not family.embedding.apart:
-        return Verdict(
+        return StockSupport(
             reason=f"the output layer has a table of its own, which a config of type {family.model_type} cannot say"
         )
     if change.unit is not None:
-        return Verdict(reason="the input embeddings are factorised", nearest="`factorize-embeddings --cache`")
-    return Verdict({TIE_KEY: False})
+        return StockSupport(
+            reason="the input embeddings are factorised", nearest="`factorize-embeddings --cache`"
+        )
+    return StockSupport({TIE_KEY: False})

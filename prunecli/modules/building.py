@@ -48,9 +48,9 @@ def build_model(
     complete(model, checkpoint, device)
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
-        held = experts | {target.name for target in targets}
-        named = None if name is None else (name,)
-        config = result_config(checkpoint, checkpoint.structure, held=held, named=named)
+        tensors = experts | {target.name for target in targets}
+        classes = None if name is None else (name,)
+        config = result_config(checkpoint, checkpoint.structure, tensors=tensors, classes=classes)
     return saving_as_stored(model, checkpoint, config).eval()
 
 

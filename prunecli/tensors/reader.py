@@ -94,7 +94,10 @@ class TensorReader:
         self._files = files
         self._stored = self._named()
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: replace(stored.info, name=name) for name, (_, stored) in self._stored.items()}
+            {
+                name: stored.info if stored.info.name == name else replace(stored.info, name=name)
+                for name, (_, stored) in self._stored.items()
+            }
         )
 
     def _named(self) -> dict[str, tuple[int, Stored]]:

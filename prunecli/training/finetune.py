@@ -9,7 +9,7 @@ from pathlib import Path
 from prunecli.errors import UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.model.rewrite import rewritten
-from prunecli.model.stock import Verdict
+from prunecli.model.stock import StockSupport
 from prunecli.pipeline import apply
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.header import header
@@ -71,7 +71,7 @@ def finetune(
     progress: Progress = silent,
     say: Say = unsaid,
     warn: Say = unsaid,
-) -> tuple[Training, Verdict] | None:
+) -> tuple[Training, StockSupport] | None:
     """Train, write the best model as a checkpoint, and the training's figures beside it.
 
     Args:
@@ -132,7 +132,7 @@ def _written(
     state: Path,
     destination: Destination,
     warn: Say,
-) -> tuple[Training, Verdict]:
+) -> tuple[Training, StockSupport]:
     with start.open(state) as source, open_model(trained.staged) as weights:
         step = finetune_step(source, start.config, data, options, trained.log)
         left_out = source.side_files.left_out
@@ -140,16 +140,16 @@ def _written(
             warn(f"Left out, as no part of the model: {in_one_line(left_out)}")
         outputs = outputs_of(source, weights, destination.dtype)
         rewrite = rewritten(weights, source.structure, outputs, step)
-        verdict = apply(weights, rewrite, destination.output, force=destination.force).verdict
+        support = apply(weights, rewrite, destination.output, force=destination.force).stock_support
         training = Training(
             **header(Training.FORMAT, [] if start.config is not None else [source], options.seed),
             left_out=[*left_out],
             output=str(destination.output),
-            stock=verdict.to_json(),
+            stock=support.to_json(),
             arguments=step["arguments"],
             **trained.log,
         )
     write_json(destination.figures, training.to_json(), force=True)
     if not destination.keep_state:
         shutil.rmtree(state, ignore_errors=True)
-    return training, verdict
+    return training, support

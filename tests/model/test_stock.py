@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import open_model
-from prunecli.model.stock import stock_verdict, uniform_heads
+from prunecli.model.stock import stock_support, uniform_heads
 from prunecli.model.structure import EmbeddingChange, FfnChange, InputChange, OutputChange, Structure
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -112,23 +112,23 @@ def embedding(**sides: Any) -> Structure:
 )
 def test_lines(tmp_path: Path, family: str, structure: Structure, line: str) -> None:
     with open_model(tiny_family(tmp_path / "in", family)) as source:
-        verdict = stock_verdict(source, structure)
-    assert verdict.line == line
-    assert verdict.to_json() == {
-        "is_stock": verdict.is_stock,
-        "reason": verdict.reason,
-        "nearest": verdict.nearest,
+        support = stock_support(source, structure)
+    assert support.line == line
+    assert support.to_json() == {
+        "is_stock": support.is_stock,
+        "reason": support.reason,
+        "nearest": support.nearest,
     }
-    assert verdict.is_stock == line.startswith("A stock")
-    if not verdict.is_stock:
-        assert not verdict.config
+    assert support.is_stock == line.startswith("A stock")
+    if not support.is_stock:
+        assert not support.config
 
 
 def test_what_the_stock_config_holds(tmp_path: Path) -> None:
     width = {f"model.layers.{number}.mlp": FfnChange(width=20) for number in range(3)}
     structure = heads(LLAMA, (0, 1), (0, 3), (1, 2)).changing_ffn(width)
     with open_model(tiny_family(tmp_path / "in", "llama")) as source:
-        assert stock_verdict(source, structure).config == {
+        assert stock_support(source, structure).config == {
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
             "head_dim": 4,
@@ -138,7 +138,7 @@ def test_what_the_stock_config_holds(tmp_path: Path) -> None:
 
 def test_nllb_moe_never_is(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "in")) as source:
-        assert stock_verdict(source, Structure()).line == (
+        assert stock_support(source, Structure()).line == (
             "Not a stock model: the stock routing of NLLB-MoE is wrong in transformers 5."
         )
         assert uniform_heads(source) == ()
@@ -154,11 +154,11 @@ def test_experts_of_a_family_whose_stock_routing_is_right(
     names = ["model.encoder.layers.1.ffn", "model.decoder.layers.1.ffn"]
     structure = Structure().keeping_experts(dict(zip(names, kept, strict=True)), dict.fromkeys(names, 4))
     with open_model(tiny_nllb_moe(tmp_path / "in", experts=4, layers=2)) as source:
-        verdict = stock_verdict(source, structure)
-    assert verdict.config == config
-    assert verdict.nearest == (None if config else "`prune-experts --balance 1:1`")
+        support = stock_support(source, structure)
+    assert support.config == config
+    assert support.nearest == (None if config else "`prune-experts --balance 1:1`")
     if not config:
-        assert verdict.reason == "experts differ between layers (2 to 3)"
+        assert support.reason == "experts differ between layers (2 to 3)"
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "bart", "gpt2", "t5", "bert"])
