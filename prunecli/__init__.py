@@ -22,6 +22,9 @@ PACKAGE = "the Python package prunecli"
 if TYPE_CHECKING:
     from prunecli import demo, results
     from prunecli.errors import PruneError
+    from prunecli.evaluation.evaluate import evaluate
+    from prunecli.evaluation.latency import LatencyOptions, bench_latency
+    from prunecli.evaluation.options import EvaluationOptions
     from prunecli.methods.embeddings.factorize import fit_embeddings
     from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "errors": ("PruneError",),
+    "evaluation.evaluate": ("evaluate",),
+    "evaluation.latency": ("LatencyOptions", "bench_latency"),
+    "evaluation.options": ("EvaluationOptions",),
     "methods.embeddings.factorize": ("fit_embeddings",),
     "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),

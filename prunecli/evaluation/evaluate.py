@@ -13,6 +13,7 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations, partial_path
 from prunecli.evaluation.scoring import spm_file, spm_missing
 from prunecli.evaluation.translation import evaluate_translation
+from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    checkpoints: Mapping[str, Path],
+    checkpoints: Mapping[str, Checkpoint | Path | str],
     choice: TextChoice,
     options: EvaluationOptions | None = None,
-    output: Path | None = None,
+    output: str | Path | None = None,
     *,
     task: TaskName | None = None,
     force: bool = False,
@@ -43,7 +44,7 @@ def evaluate(
     sentences of a translation; an interrupted one goes on from what lies beside `output`.
 
     Args:
-        checkpoints: label -> directory, the baseline first; see `labels_for`.
+        checkpoints: label -> an open checkpoint, a directory or a model of the hub, the baseline first; see `labels_for`.
         output: file that the result is written to; None: none, and nothing to go on from.
         task: None: what the models are for.
         force: replace `output`.
@@ -58,16 +59,18 @@ def evaluate(
         PruneError: a checkpoint, text, option or output that cannot be used.
     """
     options = options or EvaluationOptions()
-    task = task or task_of_all(list(checkpoints.values()))
+    output = None if output is None else Path(output)
+    directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
+    task = task or task_of_all(list(directories.values()))
     choice.check(task, options.given)
     if task == "translation":
-        return _translation(checkpoints, choice, options, output, force, progress, say, warn)
+        return _translation(directories, choice, options, output, force, progress, say, warn)
     from prunecli.evaluation.tasks import evaluate_task
 
     if processes.world_size() > 1:
         raise UsageError(f"--task {task}: one process does it", "Start it without torchrun.")
     return evaluate_task(
-        checkpoints,
+        directories,
         choice.read(task),
         options,
         output,

@@ -27,7 +27,7 @@ from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 
 if TYPE_CHECKING:
     from prunecli.evaluation.memory import Cost
-    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.checkpoint import Checkpoint, directory_of
     from prunecli.results.latency import Latency, Timing
 
 
@@ -74,7 +74,7 @@ Setting = tuple[int, int]
 
 
 def bench_latency(
-    checkpoints: Mapping[str, Path],
+    checkpoints: Mapping[str, Checkpoint | Path | str],
     choice: TextChoice,
     options: LatencyOptions | None = None,
     progress: Progress = silent,
@@ -83,7 +83,7 @@ def bench_latency(
     """Measure the speed of each checkpoint on sentences of the first pair of `choice` that all were pruned for.
 
     Args:
-        checkpoints: label -> directory, the baseline first; see `labels_for`.
+        checkpoints: label -> an open checkpoint, a directory or a model of the hub, the baseline first; see `labels_for`.
         choice: of parallel text.
         say: hears what is chosen by itself, and why.
 
@@ -94,12 +94,13 @@ def bench_latency(
         PruneError: a checkpoint, text or language that cannot be used.
     """
     options = options or LatencyOptions()
+    directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     text, pairs = choice.parallel(say)
-    pair = (pruned_pairs(list(checkpoints.values()), pairs) or pairs)[0]
+    pair = (pruned_pairs(list(directories.values()), pairs) or pairs)[0]
     # A batch is full at every size, so that its speed is that of the size.
     largest = max(options.batch_sizes)
     lines = text.first(-(-options.sentences // largest) * largest).sentences[pair[0]]
-    return time_decoding(checkpoints, lines, pair, options, progress, say)
+    return time_decoding(directories, lines, pair, options, progress, say)
 
 
 def time_decoding(

@@ -18,6 +18,7 @@ from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
 from prunecli.model.names import nearest_family, same_values, stored_names, text_type
 from prunecli.model.structure import KEY, Structure
+from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.tensors.hub.fetch import local_directory
@@ -204,3 +205,15 @@ def open_model(path: Path | str) -> Checkpoint:
     directory = local_directory(path)
     config = read_config(directory)
     return Checkpoint(directory, config, find_weights(directory))
+
+
+def directory_of(model: Checkpoint | Path | str, say: Say = unsaid) -> Path:
+    """The directory of an open checkpoint, or of one that is named as in `open_model`.
+
+    Args:
+        say: hears what is fetched from the hub.
+
+    Raises:
+        HubError: a model of the hub that cannot be had.
+    """
+    return model.path if isinstance(model, Checkpoint) else local_directory(model, say=say)
