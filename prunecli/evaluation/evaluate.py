@@ -44,7 +44,7 @@ def evaluate(
     sentences of a translation; an interrupted one goes on from what lies beside `output`.
 
     Args:
-        checkpoints: label -> an open checkpoint, a directory or a model of the hub, the baseline first; see `labels_for`.
+        checkpoints: label -> an open model, a directory or a name of the hub, the baseline first.
         output: file that the result is written to; None: none, and nothing to go on from.
         task: None: what the models are for.
         force: replace `output`.

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
+from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.lengths import max_positions
@@ -27,7 +28,6 @@ from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
 
 if TYPE_CHECKING:
     from prunecli.evaluation.memory import Cost
-    from prunecli.model.checkpoint import Checkpoint, directory_of
     from prunecli.results.latency import Latency, Timing
 
 
@@ -83,7 +83,7 @@ def bench_latency(
     """Measure the speed of each checkpoint on sentences of the first pair of `choice` that all were pruned for.
 
     Args:
-        checkpoints: label -> an open checkpoint, a directory or a model of the hub, the baseline first; see `labels_for`.
+        checkpoints: label -> an open model, a directory or a name of the hub, the baseline first.
         choice: of parallel text.
         say: hears what is chosen by itself, and why.
 
