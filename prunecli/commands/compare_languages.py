@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +21,8 @@ from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import StatisticsError
 
 if TYPE_CHECKING:
-    from prunecli.results.languages import Languages
+    from prunecli.analysis.language_experts import Node
+    from prunecli.results.languages import ExpertsPerLayer, Languages, Relation
 
 TABLE_PAIRS = 12
 """With more pairs than this, their similarities are summed up in the terminal, not listed."""
@@ -113,15 +115,13 @@ def compare_languages(
 
 
 def _show(languages: Languages) -> None:
-    from prunecli.commands import languages_table as tables
-
     removed = f"{languages.ratio:.0%} of the experts removed by {languages.metric}"
     similarity = languages.similarity
     if similarity is not None:
         title = f"Jaccard similarity of the selected experts ({removed}, {languages.strategy})"
-        console.show(tables.relations(title, similarity.relations))
+        console.show(_relations(title, similarity.relations))
         if len(languages.pairs) <= TABLE_PAIRS:
-            console.show(tables.triangles(languages.pairs, similarity.encoder, similarity.decoder))
+            console.show(_triangles(languages.pairs, similarity.encoder, similarity.decoder))
         else:
             console.out(f"{len(languages.pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
     elif languages.pairs:
@@ -130,9 +130,72 @@ def _show(languages: Languages) -> None:
     for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
         if tree is not None:
             console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
-            console.out("\n".join(tables.tree(tree.clusters)) + "\n")
+            console.out("\n".join(_tree(tree.clusters)) + "\n")
     if languages.experts_per_layer is not None:
-        console.show(tables.experts(removed, languages.experts_per_layer))
+        console.show(_experts(removed, languages.experts_per_layer))
+
+
+def _relations(title: str, by_side: Mapping[str, Mapping[str, Relation | None]]) -> console.Shown:
+    """One row for each side and each thing that two pairs can have in common."""
+    rows = [
+        [side, relation, str(spread.comparisons), f"{spread.mean:.0%}", _range(spread)]
+        for side, by_relation in by_side.items()
+        for relation, spread in by_relation.items()
+        if spread is not None
+    ]
+    return console.table(title, ["experts of the", "pairs with", "compared", "mean", "range"], rows, 2)
+
+
+def _range(spread: Relation) -> str:
+    return f"{spread.lowest:.0%} to {spread.highest:.0%}"
+
+
+def _triangles(
+    pairs: Sequence[str], encoder: Sequence[Sequence[float]], decoder: Sequence[Sequence[float]]
+) -> console.Shown:
+    """Table 4: the encoder below the diagonal, the decoder above, where a source or target is shared."""
+    columns = ["pair", *(str(number) for number in range(1, len(pairs) + 1))]
+    rows = []
+    for row, pair in enumerate(pairs):
+        cells = [
+            _cell(pair, other, (encoder if column < row else decoder)[row][column])
+            for column, other in enumerate(pairs)
+        ]
+        rows.append([f"{row + 1} {pair}", *cells])
+    return console.table("The same in %, encoder below the diagonal and decoder above", columns, rows)
+
+
+def _cell(pair: str, other: str, value: float) -> str:
+    shared = any(first == second for first, second in zip(pair.split("-"), other.split("-"), strict=True))
+    return f"{100 * value:.0f}" if shared and pair != other else "-" if pair == other else ""
+
+
+def _tree(clusters: Mapping[str, Any]) -> list[str]:
+    """The nested clusters of languages.json as lines of text."""
+    from prunecli.analysis.language_experts import Cluster, text_tree
+
+    def node(value: Mapping[str, Any] | str) -> Node:
+        if isinstance(value, str):
+            return value
+        first, second = value["members"]
+        return Cluster(value["distance"], (node(first), node(second)))
+
+    return text_tree(node(clusters))
+
+
+def _experts(removed: str, layers: ExpertsPerLayer) -> console.Shown:
+    """Experts per layer, and in each side as a whole."""
+    rows = [
+        [layer, f"{mean:.1f}", f"{lowest} to {highest}"]
+        for layer, mean, lowest, highest in zip(
+            layers.layers, layers.mean, layers.lowest, layers.highest, strict=True
+        )
+    ]
+    for side in dict.fromkeys(layers.sides):
+        means = [mean for mean, own in zip(layers.mean, layers.sides, strict=True) if own == side]
+        rows.append([f"{side}, all layers", f"{sum(means):.1f}", ""])
+    title = f"Experts per layer under the global threshold ({removed}), mean over {len(layers.by_pair)} pairs"
+    return console.table(title, ["layer", "experts", "range"], rows)
 
 
 def _plot(path: Path, languages: Languages) -> None:

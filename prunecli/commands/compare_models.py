@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -39,13 +38,8 @@ if TYPE_CHECKING:
     from prunecli.results.similarity import Similarity
     from prunecli.text.choice import TextChoice
 
-
-class MeasureChoice(str, enum.Enum):
-    """Values of --measure."""
-
-    cka = "cka"
-    lns = "lns"
-    both = "both"
+MeasureChoice = Literal["cka", "lns", "both"]
+"""Values of --measure."""
 
 
 def compare_models(
@@ -81,7 +75,7 @@ def compare_models(
     measure: Annotated[
         MeasureChoice,
         typer.Option("--measure", help="cka: linear CKA; lns: local neighbourhood similarity."),
-    ] = MeasureChoice.both,
+    ] = "both",
     neighbours: Annotated[
         float,
         typer.Option(
@@ -122,7 +116,7 @@ def compare_models(
     labels = labels_for([*compared, *map(checkpoint_directory, benchmarks or ())])
     opened = {label: open_model(path) for label, path in labels.items()}
     options = SimilarityOptions(
-        measures=MEASURES if measure is MeasureChoice.both else (measure.value,),
+        measures=MEASURES if measure == "both" else (measure,),
         neighbours=neighbours,
         batch_tokens=batch_tokens,
         context=context,

@@ -188,7 +188,7 @@ def evaluate(
         choice,
         options,
         output,
-        task=None if task is None else task.value,
+        task=task,
         force=force,
         progress=console.progress(quiet),
         say=console.note,

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from prunecli.model.define import UnitKind
     from prunecli.text.choice import Lines
 
-
 SideName = Literal["input", "output", "both"]
 
 

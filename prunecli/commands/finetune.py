@@ -336,7 +336,7 @@ def finetune(
         valid,
         Destination(output, dtype_out, force, keep_state),
         options,
-        task=None if task is None else task.value,
+        task=task,
         of_logits=[name for name, value in asked.items() if value is not None],
         resume=resume == "auto",
         quiet=quiet or processes.rank() != 0,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -34,23 +33,11 @@ def removed_share(text: str) -> float:
     return parse_share(text)
 
 
-class TaskChoice(str, Enum):
-    """Values of --task."""
+TaskChoice = Literal["translation", "lm", "mlm", "classification"]
+"""Values of --task."""
 
-    translation = "translation"
-    lm = "lm"
-    mlm = "mlm"
-    classification = "classification"
-
-
-class TrainingTaskChoice(str, Enum):
-    """Values of --task of `finetune`."""
-
-    translation = "translation"
-    lm = "lm"
-    mlm = "mlm"
-    classification = "classification"
-    features = "feature-extraction"
+TrainingTaskChoice = Literal["translation", "lm", "mlm", "classification", "feature-extraction"]
+"""Values of --task of `finetune`."""
 
 
 CheckpointArgument = Annotated[

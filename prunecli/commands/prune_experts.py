@@ -34,12 +34,9 @@ if TYPE_CHECKING:
     from prunecli.methods.experts.plan import ExpertOptions, ExpertPlan
     from prunecli.model.checkpoint import Checkpoint
 
-
 MetricName = Literal["importance", "importance-vanilla", "top1", "top2", "load-balance", "random"]
 
-
 StrategyName = Literal["per-layer", "global-threshold", "side-threshold"]
-
 
 GranularityName = Literal["language", "pair", "global"]
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from prunecli.model.attention import AttentionKind, AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
 
-
 MetricName = Literal["importance", "random"]
-
 
 NormalizeName = Literal["per-layer", "none"]
 

@@ -169,7 +169,7 @@ def score_heads(
             context=context,
             demo=demo.DATA,
         )
-        chosen_task = task_of(opened) if task is None else task.value
+        chosen_task = task or task_of(opened)
         choice.check(chosen_task)
         reported = choice.read(chosen_task, console.note)
         other = choice.selecting(chosen_task, select_data, select_split)

@@ -35,15 +35,11 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.text.choice import TextChoice
 
-
 TreatmentName = Literal["share", "keep", "drop"]
-
 
 InitName = Literal["mean", "first", "last", "concat"]
 
-
 OrderName = Literal["sequence", "cycle", "cycle-reverse"]
-
 
 KeepName = Literal["norms", "activations"]
 
