@@ -12,7 +12,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
-from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages
+from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages, report_run
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -31,7 +31,6 @@ from prunecli.commands.options import (
 
 if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
-    from prunecli.text.parallel import ParallelText
 
 ROWS_SHOWN = 12
 
@@ -74,7 +73,6 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from dataclasses import replace
 
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_or_demo
@@ -104,53 +102,41 @@ def collect_gates(
             )
             text, chosen = choice.parallel(console.note)
 
-            from prunecli.commands.gate_run import GateRun, dtype_of, means_of, own_device
-            from prunecli.methods.experts.resume import kept_dtype, partial_path
+            from prunecli.methods.experts.collect import collect_gates as collect
+            from prunecli.methods.experts.resume import forget
             from prunecli.methods.experts.score import CollectOptions
-            from prunecli.modules.loading import choose_device
-            from prunecli.modules.precision import dtype_name
 
-            options = CollectOptions(mode.value, beam, batch_tokens)
-            where = own_device(choose_device(device))
-            key = _key(opened.fingerprint, text, chosen, options, dtype)
-        kind = dtype_of(opened, options, where, dtype, kept_dtype(partial_path(output), key), process_group)
-        key["compute"] = str(kind)
-        process_group.require_same({**key, "device": where.type, "memory": budget is None})
-        means = means_of(opened, options, where, kind, budget, spill_dir, process_group)
-        run = GateRun(opened, text, chosen, options, key, output, console.progress(quiet), process_group)
-        statistics = run.in_memory(where, kind) if means is None else run.by_layer(means)
+        collected = collect(
+            opened,
+            text,
+            chosen,
+            CollectOptions(mode.value, beam, batch_tokens),
+            device=device,
+            dtype=dtype,
+            memory=budget,
+            spill_directory=spill_dir,
+            output=output,
+            process_group=process_group,
+            progress=console.progress(quiet),
+            say=console.note,
+        )
+        if collected.report is not None:
+            report_run(collected.report)
         with process_group.in_step():
             if process_group.is_main:
-                statistics = replace(statistics, dtype=dtype_name(kind))
-                payload = {**header(statistics.FORMAT, [opened], None), **statistics.to_json()}
+                payload = {
+                    **header(collected.statistics.FORMAT, [opened], None),
+                    **collected.statistics.to_json(),
+                }
                 write_json(output, payload, force=force)
-        run.forget()
+        forget(output)
     if not process_group.is_main:
         return
     if json:
         console.print_json({name: value for name, value in payload.items() if name != "entries"})
     elif not quiet:
-        _show(statistics)
+        _show(collected.statistics)
         console.note(f"Written to {output}.")
-
-
-def _key(
-    fingerprint: str, text: ParallelText, pairs: Sequence[tuple[str, str]], options: Any, dtype: str
-) -> dict[str, Any]:
-    """Everything that the sums depend on."""
-    import hashlib
-    from dataclasses import asdict
-
-    digest = hashlib.sha256()
-    for language, lines in text.sentences.items():
-        digest.update("\n".join((language, *lines, "")).encode())
-    return {
-        "model": fingerprint,
-        "text": digest.hexdigest(),
-        "pairs": [list(pair) for pair in pairs],
-        "dtype": dtype,
-        **asdict(options),
-    }
 
 
 def _show(statistics: GateStatistics) -> None:

@@ -13,7 +13,7 @@ from prunecli.evaluation.significance import too_few
 if TYPE_CHECKING:
     from prunecli.evaluation.tasks import OtherTask
     from prunecli.results.evaluation import Evaluation
-    from prunecli.running.layerwise.session import RunReport
+    from prunecli.running.layerwise.runner import RunReport
 
 TITLES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
 WIDE = 4
@@ -130,9 +130,9 @@ def _score(value: float, p_value: float | None, evaluation: Evaluation) -> str:
 
 def report(label: str, work: RunReport) -> None:
     """Say what a checkpoint that was run layer by layer took."""
-    from prunecli.commands.memory_options import report_work
+    from prunecli.commands.memory_options import report_run
 
-    report_work(work, label)
+    report_run(work, label)
 
 
 def show_task(evaluation: Evaluation) -> None:

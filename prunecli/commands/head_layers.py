@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from prunecli.commands.memory_options import report_work
+from prunecli.commands.memory_options import report_run
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.heads import HeadScores, Per
-    from prunecli.running.layerwise.session import Resources
+    from prunecli.running.layerwise.runner import Resources
     from prunecli.text.choice import Dataset
 
 
@@ -29,12 +29,12 @@ def score_by_layer(
     """
     from prunecli.methods.heads.layer_major import GradientByLayer
     from prunecli.methods.heads.measure import Subject, score_by_gradient
-    from prunecli.running.layerwise.session import RunReport, Session
+    from prunecli.running.layerwise.runner import Layerwise, RunReport
 
     work = RunReport()
-    session = Session(checkpoint, means, work)
+    session = Layerwise(checkpoint, means, work)
     subject = Subject(checkpoint, session.skeleton.model, tokenizer)
     by_layer = GradientByLayer(session)
     scores = score_by_gradient(subject, reported, batch_tokens, progress, per=per, importance=by_layer)
-    report_work(work, back=True)
+    report_run(work, back=True)
     return scores

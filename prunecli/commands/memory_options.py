@@ -12,7 +12,7 @@ from prunecli.commands import console
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.running.layerwise.session import RunReport
+    from prunecli.running.layerwise.runner import RunReport
 
 MemoryOption = Annotated[
     str | None,
@@ -56,17 +56,17 @@ def ask_huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def report_work(work: RunReport, label: str | None = None, *, back: bool = False) -> None:
+def report_run(run: RunReport, label: str | None = None, *, back: bool = False) -> None:
     """Say what a run layer by layer read.
 
     Args:
         label: of the checkpoint, where there are several.
         back: whether it went back through the layers too.
     """
-    rate = console.bytes_text(work.bytes_read / max(work.seconds, 1e-9))
-    times = "once" if work.readings == 1 else f"in {work.readings} groups"
-    spilled = f"; {console.bytes_text(work.spilled_bytes)} of states in a file" if work.spilled_bytes else ""
+    rate = console.bytes_text(run.bytes_read / max(run.seconds, 1e-9))
+    times = "once" if run.readings == 1 else f"in {run.readings} groups"
+    spilled = f"; {console.bytes_text(run.spilled_bytes)} of states in a file" if run.spilled_bytes else ""
     console.note(
         f"{'' if label is None else f'{label}: '}Went through the layers{' and back' if back else ''} {times}: "
-        f"{console.bytes_text(work.bytes_read)} of weights read, {rate} a second{spilled}."
+        f"{console.bytes_text(run.bytes_read)} of weights read, {rate} a second{spilled}."
     )

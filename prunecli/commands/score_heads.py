@@ -180,7 +180,7 @@ def score_heads(
         from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing
-        from prunecli.running.layerwise.session import Resources
+        from prunecli.running.layerwise.runner import Resources
         from prunecli.text.tokens import load_tokenizer
 
         options = AblationOptions(

@@ -238,7 +238,7 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
         state_bytes,
     )
     from prunecli.running.layerwise.parts import make_skeleton
-    from prunecli.running.layerwise.session import shape_of
+    from prunecli.running.layerwise.runner import shape_of
 
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)

@@ -22,7 +22,7 @@ from prunecli.text.tasks import TaskName, task_of_all
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
-    from prunecli.running.layerwise.session import RunReport
+    from prunecli.running.layerwise.runner import RunReport
 
 
 def evaluate(

@@ -11,9 +11,8 @@ import torch
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
-from prunecli.running.layerwise.entering import Pass
-from prunecli.running.layerwise.running import LayerwiseForward
-from prunecli.running.layerwise.session import BatchCost, Group, Session
+from prunecli.running.layerwise.runner import Layerwise
+from prunecli.running.runner import BatchCost, Group, Pass
 
 Runner = Callable[[Sequence[Batch], Sequence[Pass], Callable[[int, Any], None]], None]
 """Runs the passes of batches, and hands the number of each and what it returns on, in order."""
@@ -26,7 +25,7 @@ def in_memory(_batches: Sequence[Batch], passes: Sequence[Pass], finish: Callabl
             finish(number, forward())
 
 
-def by_layer(session: Session, what: str, progress: Progress = silent) -> Runner:
+def by_layer(session: Layerwise, what: str, progress: Progress = silent) -> Runner:
     """All passes together, of the skeleton of `session`, to the same bits.
 
     Args:
@@ -37,33 +36,27 @@ def by_layer(session: Session, what: str, progress: Progress = silent) -> Runner
         find no room, CheckpointError for weights that cannot be read.
     """
 
-    def hand_on(numbers: Sequence[int], finish: Callable[[int, Any], None], place: int, result: Any) -> None:
-        finish(numbers[place], result)
+    def hand_on(start: int, finish: Callable[[int, Any], None], number: int, result: Any) -> None:
+        finish(start + number, result)
 
     def run(batches: Sequence[Batch], passes: Sequence[Pass], finish: Callable[[int, Any], None]) -> None:
-        groups = session.groups([need_of(session, batch, backward=False) for batch in batches])
+        groups = list(session.groups(batches, partial(need_of, backward=False)))
         total = len(batches) * len(session.skeleton.stages)
         with progress(f"{what}, {how(groups)}", total, "batches x layers") as advance:
             for group in groups:
-                with session.running(group) as machinery:
-                    layers = LayerwiseForward(
-                        session.skeleton, machinery.reader, machinery.states, machinery.make_room
-                    )
-                    layers.run(
-                        [passes[number] for number in group.numbers],
-                        finish=partial(hand_on, group.numbers, finish),
-                        after=lambda _stage, _number: advance(1),
-                    )
+                end = group.start + len(group.batches)
+                with session.running(group, advance) as layers:
+                    layers.forward(passes[group.start : end], finish=partial(hand_on, group.start, finish))
 
     return run
 
 
-def how(groups: Sequence[Group]) -> str:
+def how(groups: Sequence[Group[Any]]) -> str:
     """How batches are run, for the progress."""
     return "layer by layer" if len(groups) < 2 else f"layer by layer, in {len(groups)} groups"
 
 
-def need_of(session: Session, batch: Batch, *, backward: bool) -> BatchCost:
+def need_of(session: Layerwise, batch: Batch, *, backward: bool) -> BatchCost:
     """What a batch takes: its widest layer or its logits, and what is kept of it between layers.
 
     Args:
@@ -92,4 +85,4 @@ def need_of(session: Session, batch: Batch, *, backward: bool) -> BatchCost:
         sent = state_bytes(shape, rows * length, rows * length) - output
         kept = len(stages) * output + sum(stage.ffn is not None for stage in stages) * sent
         states += output + biases + (kept + 2 * sent if backward else sent)
-    return BatchCost(activations, states)
+    return BatchCost(activations, (states,))

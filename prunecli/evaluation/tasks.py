@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prunecli.evaluation.options import LEVEL, EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.layerwise.session import RunReport
+from prunecli.running.layerwise.runner import RunReport
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
@@ -172,12 +172,12 @@ def _by_layer(
     from prunecli.evaluation.layer_major import by_layer
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import choose_dtype
-    from prunecli.running.layerwise.session import Resources, Session
+    from prunecli.running.layerwise.runner import Layerwise, Resources
 
     assert options.memory is not None
     device = choose_device(options.device)
     dtype = choose_dtype(options.dtype, checkpoint, device)
-    session = Session(checkpoint, Resources(device, dtype, options.memory, options.spill_directory), work)
+    session = Layerwise(checkpoint, Resources(device, dtype, options.memory, options.spill_directory), work)
     run = by_layer(session, f"{label}: reading", progress)
     measure = _causal if task == "lm" else _masked
     return measure(session.skeleton.model, tokenizer, text, context, options, run=run)

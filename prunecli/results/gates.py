@@ -56,16 +56,13 @@ class GateSums:
     def __add__(self, other: GateSums) -> GateSums:
         return GateSums(*(getattr(self, name) + getattr(other, name) for name in SUMS))
 
-    def layer(self, index: int) -> GateSums:
-        """Those of one layer: `[1]` and `[1, experts]`."""
-        return GateSums(*(getattr(self, name)[index : index + 1] for name in SUMS))
-
-    def plus_layer(self, index: int, one: GateSums) -> GateSums:
-        """With those of one layer added to it."""
-        made = GateSums(*(getattr(self, name).copy() for name in SUMS))
-        for name in SUMS:
-            getattr(made, name)[index] += getattr(one, name)[0]
-        return made
+    def plus(self, layers: Mapping[int, GateSums]) -> GateSums:
+        """With sums of some layers, `[1]` and `[1, experts]` of each, added under the layer's number."""
+        sums = GateSums(*(getattr(self, name).copy() for name in SUMS))
+        for index, row in layers.items():
+            for name in SUMS:
+                getattr(sums, name)[index] += getattr(row, name)[0]
+        return sums
 
     @classmethod
     def zeros(cls, layers: int, experts: int) -> GateSums:

@@ -17,9 +17,9 @@ from tests.tiny import tiny_nllb_moe
 INTERRUPTED = """
 import signal, sys
 from prunecli.commands.app import main
-from prunecli.methods.experts import score
+from prunecli.running import runner
 
-real, batches = score._run, []
+real, batches = runner.InMemory.running, []
 
 def run(*arguments, **more):
     batches.append(1)
@@ -27,7 +27,7 @@ def run(*arguments, **more):
         signal.raise_signal(signal.SIGINT)
     return real(*arguments, **more)
 
-score._run = run
+runner.InMemory.running = run
 main(sys.argv[1:])
 """
 LINES = ["the hen", "a hat", "no", "the inn is on the tin", "hat and hen"]

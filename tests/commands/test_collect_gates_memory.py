@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from prunecli import processes
-from prunecli.commands import gate_run
+from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.methods.experts import resume
-from prunecli.methods.experts.layer_major import whole_model_bytes
+from prunecli.methods.experts import collect, resume
 from prunecli.methods.experts.score import CollectOptions
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import machine, precision
+from prunecli.model.cost import weight_bytes
+from prunecli.modules import precision
 from prunecli.processes import ProcessGroup
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
@@ -126,11 +126,11 @@ def test_a_shard_that_is_cut_short(folder: Path) -> None:
 
 
 def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(machine, "free_memory", lambda _device: free)
+    monkeypatch.setattr(collect, "free_memory", lambda _device: free)
     monkeypatch.setattr(precision, "new_memory", lambda _device: free)
-    process_group = ProcessGroup(0, processes.world_size())
+    group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
-        return gate_run.means_of(checkpoint, CollectOptions(), CPU, torch.float32, None, None, process_group)
+        return collect.memory_for(checkpoint, CollectOptions(), CPU, torch.float32, group, console.note)
 
 
 def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.Monke
 def test_one_that_does_not_is_run_by_layers(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert chosen(folder, 10_000, monkeypatch).memory == 8_000
+    assert chosen(folder, 10_000, monkeypatch) == 8_000
     assert "it is run layer by layer, in 7.81 KiB" in capsys.readouterr().err
 
 
@@ -148,8 +148,8 @@ def test_several_on_one_machine_share_what_is_free(folder: Path, monkeypatch: py
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(ProcessGroup, "all_gather", lambda _group, value: [value])
-    assert chosen(folder, 10_000, monkeypatch).memory == 4_000
-    free = whole_model_bytes(open_model(folder / "model"), torch.float32) * 3 // 2
+    assert chosen(folder, 10_000, monkeypatch) == 4_000
+    free = weight_bytes(open_model(folder / "model"), "F32") * 3 // 2
     assert chosen(folder, free, monkeypatch) is not None
     assert chosen(folder, 2 * free, monkeypatch) is None
 

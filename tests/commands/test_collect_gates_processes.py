@@ -27,11 +27,13 @@ DRIVER = """
 import os, signal, sys, time
 from pathlib import Path
 
-from prunecli.methods.experts import layer_passes, layer_snapshots, resume, score
+from prunecli.methods.experts import resume
+from prunecli.running import runner
+from prunecli.running.layerwise import forward, snapshot
 
 resume.SAVE_EVERY_S = 0.0
-layer_snapshots.Snapshots.due = lambda self: True
-score.BATCHES_APART = 1
+snapshot.Snapshots.due = lambda self: True
+runner.BATCHES_APART = 1
 what, rank, calls = sys.argv[1], sys.argv[2], int(sys.argv[3])
 
 def act():
@@ -52,8 +54,8 @@ def watched(real):
         return real(*arguments, **more)
     return run
 
-score._run = watched(score._run)
-layer_passes.Passes._add = watched(layer_passes.Passes._add)
+runner.InMemory.running = watched(runner.InMemory.running)
+forward.LayerwiseRun._save = watched(forward.LayerwiseRun._save)
 
 from prunecli.commands.app import main
 main(sys.argv[4:])

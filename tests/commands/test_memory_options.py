@@ -16,8 +16,8 @@ from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, PruneError, UnsupportedModelError, UsageError
 from prunecli.running.layerwise import session
-from prunecli.running.layerwise.running import LayerwiseForward
-from prunecli.running.layerwise.session import Session
+from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.layerwise.states import StateStore
 from tests.families import tiny_family
 from tests.forked import ended, start
@@ -107,7 +107,7 @@ def test_importance_of_a_translator_is_the_same_within_rounding(model_type: str,
 def test_groups_and_a_file(
     command: tuple[str, ...], room: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Session, "_room", lambda _self, _plan: 0)
+    monkeypatch.setattr(Layerwise, "_room", lambda _self, _plan: 0)
     monkeypatch.setattr(session, "disk_room", lambda _directory: room)
     made = run(*command, "--memory", "8GiB")
     assert re.search(r"Went through the layers.* in \d+ groups: .*KiB of states in a file\.", made.stderr)
@@ -187,7 +187,7 @@ def test_an_interrupt_leaves_nothing_behind(folder: Path, monkeypatch: pytest.Mo
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(LayerwiseForward, "_keep", interrupted)
+    monkeypatch.setattr(LayerwiseRun, "_keep", interrupted)
     run(*EVALUATE, *SPILL)
     assert len(closed) == 1
     assert {path.name for path in folder.iterdir()} == {"data", "model", "text.txt"}

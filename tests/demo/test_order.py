@@ -11,9 +11,9 @@ from sacrebleu.metrics import CHRF
 
 from prunecli.demo import CHECKPOINT, DATA
 from prunecli.evaluation.decoding import DecodingOptions, translate
+from prunecli.methods.experts.collect import collect_gates
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
-from prunecli.methods.experts.score import collect_gates
 from prunecli.methods.experts.select import Request, keep_count, select_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
@@ -31,7 +31,7 @@ def scores() -> Mapping[str, float]:
     model, tokenizer = load_model(CHECKPOINT, device="cpu"), load_tokenizer(CHECKPOINT)
     with open_model(CHECKPOINT) as opened:
         text = read_parallel(DATA, "val", LANGUAGES).first(60)
-        gates = collect_gates(opened, model, tokenizer, text, PAIRS)
+        gates = collect_gates(opened, text, PAIRS, device="cpu").statistics
         layers = opened.require_mixtures()
     request = Request(keep=keep_count(0.8, sum(len(layer.experts) for layer in layers)), balance=Fraction(1))
     values = {

@@ -16,13 +16,13 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise import session as machinery
+from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.budget import (
     activation_bytes,
     backward_bytes,
     output_bytes,
 )
-from prunecli.running.layerwise.session import Resources, RunReport, Session
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.text.tokens import load_tokenizer
 from tests.families import DECODERS, ENCODERS, tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -35,7 +35,7 @@ MEASURES: dict[str, Any] = {**dict.fromkeys(DECODERS, lm_losses), **dict.fromkey
 def layered(path: Path, model_type: str, memory: int = PLENTY, **more: Any) -> tuple[TextLosses, RunReport]:
     work, kind = RunReport(), more.pop("dtype", torch.float32)
     with open_model(path) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, kind, memory, more.pop("spill", None)), work)
+        session = Layerwise(checkpoint, Resources(CPU, kind, memory, more.pop("spill", None)), work)
         run = by_layer(session, "predicting", *more.pop("progress", ()))
         tokenizer = load_tokenizer(path)
         return MEASURES[model_type](session.skeleton.model, tokenizer, LINES, 40, run=run, **more), work
@@ -81,7 +81,7 @@ def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytes
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
-    monkeypatch.setattr(Session, "_room", lambda _self, _plan: memory)
+    monkeypatch.setattr(machinery.Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
 
 
@@ -136,7 +136,7 @@ def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "gpt2")
     with open_model(path) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
+        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
         model, tokenizer = session.skeleton.model, load_tokenizer(path)
         final = model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
         with pytest.raises(DataError, match="example 1: the loss is nan"):
@@ -147,7 +147,7 @@ def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
 def test_a_batch_takes_the_logits_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.ones(2, 500, dtype=torch.long)
     with open_model(tiny_family(tmp_path / "a", "llama")) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
+        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
         session.skeleton.model.config.vocab_size = 128_000
         need = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=False)
         back = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=True)
@@ -161,7 +161,7 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
     ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
     with open_model(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
+        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
         vocabulary, shape = session.skeleton.model.config.vocab_size, session.shape
         forward, back = (need_of(session, batch, backward=way) for way in (False, True))
     assert forward.activations == max(
@@ -180,7 +180,7 @@ def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path: Path) -> None:
     ids = torch.ones(2, 5, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
     with open_model(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
+        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
         forward, back = (need_of(session, batch, backward=way) for way in (False, True))
         width = session.shape.d_model
     output, rows = 10 * width * 4, 10 * 2 * width * 4

@@ -1,13 +1,15 @@
-"""The batches that gate statistics are collected from, and how several processes share them."""
+"""The batches that gate statistics are collected from, and what one takes."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
+from prunecli.running.layerwise.budget import activation_bytes, state_bytes
+from prunecli.running.layerwise.runner import Layerwise
+from prunecli.running.runner import BatchCost
 from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode
@@ -57,8 +59,17 @@ def batches_of(
             )
 
 
-def chunks(batches: Iterable[Batch], size: int) -> Iterator[list[Batch]]:
-    """So many batches at a time; the last time what is left."""
-    left = iter(batches)
-    while chunk := list(islice(left, size)):
-        yield chunk
+def batch_cost(runner: Layerwise, batch: Batch) -> BatchCost:
+    """What a batch takes layer by layer: states while the encoder runs; beside its output, while the decoder does."""
+    shape = runner.shape
+
+    def states(rows: Sequence[Ids]) -> int:
+        return state_bytes(shape, len(rows) * max(map(len, rows)), sum(map(len, rows)))
+
+    keys = max(map(len, batch.sources))
+    lengths = (keys, *(max(map(len, labels)) for labels in batch.targets.values()))
+    output = len(batch.sources) * keys * shape.d_model * shape.itemsize
+    return BatchCost(
+        max(activation_bytes(shape, len(batch.sources), length, keys) for length in lengths),
+        (states(batch.sources) + output, output + sum(map(states, batch.targets.values()))),
+    )

@@ -4,18 +4,87 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from prunecli.errors import PruneError
 from prunecli.methods.experts.score import State
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
+from prunecli.progress import Say, unsaid
 from prunecli.results.gates import COUNTS, SUMS, GateSums
+from prunecli.running.layerwise.snapshot import Snapshots, belongs
+from prunecli.running.runner import ignored
 from prunecli.tensors.documents import write_json
 
 SAVE_EVERY_S = 20.0
+
+
+@dataclass(frozen=True)
+class PartialRun:
+    """What a run that is not finished keeps beside its output.
+
+    Attributes:
+        output: of the run; None: nothing is kept.
+        key: everything that the sums depend on: what a run with another one left is not gone on from.
+        process_group: the first process writes the sums, each its batches' states.
+        say: hears of what is gone on from, and what is kept.
+    """
+
+    output: Path | None
+    key: Mapping[str, Any]
+    process_group: ProcessGroup = ALONE
+    say: Say = unsaid
+
+    def dtype(self) -> str | None:
+        """The type that the run which is gone on from computed in; `key` is without it, under "compute"."""
+        return None if self.output is None else kept_dtype(partial_path(self.output), self.key)
+
+    @contextmanager
+    def kept(self) -> Iterator[tuple[State, Callable[[State], None]]]:
+        """What an interrupted run left, and what takes the state; if this one ends early, what it leaves is kept."""
+        if self.output is None:
+            yield State(), ignored
+            return
+        path = partial_path(self.output)
+        saver = Saver(path, self.key)
+        state = self.process_group.broadcast(read_state(path, self.key))
+        if state.batches:
+            self.say(f"Going on from {path}: {state.batches} batches are done.")
+        if not self.process_group.is_main:
+            yield state, ignored
+            return
+        try:
+            yield state, saver
+        except (KeyboardInterrupt, SystemExit, PruneError):
+            with undisturbed():  # torchrun may end this process while it does what another's end makes it do
+                saver.write()
+                layers = layers_path(self.output, self.process_group)
+                if kept := [str(file) for file in (path, layers) if file.exists()]:
+                    self.say(f"Kept in {' and '.join(kept)}: the same command goes on from it.")
+            raise
+
+    def snapshots(self, state: State) -> Snapshots | None:
+        """Where a run layer by layer keeps its batches' states; says what becomes of those that one left."""
+        if self.output is None:
+            return None
+        path = layers_path(self.output, self.process_group)
+        snapshots = Snapshots(path, self.key, process_group=self.process_group)
+        if (size := snapshots.group_size(state.batches)) is not None:
+            self.say(f"Going on from {path}: {size} batches are part of the way through.")
+            return snapshots
+        for other in layers_paths(self.output):
+            if belongs(other, self.key, state.batches):
+                self.say(
+                    f"{other} is of a run with another number of processes, or lacks what goes with it: "
+                    "these batches begin again at the first layer."
+                )
+                break
+        return snapshots
 
 
 def partial_path(output: Path) -> Path:
@@ -33,6 +102,12 @@ def layers_paths(output: Path) -> list[Path]:
     """What runs by layers have left beside `output` here, with however many processes."""
     name = layers_path(output).name
     return sorted(path for path in output.parent.iterdir() if path.name.startswith(name))
+
+
+def forget(output: Path) -> None:
+    """Remove what was kept of an unfinished run."""
+    for path in (partial_path(output), *layers_paths(output)):
+        path.unlink(missing_ok=True)
 
 
 def read_state(path: Path, key: Mapping[str, Any]) -> State:

@@ -1,40 +1,33 @@
-"""Measure: gate statistics of a mixture-of-experts translation model (2212.09811, 4.1-4.2).
+"""Measure: gate statistics of a mixture-of-experts translation model (2212.09811, 4.1-4.2), by any runner.
 
-Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums go batch by
-batch into `State`, a value that can be saved and continued with the same result to the last bit. Several processes
-share the batches, whose sums are added in the same order all the same: how many they are changes no bit either.
+Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added in
+the order of the batches, whoever runs them: whether the model is held whole or a layer at a time, how many processes
+share the batches, and how often a run was interrupted changes no bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from prunecli.errors import StatisticsError
 from prunecli.evaluation.decoding import beam_cache
-from prunecli.methods.experts.batches import Batch, Pair, batches_of, chunks
-from prunecli.methods.experts.beams import live_beams
+from prunecli.methods.experts.batches import Batch, Pair, batch_cost, batches_of
+from prunecli.methods.experts.observer import GateObserver, LayerSums
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
-from prunecli.modules.loading import sparse_ffns
-from prunecli.modules.sparse_ffn import Routing, SparseFFN
-from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import ANY, SUMS, GateStatistics, GateSums
 from prunecli.running.lengths import length_limit
+from prunecli.running.runner import Run, Runner, ignored
 from prunecli.text.batching import pad
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import language_id
-
-BATCHES_APART = 4
-"""Batches of each of several processes from one adding up to the next, at which they wait for the slowest."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +46,12 @@ class CollectOptions:
     batch_tokens: int = 4096
 
 
+DEFAULT = CollectOptions()
+
+
 @dataclass(frozen=True)
 class State:
-    """What a run has counted so far.
+    """What a run has counted so far: a value that can be saved and continued.
 
     Attributes:
         batches: finished ones, in the order of `batches_of`.
@@ -66,86 +62,69 @@ class State:
     sums: Mapping[Pair, GateSums] = field(default_factory=dict)
 
 
-def collect_gates(
+def score(
+    runner: Runner,
     checkpoint: Checkpoint,
-    model: Any,
     tokenizer: Any,
     text: ParallelText,
     pairs: Sequence[Pair],
-    options: CollectOptions = CollectOptions(),
+    options: CollectOptions = DEFAULT,
     *,
     state: State = State(),
-    save: Callable[[State], None] = lambda _state: None,
+    save: Callable[[State], None] = ignored,
     progress: Progress = silent,
-    process_group: ProcessGroup = ALONE,
 ) -> GateStatistics:
-    """Run `model` over the text of `pairs` and sum what its routers do.
+    """Run a model over the text of `pairs` and sum what its routers do.
 
     The encoder runs once per source sentence, whatever the number of targets; its sums stand in every entry of that
     source. Experts are numbered as in the original model; those that were pruned before hold zeros.
 
     Args:
-        model: what `load_model` made of `checkpoint`.
-        state: of an interrupted run with the same arguments, to go on from.
-        save: called with the state after every batch; of several processes, after a few of each.
-        process_group: all of them call this, with the same state, and have the same result.
+        runner: of `checkpoint`; each of several processes has its own, calls this with the same state, and has the
+            same result.
+        state: of an interrupted run with the same arguments, by any runner, to go on from.
+        save: called with the state after every group of batches.
 
     Raises:
         UnsupportedModelError: the model has no experts.
         DataError: a language that the tokenizer lacks.
+        UsageError, CheckpointError, OutputError: as `runner` does.
         PruneError: another process has ended.
     """
     layers = checkpoint.require_mixtures()
-    check_languages(tokenizer, pairs)
-    total = len(text) * len(pairs)
-    unit = "sentences"
-    with (
-        torch.inference_mode(),
-        recording(model, layers) as recorder,
-        progress("collecting gates", total, unit) as advance,
-    ):
-        batches = batches_of(model, tokenizer, text, pairs, options.batch_tokens)
-        for batch in islice(batches, state.batches):
-            advance(batch.sentences)
-        for chunk in chunks(
-            batches, 1 if process_group.world_size == 1 else BATCHES_APART * process_group.world_size
-        ):
-            found = []
-            for batch in process_group.share(chunk):
-                found.append(_run(model, tokenizer, batch, recorder, options))
-                advance(batch.sentences)
-            # One assignment: an interrupt finds the state before these batches or after them, never between.
-            state = _added(state, process_group.gather_shares(found))
-            save(state)
-            advance(
-                sum(one.sentences for one in chunk) - sum(one.sentences for one in process_group.share(chunk))
-            )
-    return statistics_of(checkpoint, options, state, pairs)
-
-
-def _added(state: State, found: Sequence[Mapping[Pair, GateSums]]) -> State:
-    """The state after more batches."""
-    sums = dict(state.sums)
-    for batch in found:
-        for key, value in batch.items():
-            sums[key] = sums[key] + value if key in sums else value
-    return State(state.batches + len(found), sums)
-
-
-def check_languages(tokenizer: Any, pairs: Sequence[Pair]) -> None:
-    """Have every language of the pairs known.
-
-    Raises:
-        DataError: the tokenizer lacks one.
-    """
     for language in dict.fromkeys(name for pair in pairs for name in pair):
         language_id(tokenizer, language)
+    observer = GateObserver(layers)
+    empty = GateSums.zeros(len(layers), layers[0].original_experts)
+    share = runner.process_group.share
+    # Layer by layer, a line for each group: how many batches go together is only known on the way.
+    whole, each = (silent, progress) if runner.layerwise else (progress, silent)
+    batches = batches_of(runner.model, tokenizer, text, pairs, options.batch_tokens)
+    with (
+        whole("collecting gates", len(text) * len(pairs), "sentences") as advance,
+        observer.watching(runner.model),
+    ):
+        advance(sum(batch.sentences for batch in islice(batches, state.batches)))
+        for group in runner.groups(batches, batch_cost, state.batches):
+            mine = share(group.batches)
+            steps = runner.steps({"encoder": len(mine), "decoder": sum(len(batch.targets) for batch in mine)})
+            with (
+                each("collecting gates, layer by layer", steps, "batches x layers") as step,
+                runner.running(group, step) as run,
+            ):
+                passes = _Passes(runner, run, tokenizer, options, observer, empty, advance)
+                sums = passes.summed(mine, state.sums)
+            # One assignment: an interrupt finds the state before these batches or after them, never between.
+            state = State(state.batches + len(group.batches), sums)
+            save(state)
+            advance(sum(batch.sentences for batch in group.batches) - sum(batch.sentences for batch in mine))
+    return statistics_of(checkpoint, options, state, pairs)
 
 
 def statistics_of(
     checkpoint: Checkpoint, options: CollectOptions, state: State, pairs: Sequence[Pair]
 ) -> GateStatistics:
-    """What a run that is complete has found.
+    """What a run that is complete has counted.
 
     Raises:
         StatisticsError: the state that it went on from was not whole.
@@ -169,125 +148,114 @@ def statistics_of(
     )
 
 
-def _run(
-    model: Any, tokenizer: Any, batch: Batch, recorder: Recorder, options: CollectOptions
-) -> dict[Pair, GateSums]:
-    """The sums of one batch: the encoder's once, the decoder's for every target."""
-    pad_id = int(tokenizer.pad_token_id)
-    ids, mask = (tensor.to(model.device) for tensor in pad(batch.sources, pad_id))
-    encoded = model.get_encoder()(input_ids=ids, attention_mask=mask)
-    found = {(batch.source, ANY): recorder.take()}
-    for target, labels in batch.targets.items():
-        if options.mode == "forced":
-            force(model, labels, pad_id, encoded.last_hidden_state, mask)
-        else:
-            _search(model, tokenizer, target, encoded, mask, options.beam, recorder)
-        found[batch.source, target] = recorder.take()
-    return found
+@dataclass(frozen=True)
+class _Passes:
+    """The passes of a group of batches: of each batch the encoder once, then the decoder for every target."""
 
+    runner: Runner
+    run: Run
+    tokenizer: Any
+    options: CollectOptions
+    observer: GateObserver
+    empty: GateSums
+    advance: Callable[[float], None]
 
-def force(model: Any, labels: Sequence[Sequence[int]], pad_id: int, encoded: Tensor, mask: Tensor) -> None:
-    """Run the decoder on the reference: start token, then all labels but the last (teacher forcing).
+    def summed(self, batches: Sequence[Batch], before: Mapping[Pair, GateSums]) -> dict[Pair, GateSums]:
+        """The sums of all processes' batches, added to those `before`."""
+        sums, encoded = dict(before), list[Any]()
+        if self.run.restored is not None:
+            encoded = self.run.restored["encoded"]
+            sums = {
+                (source, target): GateSums(*(part.numpy() for part in parts))
+                for source, target, parts in self.run.restored["sums"]
+            }
 
-    Args:
-        labels: of each sentence, language token first.
-        encoded: the encoder's output `[batch, source tokens, d_model]`.
-        mask: `[batch, source tokens]`, 0 for padding.
-    """
-    start = int(model.config.decoder_start_token_id)
-    rows = [[start, *row[:-1]] for row in labels]
-    ids, real = (tensor.to(encoded.device) for tensor in pad(rows, pad_id))
-    # The output layer's product is left out: routing does not need it.
-    model.get_decoder()(
-        input_ids=ids,
-        attention_mask=real,
-        encoder_hidden_states=encoded,
-        encoder_attention_mask=mask,
-        use_cache=False,
-    )
+        def keeping() -> dict[str, Any]:
+            arrays = [
+                [*pair, [torch.from_numpy(getattr(entry, name)) for name in SUMS]]
+                for pair, entry in sums.items()
+            ]
+            return {"encoded": encoded, "sums": arrays}
 
+        self.run.forward(
+            [partial(self._encode, batch) for batch in batches],
+            side="encoder",
+            observer=self.observer,
+            reduce=partial(self._add, sums, [[(batch.source, ANY)] for batch in batches]),
+            finish=lambda _number, output: encoded.append(self.run.keep(output)),
+            keeping=keeping,
+        )
+        targets = [(number, target) for number, batch in enumerate(batches) for target in batch.targets]
+        decode = self._force if self.options.mode == "forced" else self._search
+        self.run.forward(
+            [partial(decode, batches[number], target, encoded[number]) for number, target in targets],
+            side="decoder",
+            observer=self.observer,
+            reduce=partial(
+                self._add, sums, [[(batch.source, target) for target in batch.targets] for batch in batches]
+            ),
+            finish=lambda number, _output: self.advance(len(batches[targets[number][0]].sources)),
+            keeping=keeping,
+        )
+        return sums
 
-def _search(
-    model: Any, tokenizer: Any, target: str, encoded: Any, mask: Tensor, beam: int, recorder: Recorder
-) -> None:
-    """Translate with beam search; a sentence's beams count until it is finished."""
-    positions = int(model.config.max_position_embeddings)
-    longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()], device=mask.device)
-    with live_beams(model, beam, longest) as live:
-        recorder.live = live
-        try:
+    def _add(
+        self, sums: dict[Pair, GateSums], entries: Sequence[Sequence[Pair]], seen: list[LayerSums]
+    ) -> None:
+        """Add what was seen of the passes of all processes, batch by batch.
+
+        Args:
+            entries: of each batch, one for each of its passes.
+            seen: of all passes.
+        """
+        passes = iter(seen)
+        mine = [dict(zip(batch, passes, strict=False)) for batch in entries]
+        for batch in self.runner.process_group.gather_shares(mine):
+            for entry, layers in batch.items():
+                if layers or entry not in sums:
+                    sums[entry] = sums.get(entry, self.empty).plus(layers)
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask `[batch, tokens]`."""
+        ids, mask = pad(rows, int(self.tokenizer.pad_token_id))
+        return ids.to(self.runner.device), mask.to(self.runner.device)
+
+    def _encode(self, batch: Batch) -> Tensor:
+        """The encoder's output `[batch, source tokens, d_model]`."""
+        ids, mask = self._padded(batch.sources)
+        output: Tensor = self.runner.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        return output
+
+    def _force(self, batch: Batch, target: str, encoded: Any) -> None:
+        """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
+        model = self.runner.model
+        start = int(model.config.decoder_start_token_id)
+        ids, mask = self._padded([[start, *row[:-1]] for row in batch.targets[target]])
+        # The output layer's product is left out: routing does not need it.
+        model.get_decoder()(
+            input_ids=ids,
+            attention_mask=mask,
+            encoder_hidden_states=self.run.fetch(encoded),
+            encoder_attention_mask=self._padded(batch.sources)[1],
+            use_cache=False,
+        )
+
+    def _search(self, batch: Batch, target: str, encoded: Any) -> None:
+        """Translate with beam search; a sentence's beams count until it is finished."""
+        from transformers.modeling_outputs import MoEModelOutput
+
+        model, mask = self.runner.model, self._padded(batch.sources)[1]
+        positions = int(model.config.max_position_embeddings)
+        longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
+        with self.observer.searching(model, self.options.beam, longest.to(mask.device)):
             model.generate(
-                # generate expands the value that it is given: a copy keeps ours for the next target
-                encoder_outputs=type(encoded)(last_hidden_state=encoded.last_hidden_state),
+                # generate expands the value that it is given: of its own for each target
+                encoder_outputs=MoEModelOutput(last_hidden_state=self.run.fetch(encoded)),
                 attention_mask=mask,
-                forced_bos_token_id=language_id(tokenizer, target),
-                num_beams=beam,
+                forced_bos_token_id=language_id(self.tokenizer, target),
+                num_beams=self.options.beam,
                 do_sample=False,
                 max_new_tokens=int(longest.max()),
                 max_length=None,
                 past_key_values=beam_cache(model),
             )
-        finally:
-            recorder.live = None
-
-
-class Recorder:
-    """Sums what the sparse layers route, until `take`; on the model's device, in integers and float64."""
-
-    def __init__(self, layers: Sequence[SparseLayer]) -> None:
-        self._layers = layers
-        self._sums: dict[int, list[Tensor]] = {}
-        self.live: Callable[[], Tensor] | None = None
-        """Which rows count, where not all do: `[batch * beams]` bool."""
-
-    def observe(self, index: int, routing: Routing) -> None:
-        gates, experts = routing.gates, routing.experts
-        if self.live is not None:
-            rows = self.live().to(gates.device)
-            gates, experts = gates[rows], experts[rows]
-        sums = [torch.tensor(len(gates)), gates.sum(dim=0, dtype=torch.float64)]
-        numbers = torch.arange(gates.shape[1], device=gates.device)
-        for rank in range(2):
-            # A masked sum, not a scatter: its order, and so its rounding, is fixed on every device.
-            chosen = experts[:, rank : rank + 1] == numbers
-            sums += [chosen.sum(dim=0), gates.where(chosen, 0.0).sum(dim=0, dtype=torch.float64)]
-        held = self._sums.get(index)
-        self._sums[index] = sums if held is None else [a + b for a, b in zip(held, sums, strict=True)]
-
-    def take(self) -> GateSums:
-        """The sums since the last call, in original expert ids."""
-        taken = self.nothing()
-        for index, (tokens, gate_sum, top1, conf1, top2, conf2) in self._sums.items():
-            ids = np.asarray(self._layers[index].experts)
-            taken.tokens[index] = int(tokens)
-            named = {"top1": top1, "top2": top2, "gate_sum": gate_sum, "conf1_sum": conf1, "conf2_sum": conf2}
-            for name in SUMS[1:]:
-                getattr(taken, name)[index, ids] = named[name].cpu().numpy()
-        self._sums = {}
-        return taken
-
-    def nothing(self) -> GateSums:
-        """What `take` gives where nothing was routed."""
-        return GateSums.zeros(len(self._layers), self._layers[0].original_experts)
-
-    def position(self, layer: SparseLayer) -> int:
-        """Where in the sums a layer stands."""
-        return [one.name for one in self._layers].index(layer.name)
-
-
-@contextmanager
-def recording(model: Any, layers: Sequence[SparseLayer]) -> Iterator[Recorder]:
-    """Observe every sparse FFN of `model` while the block runs."""
-    modules: Mapping[str, SparseFFN] = sparse_ffns(model)
-    recorder = Recorder(layers)
-    for index, layer in enumerate(layers):
-        modules[layer.name].observer = _observer(recorder, index)
-    try:
-        yield recorder
-    finally:
-        for layer in layers:
-            modules[layer.name].observer = None
-
-
-def _observer(recorder: Recorder, index: int) -> Callable[[Routing], None]:
-    return lambda routing: recorder.observe(index, routing)

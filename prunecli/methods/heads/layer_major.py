@@ -6,9 +6,9 @@ Examples, their batches and the order of all sums over them are those of `score`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from prunecli.evaluation.layer_major import how, need_of
@@ -17,9 +17,7 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.gradients import Gradients
-from prunecli.running.layerwise.session import Group, Session
-from prunecli.running.layerwise.swaps import frozen
+from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.losses import example_losses, require_finite
 
 
@@ -30,7 +28,7 @@ class GradientByLayer:
         session: of the checkpoint; its skeleton is the model.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Layerwise) -> None:
         self._session = session
 
     def __call__(
@@ -52,27 +50,21 @@ class GradientByLayer:
             PruneError: a gradient is not finite.
         """
         named = [(text, batch) for text, found in batches.items() for batch in found]
-        groups = self._session.groups([need_of(self._session, batch, backward=True) for _, batch in named])
+        groups = list(
+            self._session.groups(named, lambda session, item: need_of(session, item[1], backward=True))
+        )
         steps = 2 * len(named) * len(self._session.skeleton.stages)
         with (
             head_products(model, layers, per) as products,
             progress(f"scoring heads, {how(groups)}", steps, "batches x layers") as advance,
         ):
             for group in groups:
-                self._through(model, group, [named[number] for number in group.numbers], advance)
+
+                def start(number: int, losses: Tensor, batches: Any = group.batches) -> Tensor:
+                    text, batch = batches[number]
+                    require_finite(losses.detach(), batch, text)
+                    return losses.sum()
+
+                with self._session.running(group, advance) as run:
+                    run.backward([partial(example_losses, model, batch) for _, batch in group.batches], start)
         return {layer.name: taken(layer, products.get(layer.name)) for layer in layers}
-
-    def _through(self, model: Any, group: Group, named: Sequence[tuple[str, Batch]], advance: Any) -> None:
-        """One group, forwards and back."""
-
-        def start(number: int, losses: Tensor) -> Tensor:
-            text, batch = named[number]
-            require_finite(losses.detach(), batch, text)
-            return losses.sum()
-
-        passes = [lambda batch=batch: example_losses(model, batch) for _, batch in named]
-        with self._session.running(group) as machinery, torch.enable_grad(), frozen(model):
-            gradients = Gradients(
-                self._session.skeleton, machinery.reader, machinery.states, machinery.make_room
-            )
-            gradients.run(passes, start=start, after=lambda _stage, _number: advance(1))

@@ -17,8 +17,8 @@ from prunecli.modules.attention import output_projections
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
 from prunecli.running.examples import Batch
-from prunecli.running.layerwise.swaps import frozen
 from prunecli.running.losses import example_losses, require_finite
+from prunecli.running.runner import frozen
 
 HeadSums = dict[str, NDArray[np.float64]]
 """Attention's name -> a sum over the examples, or their tokens, for each head that it holds."""

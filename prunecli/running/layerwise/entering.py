@@ -10,10 +10,7 @@ from typing import Any
 from prunecli.architectures.records import Side
 from prunecli.modules.replay import replaced
 from prunecli.running.layerwise.parts import Stage
-
-Pass = Callable[[], Any]
-"""One batch's forward pass, with `model` of a `Skeleton`; begun once for each layer and more, it must do the same each
-time, and use no cache of keys and values."""
+from prunecli.running.runner import Pass
 
 
 class StopForward(BaseException):

@@ -18,12 +18,13 @@ from prunecli.architectures.records import Side
 from prunecli.modules.replay import replaced
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.threads import in_threads
-from prunecli.running.layerwise.entering import LayerReplay, Pass, StopForward
+from prunecli.running.layerwise.entering import LayerReplay, StopForward
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import runner, unobserved
 from prunecli.running.layerwise.trees import leaves, map_tree
+from prunecli.running.runner import Pass
 
 
 @dataclass

@@ -43,16 +43,3 @@ def unobserved(ffn: SparseFFN) -> Iterator[None]:
         yield
     finally:
         ffn.observer = before
-
-
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[None]:
-    """Parameters ask for no gradients within the block: those of activations are all that is needed."""
-    asking = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in asking:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in asking:
-            parameter.requires_grad_(True)

@@ -13,11 +13,12 @@ from prunecli.errors import DataError, StatisticsError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.resume import Saver, read_state, write_state
 from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.experts.score import CollectOptions, State, collect_gates
+from prunecli.methods.experts.score import CollectOptions, State, score
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
 from prunecli.results.gates import SUMS, GateStatistics
+from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.reference import gate_statistics as reference
@@ -44,7 +45,7 @@ class Subject:
 
     def collect(self, options: CollectOptions, **more: Any) -> GateStatistics:
         pairs = PAIRS if options.mode == "forced" else PAIRS[1:]  # two sources; searches are slow
-        return collect_gates(self.checkpoint, self.model, self.tokenizer, TEXT, pairs, options, **more)
+        return score(InMemory(self.model), self.checkpoint, self.tokenizer, TEXT, pairs, options, **more)
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,8 @@ def test_beam_search_counts_every_step_of_every_beam(subject: Subject) -> None:
     steps: list[int] = []
     decoder = subject.model.get_decoder()
     hook = decoder.register_forward_hook(lambda _m, _a, out: steps.append(out.last_hidden_state.shape[0]))
-    found = collect_gates(subject.checkpoint, subject.model, subject.tokenizer, text, PAIRS[:1], MODES[1])
+    runner = InMemory(subject.model)
+    found = score(runner, subject.checkpoint, subject.tokenizer, text, PAIRS[:1], MODES[1])
     hook.remove()
     assert found.entries["eng_Latn-fra_Latn"].tokens[-1] == sum(steps)
     assert set(steps) == {3}
@@ -187,8 +189,13 @@ def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
 def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -> None:
     text = ParallelText("val", {**TEXT.sentences, "eng_Cyrl": ("a",) * 5})
     with pytest.raises(DataError, match="eng_Cyrl"):
-        collect_gates(
-            subject.checkpoint, subject.model, subject.tokenizer, text, [("eng_Latn", "eng_Cyrl")], MODES[0]
+        score(
+            InMemory(subject.model),
+            subject.checkpoint,
+            subject.tokenizer,
+            text,
+            [("eng_Latn", "eng_Cyrl")],
+            MODES[0],
         )
 
 

@@ -17,8 +17,8 @@ from prunecli.modules import logits
 from prunecli.results.heads import Per
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.examples import IGNORED, Batch
-from prunecli.running.layerwise import session as machinery
-from prunecli.running.layerwise.session import Resources, RunReport, Session
+from prunecli.running.layerwise import runner as machinery
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.text.labelled import read_labelled
 from tests.families.records import CASES, FAMILIES
 from tests.methods.heads.test_score import LINES, Subject
@@ -33,7 +33,7 @@ def layered(
 ) -> tuple[HeadSums, RunReport]:
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
+        session = Layerwise(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
         found = GradientByLayer(session)(
             session.skeleton.model, subject.layers, named, *more.pop("progress", ()), **more
@@ -83,7 +83,7 @@ def test_classes(tmp_path: Path) -> None:
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
-    monkeypatch.setattr(Session, "_room", lambda _self, _plan: memory)
+    monkeypatch.setattr(machinery.Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
 
 
@@ -104,8 +104,8 @@ def test_what_is_reckoned_is_what_is_kept(
 ) -> None:
     """What a group is said to keep finds room, and not much of that room is left over."""
     subject, groups = Subject(tmp_path / "model", model_type), []
-    real = Session.groups
-    monkeypatch.setattr(Session, "groups", lambda *args: groups.append(real(*args)) or groups[0])
+    real = Layerwise.groups
+    monkeypatch.setattr(Layerwise, "groups", lambda *args: groups.append(real(*args)) or groups[0])
     no_room(monkeypatch, 0)
     _, work = layered(subject, subject.batches(1000))
     (group,) = groups[0]
@@ -159,7 +159,7 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> Non
     batches[1].labels[0, 1] = 0
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        session = Session(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
+        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
         model, seen = session.skeleton.model, []
 
         def hurt(_module: Any, _inputs: Any, output: Any) -> Any:

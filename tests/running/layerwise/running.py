@@ -9,9 +9,9 @@ import torch
 
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.running import LayerwiseForward
 from prunecli.running.layerwise.states import StateStore
 
 CPU = torch.device("cpu")
@@ -59,7 +59,7 @@ def by_layer(
             return model(**inputs(model, ids))[0]
 
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader, StateStore(memory) as states:
-            LayerwiseForward(skeleton, reader, states).run(
+            LayerwiseRun(skeleton, reader, states).forward(
                 [lambda ids=ids: forward(ids) for ids in BATCHES],
                 finish=lambda number, logits: found.__setitem__(number, logits),
                 **options,

@@ -24,12 +24,12 @@ from prunecli.pipeline import apply
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.states import StateStore
-from prunecli.running.layerwise.swaps import frozen
 from prunecli.running.layerwise.tape import Tape
+from prunecli.running.runner import frozen
 from tests.families import MODEL_TYPES, tiny_family
 from tests.ffn_layouts import LAYOUTS, tiny, write_changed
 from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
-from tests.running.layerwise.test_running import assert_clean, routed
+from tests.running.layerwise.test_forward import assert_clean, routed
 from tests.tiny import tiny_nllb_moe
 
 Found = dict[str, list[Tensor]]

@@ -9,18 +9,19 @@ import pytest
 import torch
 
 from prunecli.errors import PruneError, UsageError
-from prunecli.methods.experts import layer_major, score
-from prunecli.methods.experts.layer_groups import Room
-from prunecli.methods.experts.layer_major import collect_gates_by_layer
-from prunecli.methods.experts.layer_snapshots import Snapshots
-from prunecli.methods.experts.score import CollectOptions, State, collect_gates
+from prunecli.methods.experts.score import CollectOptions, State, score
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import GateStatistics
-from prunecli.running.layerwise.session import Resources, RunReport
+from prunecli.running import runner
+from prunecli.running.layerwise import snapshot
+from prunecli.running.layerwise.runner import Layerwise, Room, RunReport
+from prunecli.running.layerwise.snapshot import Snapshots
+from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
-from tests.methods.experts.test_layer_major import no_room, stopping
+from tests.methods.experts.test_layerwise import by_layer as layerwise
+from tests.methods.experts.test_layerwise import no_room, stopping
 from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.process_groups import at_once
 from tests.tiny import tiny_nllb_moe
@@ -38,19 +39,13 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def in_memory(path: Path, options: CollectOptions = FORCED, group: ProcessGroup = ALONE, **more: Any) -> Any:
     with open_model(path) as checkpoint:
-        model = load_model(path, device="cpu")
+        runner = InMemory(load_model(path, device="cpu"), group)
         pairs = PAIRS if options.mode == "forced" else PAIRS[:1]  # a search of each batch takes seconds
-        return collect_gates(
-            checkpoint, model, load_tokenizer(path), TEXT, pairs, options, process_group=group, **more
-        )
+        return score(runner, checkpoint, load_tokenizer(path), TEXT, pairs, options, **more)
 
 
 def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:
-    means = Resources(CPU, torch.float32, memory)
-    with open_model(path) as checkpoint:
-        return collect_gates_by_layer(
-            checkpoint, load_tokenizer(path), TEXT, PAIRS, FORCED, means, process_group=group, **more
-        )
+    return layerwise(path, FORCED, memory, process_group=group, **more)
 
 
 def assert_same(found: list[Any], whole: GateStatistics) -> None:
@@ -65,24 +60,24 @@ def assert_same(found: list[Any], whole: GateStatistics) -> None:
 def test_in_memory(
     path: Path, options: CollectOptions, count: int, apart: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score, "BATCHES_APART", apart)
+    monkeypatch.setattr(runner, "BATCHES_APART", apart)
     assert_same(at_once(count, lambda group: in_memory(path, options, group)), in_memory(path, options))
 
 
 def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    real = score._run
+    real = InMemory.forward
 
-    def counting(model: Any, tokenizer: Any, batch: Any, *more: Any) -> Any:
-        ran.append(batch.sentences)
-        return real(model, tokenizer, batch, *more)
+    def counting(held: InMemory, passes: Any, **more: Any) -> None:
+        ran.append(len(passes))
+        real(held, passes, **more)
 
-    monkeypatch.setattr(score, "_run", counting)
+    monkeypatch.setattr(InMemory, "forward", counting)
     in_memory(path)
-    alone = sorted(ran)
+    alone = sum(ran)
     ran.clear()
     at_once(2, lambda group: in_memory(path, group=group))
-    assert sorted(ran) == alone
+    assert sum(ran) == alone
 
 
 @pytest.mark.parametrize("before", [1, 2, 3])
@@ -90,7 +85,7 @@ def test_each_batch_is_run_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_another_number_of_processes_goes_on(
     path: Path, before: int, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score, "BATCHES_APART", 1)
+    monkeypatch.setattr(runner, "BATCHES_APART", 1)
     states: list[State] = []
 
     def begin(group: ProcessGroup) -> Any:
@@ -113,13 +108,13 @@ def test_in_groups(path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> N
     whole = in_memory(path)
     no_room(monkeypatch, 15_000, 0)
     alone = RunReport()
-    by_layer(path, work=alone)
+    by_layer(path, report=alone)
     works = [RunReport() for _ in range(count)]
     saved: list[State] = []
 
     def collect(group: ProcessGroup) -> Any:
         save = saved.append if group.is_main else lambda _state: None
-        return by_layer(path, group, work=works[group.rank], save=save)
+        return by_layer(path, group, report=works[group.rank], save=save)
 
     assert_same(at_once(count, collect), whole)
     assert {work.readings for work in works} == {len(saved)}
@@ -132,13 +127,13 @@ def test_groups_are_cut_where_the_process_with_the_least_is_full(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rooms: list[Room] = []
-    real = layer_major._Run.through
+    real = Layerwise.running
 
-    def through(run: Any, *more: Any) -> Any:
-        rooms.append(run.room)
-        return real(run, *more)
+    def running(layers: Layerwise, *more: Any) -> Any:
+        rooms.append(layers.room)
+        return real(layers, *more)
 
-    monkeypatch.setattr(layer_major._Run, "through", through)
+    monkeypatch.setattr(Layerwise, "running", running)
     at_once(3, lambda group: by_layer(path, group, PLENTY - group.rank))
     assert len(rooms) == 3
     assert rooms[0] == rooms[1] == rooms[2]
@@ -168,7 +163,7 @@ def begun_again(
     def go_on(group: ProcessGroup) -> Any:
         kept = snapshots(folder, group)
         sizes.append(kept.group_size(0))
-        return by_layer(path, group, snapshots=kept, work=works[group.rank])
+        return by_layer(path, group, snapshots=kept, report=works[group.rank])
 
     return at_once(count, go_on), works, sizes
 
@@ -179,7 +174,7 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, 
     found, works, sizes = begun_again(path, tmp_path)
     assert_same(found, in_memory(path))
     plain = RunReport()
-    by_layer(path, work=plain)
+    by_layer(path, report=plain)
     assert None not in sizes
     assert all(work.bytes_read < plain.bytes_read for work in works)
 
@@ -209,11 +204,9 @@ def test_a_kill_between_the_files_of_two_processes_loses_no_layer(path: Path, tm
 def test_one_that_cannot_write_keeps_the_others_from_it(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prunecli.methods.experts import layer_snapshots
-
-    real = layer_snapshots.write_snapshot
+    real = snapshot.write_snapshot
     monkeypatch.setattr(
-        layer_snapshots, "write_snapshot", lambda path, *more: "1of2" not in path.name and real(path, *more)
+        snapshot, "write_snapshot", lambda path, *more: "1of2" not in path.name and real(path, *more)
     )
     interrupted(path, tmp_path, 9)
     assert list(tmp_path.iterdir()) == []

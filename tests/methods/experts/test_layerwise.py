@@ -12,23 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
-from prunecli.methods.experts import layer_major
-from prunecli.methods.experts.layer_groups import Room
-from prunecli.methods.experts.layer_major import collect_gates_by_layer
-from prunecli.methods.experts.layer_snapshots import Snapshots
+from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
-from prunecli.methods.experts.score import CollectOptions, State, collect_gates
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.progress import Progress
 from prunecli.results.gates import SUMS, GateStatistics
-from prunecli.running.layerwise import session
-from prunecli.running.layerwise.session import Resources, RunReport
+from prunecli.running.layerwise import runner
+from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.layerwise.snapshot import Snapshots
 from prunecli.running.layerwise.states import StateStore
+from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.tiny import tiny_nllb_moe
@@ -45,18 +43,20 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @functools.cache
 def whole(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
     with open_model(path) as checkpoint:
-        model = load_model(path, device="cpu", dtype=dtype)
-        return collect_gates(checkpoint, model, load_tokenizer(path), TEXT, PAIRS, options)
+        held = InMemory(load_model(path, device="cpu", dtype=dtype))
+        return score(held, checkpoint, load_tokenizer(path), TEXT, PAIRS, options)
 
 
 def by_layer(
-    path: Path | Checkpoint, options: CollectOptions = OPTIONS, memory: int = PLENTY, **more: Any
+    path: Path, options: CollectOptions = OPTIONS, memory: int = PLENTY, **more: Any
 ) -> GateStatistics:
-    means = Resources(torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None))
-    if isinstance(path, Checkpoint):
-        return collect_gates_by_layer(path, load_tokenizer(path.path), TEXT, PAIRS, options, means, **more)
+    resources = Resources(
+        torch.device("cpu"), more.pop("dtype", torch.float32), memory, more.pop("spill", None)
+    )
+    own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
     with open_model(path) as checkpoint:
-        return collect_gates_by_layer(checkpoint, load_tokenizer(path), TEXT, PAIRS, options, means, **more)
+        layers = Layerwise(checkpoint, resources, more.pop("report", None), **own)
+        return score(layers, checkpoint, load_tokenizer(path), TEXT, PAIRS, options, **more)
 
 
 def assert_same(one: GateStatistics, other: GateStatistics) -> None:
@@ -74,11 +74,11 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
 @pytest.mark.parametrize("batch_tokens", [1, 20, 4096])
 def test_the_same_statistics(path: Path, batch_tokens: int) -> None:
     options = CollectOptions("forced", batch_tokens=batch_tokens)
-    work = RunReport()
-    assert_same(by_layer(path, options, work=work), whole(path, options))
-    assert work.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
+    report = RunReport()
+    assert_same(by_layer(path, options, report=report), whole(path, options))
+    assert report.readings == 1  # all sources share one reading of the encoder, all pairs one of the decoder
     with open_model(path) as checkpoint:
-        assert 0 < work.bytes_read <= checkpoint.total_bytes
+        assert 0 < report.bytes_read <= checkpoint.total_bytes
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -115,24 +115,24 @@ def test_pickled_shards(tmp_path: Path) -> None:
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
     """Have so much room for states, in memory and on the disk, whatever this process takes."""
     monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
-    monkeypatch.setattr(layer_major, "disk_room", lambda _directory: disk)
+    monkeypatch.setattr(runner, "disk_room", lambda _directory: disk)
 
 
 @pytest.mark.parametrize("memory", [0, 3000])
 def test_states_in_a_file(path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     no_room(monkeypatch, memory)
-    work = RunReport()
-    assert_same(by_layer(path, work=work, spill=tmp_path), whole(path))
-    assert work.spilled_bytes > 0
-    assert work.readings == 1
+    report = RunReport()
+    assert_same(by_layer(path, report=report, spill=tmp_path), whole(path))
+    assert report.spilled_bytes > 0
+    assert report.readings == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_groups_where_there_is_no_room_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_room(monkeypatch, 30_000, 0)
-    work, seen = RunReport(), []
-    assert_same(by_layer(path, work=work, save=seen.append), whole(path))
-    assert work.readings == len(seen) > 1
+    report, seen = RunReport(), []
+    assert_same(by_layer(path, report=report, save=seen.append), whole(path))
+    assert report.readings == len(seen) > 1
     assert [state.batches for state in seen] == sorted({state.batches for state in seen})
 
 
@@ -149,8 +149,8 @@ def test_an_interrupted_run_goes_on_from_its_last_group(path: Path, monkeypatch:
     assert_same(by_layer(path, state=seen[0]), whole(path))
     # What was begun by layers may be gone on with in memory, and the other way round.
     with open_model(path) as checkpoint:
-        model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
-        found = collect_gates(checkpoint, model, tokenizer, TEXT, PAIRS, OPTIONS, state=seen[0])
+        held = InMemory(load_model(path, device="cpu"))
+        found = score(held, checkpoint, load_tokenizer(path), TEXT, PAIRS, OPTIONS, state=seen[0])
     assert_same(found, whole(path))
 
 
@@ -185,12 +185,12 @@ def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, 
         by_layer(path, progress=stopping(after), snapshots=Snapshots(tmp_path / "states", key, 0.0))
     left = Snapshots(tmp_path / "states", key)
     steps: list[float] = []
-    work = RunReport()
-    again = by_layer(path, snapshots=left, work=work, progress=recording(steps))
+    report = RunReport()
+    again = by_layer(path, snapshots=left, report=report, progress=recording(steps))
     assert_same(again, whole(path))
     if after >= 10:
         with open_model(path) as checkpoint:
-            assert work.bytes_read < 0.95 * checkpoint.total_bytes
+            assert report.bytes_read < 0.95 * checkpoint.total_bytes
         assert steps[0] > 1
     plain: list[float] = []
     by_layer(path, progress=recording(plain))
@@ -218,9 +218,9 @@ def test_a_group_that_was_begun_stays_as_it_was_cut(path: Path, monkeypatch: Any
         with pytest.raises(_StopError):
             by_layer(path, progress=stopping(12), snapshots=snapshots)
     assert 0 < (snapshots.group_size(0) or 0) < 5
-    work = RunReport()
-    assert_same(by_layer(path, snapshots=snapshots, work=work), whole(path))
-    assert work.readings == 2
+    report = RunReport()
+    assert_same(by_layer(path, snapshots=snapshots, report=report), whole(path))
+    assert report.readings == 2
 
 
 def test_states_of_another_run_are_not_used(path: Path, tmp_path: Path) -> None:
@@ -231,11 +231,6 @@ def test_states_of_another_run_are_not_used(path: Path, tmp_path: Path) -> None:
     assert_same(by_layer(path, snapshots=other), whole(path))
 
 
-def test_beam_search_is_refused(path: Path) -> None:
-    with pytest.raises(UsageError, match="--mode beam needs the whole model"):
-        by_layer(path, CollectOptions("beam"))
-
-
 def test_too_little_memory_names_the_smallest(path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"--memory 1MiB is too little: the smallest that works is [\d.]+[MG]iB"
@@ -244,7 +239,7 @@ def test_too_little_memory_names_the_smallest(path: Path) -> None:
 
 
 def test_nothing_is_read_before_the_budget_is_known_to_do(path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(session, "fill_resident", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr(runner, "fill_resident", lambda *_: pytest.fail("read"))
     with pytest.raises(UsageError):
         by_layer(path, memory=1 << 20)
 
@@ -286,18 +281,6 @@ def test_a_shard_cut_short_meanwhile(path: Path, tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
         by_layer(copy, progress=Cutting)
-
-
-def test_an_unknown_language(path: Path) -> None:
-    with open_model(path) as checkpoint, pytest.raises(DataError, match="eng_Cyrl"):
-        collect_gates_by_layer(
-            checkpoint,
-            load_tokenizer(path),
-            TEXT,
-            [("eng_Latn", "eng_Cyrl")],
-            OPTIONS,
-            Resources(torch.device("cpu"), torch.float32, PLENTY),
-        )
 
 
 def test_memory_and_file_are_given_back_after_a_failure(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

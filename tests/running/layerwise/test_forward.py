@@ -13,10 +13,11 @@ from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing
+from prunecli.running.layerwise.forward import LayerwiseRun
 from prunecli.running.layerwise.parts import Skeleton, block_bytes
 from prunecli.running.layerwise.reading import Reader
-from prunecli.running.layerwise.running import LayerwiseForward, Pass
 from prunecli.running.layerwise.states import StateStore
+from prunecli.running.runner import Pass, ignored
 from tests.families import tiny_family
 from tests.running.layerwise.running import BATCHES, CPU, inputs, skeleton_of
 from tests.tiny import tiny_nllb_moe
@@ -40,12 +41,13 @@ class Run:
         model = self.skeleton.model
         return [lambda ids=ids: model(**inputs(model, ids))[0] for ids in BATCHES]
 
-    def run(self, passes: list[Pass] | None = None, **options: Any) -> None:
+    def run(self, passes: list[Pass] | None = None, advance: Any = ignored, **options: Any) -> None:
         with (
             Reader(self.checkpoint, 2, self.skeleton.widest_bytes, CPU) as reader,
             StateStore(1 << 20) as states,
         ):
-            LayerwiseForward(self.skeleton, reader, states).run(passes or self.passes(), **options)
+            made = LayerwiseRun(self.skeleton, reader, states, advance=advance)
+            made.forward(passes or self.passes(), **options)
 
 
 def routed(path: Path) -> dict[str, set[int]]:
@@ -80,13 +82,15 @@ def test_every_weight_is_read_once_and_only_the_experts_that_tokens_go_to(tmp_pa
 def test_layers_are_entered_in_order_by_all_batches(tmp_path: Path) -> None:
     with open_model(tiny_family(tmp_path / "model", "m2m_100")) as checkpoint:
         run, seen = Run(checkpoint), []
-        run.run(after=lambda stage, number: seen.append((stage.name, number)))
+        for stage in run.skeleton.stages:
+            stage.attentions[0].register_forward_hook(lambda *_, name=stage.name: seen.append(name))
+        run.run()
         names = [
             f"model.{side}.layers.{n}"
             for side, depth in (("encoder", 3), ("decoder", 2))
             for n in range(depth)
         ]
-        assert seen == [(name, number) for name in names for number in range(3)]
+        assert seen == [name for name in names for _ in range(3)]
 
 
 def test_a_run_through_one_stack(tmp_path: Path) -> None:
@@ -95,7 +99,7 @@ def test_a_run_through_one_stack(tmp_path: Path) -> None:
         encoder = run.skeleton.model.get_encoder()
         run.run(
             [lambda ids=ids: encoder(input_ids=ids).last_hidden_state for ids in BATCHES],
-            sides=("encoder",),
+            side="encoder",
             finish=lambda number, output: found.__setitem__(number, output),
         )
         whole = load_model(checkpoint.path, device="cpu").get_encoder()
@@ -172,7 +176,7 @@ def test_a_failure_anywhere_leaves_nothing_either(stop: int, tmp_path: Path) -> 
                 raise _StopError
 
         with pytest.raises(_StopError):
-            run.run(after=fail)
+            run.run(advance=fail)
         assert_clean(run.skeleton)
 
 
@@ -187,7 +191,7 @@ def test_a_file_cut_short_in_the_middle_of_a_run(tmp_path: Path) -> None:
                 opened.truncate(file.stat().st_size // 2)
 
         with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated"):
-            run.run(after=cut)
+            run.run(advance=cut)
         assert_clean(run.skeleton)
 
 

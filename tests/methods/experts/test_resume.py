@@ -9,26 +9,23 @@ from pathlib import Path
 import pytest
 
 from prunecli.commands.collect_gates import collect_gates
-from prunecli.commands.gate_run import GateRun
 from prunecli.errors import PruneError
-from prunecli.methods.experts import resume
-from prunecli.methods.experts.score import CollectOptions, State
-from prunecli.processes import ALONE
-from prunecli.progress import silent
-from prunecli.text.parallel import ParallelText
+from prunecli.methods.experts import collect, resume
+from prunecli.methods.experts.resume import PartialRun
+from prunecli.methods.experts.score import State
 from tests.commands.calls import call
 
 
-def end_early(run: GateRun) -> None:
-    with run._kept() as (_, save):
+def end_early(run: PartialRun) -> None:
+    with run.kept() as (_, save):
         save(State(3, {}))
         raise PruneError("another process has ended")
 
 
 def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = resume.write_json
+    write, said = resume.write_json, list[str]()
 
     def disturbed(*arguments: object, **options: object) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -36,23 +33,31 @@ def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
 
     monkeypatch.setattr(resume, "write_json", disturbed)
     before = signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
-    run = GateRun(None, ParallelText("val", {}), [], CollectOptions(), {}, tmp_path / "g", silent, ALONE)
     try:
         with pytest.raises(SystemExit):
-            end_early(run)
+            end_early(PartialRun(tmp_path / "g", {}, say=said.append))
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert "Kept in" in capsys.readouterr().err
+    assert said == [f"Kept in {tmp_path / '.g.partial'}: the same command goes on from it."]
     assert resume.read_state(tmp_path / ".g.partial", {}).batches == 3
+
+
+def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = PartialRun(None, {})
+    with pytest.raises(PruneError):
+        end_early(run)
+    assert (run.dtype(), run.snapshots(State())) == (None, None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def begun(*_: object) -> None:
+    def begun(*_: object, **__: object) -> None:
         raise AssertionError("the model is run, and its result would be lost")
 
-    monkeypatch.setattr(GateRun, "in_memory", begun)
+    monkeypatch.setattr(collect, "score", begun)
     refused = call(collect_gates, "-o", str(tmp_path / "no" / "gates.json"))
     assert refused.status == 1
     assert f"{tmp_path / 'no'}: no such directory" in refused.err

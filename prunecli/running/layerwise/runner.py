@@ -1,0 +1,293 @@
+"""Running a checkpoint layer by layer within a given memory: what fits, in which groups batches go, what it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from prunecli.architectures.records import Side
+from prunecli.errors import OutputError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.machine import (
+    available_memory,
+    disk_room,
+    keep_below,
+    map_large_blocks,
+    resident_now,
+    spill_directory,
+)
+from prunecli.processes import ALONE, ProcessGroup, neighbours
+from prunecli.running.layerwise.budget import Demand, Plan, Shape, plan_memory, size_text
+from prunecli.running.layerwise.forward import LayerwiseRun
+from prunecli.running.layerwise.parts import Skeleton, fill_resident, make_skeleton
+from prunecli.running.layerwise.reading import Reader
+from prunecli.running.layerwise.snapshot import Snapshots
+from prunecli.running.layerwise.states import StateStore
+from prunecli.running.runner import Advance, BatchCost, Group, chunks, ignored
+
+B = TypeVar("B")
+
+MARGIN = 32 << 20
+"""Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
+
+ROOMY = 1 << 30
+"""Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a run may use.
+
+    Attributes:
+        device: to compute on.
+        dtype: to compute in.
+        memory: bytes, of the whole process on a CPU, of the device else.
+        spill_directory: for the states that find no room in memory; None: the system's folder for temporary files.
+    """
+
+    device: torch.device
+    dtype: torch.dtype
+    memory: int
+    spill_directory: Path | None = None
+
+
+@dataclass
+class RunReport:
+    """What a run has done so far, for a report.
+
+    Attributes:
+        bytes_read: of weights.
+        seconds: since its beginning.
+        readings: groups of batches that went through the layers.
+        spilled_bytes: the most that lay in the file at a time.
+    """
+
+    bytes_read: int = 0
+    seconds: float = 0.0
+    readings: int = 0
+    spilled_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What each process may use; the same on all of them, so that all cut the same groups.
+
+    Attributes:
+        memory: bytes, of a process on a CPU, of the device else.
+        host: bytes of the host for states; None: what the plan leaves of `memory`.
+        disk: bytes for states beyond that.
+        demand: without activations.
+    """
+
+    memory: int
+    host: int | None
+    disk: int
+    demand: Demand
+
+    def plan(self, activations: int) -> Plan:
+        """How the memory is used where a batch's activations take so much.
+
+        Raises:
+            UsageError: too little; it names the smallest that will do.
+        """
+        return plan_memory(self.memory, replace(self.demand, activations=activations))
+
+    def in_memory(self, plan: Plan) -> int:
+        """Bytes of states that may be held in memory."""
+        return plan.states if self.host is None else self.host
+
+
+class Layerwise:
+    """Runs a checkpoint whose layers' weights stay on disk: a `Runner`.
+
+    Args:
+        checkpoint: of a declared family.
+        resources: what each process may use.
+        report: is kept up to date.
+        process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
+        snapshots: where the states of a group are kept after a layer, to go on from.
+
+    Attributes:
+        model: weights outside of its layers are there once a group runs.
+        skeleton: the same, with its layers.
+        shape: its sizes.
+        has_position_bias: whether its layers hand a bias of the attention weights on.
+
+    Raises:
+        UnsupportedModelError: the family is not declared.
+        CheckpointError: a tensor is missing, unexpected or misshapen.
+    """
+
+    layerwise = True
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        resources: Resources,
+        report: RunReport | None = None,
+        *,
+        process_group: ProcessGroup = ALONE,
+        snapshots: Snapshots | None = None,
+    ) -> None:
+        self.skeleton = make_skeleton(checkpoint, resources.device, resources.dtype)
+        self.model, self.device = self.skeleton.model, resources.device
+        self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
+        self.has_position_bias = any(
+            attention.position_bias
+            for stack in checkpoint.require_architecture().stacks
+            for attention in stack.attentions
+        )
+        self.process_group = process_group
+        self._checkpoint, self._resources, self._snapshots = checkpoint, resources, snapshots
+        self._report = report or RunReport()
+        self._on_cpu, self._filled = resources.device.type == "cpu", False
+        # Before any weight is read; on a GPU the process does not count.
+        self._process_bytes = resident_now() if self._on_cpu else 0
+
+    def steps(self, passes: Mapping[Side, int]) -> int:
+        """How often passes go through a layer, so many of them through each stack."""
+        return sum(passes.get(stage.side, 0) for stage in self.skeleton.stages)
+
+    @cached_property
+    def room(self) -> Room:
+        """The least of what the processes find.
+
+        Raises:
+            OutputError: no such spill directory.
+        """
+        with self.process_group.in_step():
+            mine = (
+                self._process_bytes,
+                disk_room(self._resources.spill_directory) // neighbours("cpu"),
+                available_memory() // 2 // neighbours("cpu"),
+                self._resources.memory,
+            )
+        process, disk, host, memory = zip(*self.process_group.all_gather(mine), strict=True)
+        skeleton = self.skeleton
+        return Room(
+            memory=min(memory),
+            host=None if self._on_cpu else min(host),
+            disk=min(disk),
+            demand=Demand(max(process), skeleton.resident_bytes, skeleton.widest_bytes, 0),
+        )
+
+    def groups(
+        self, batches: Iterable[B], cost: Callable[[Layerwise, B], BatchCost], start: int = 0
+    ) -> Iterable[Group[B]]:
+        """See `Runner`; nothing is read or computed. Of a sequence, all are cut before the first one is run.
+
+        A group that was begun by an interrupted run is gone on with as it was cut then, whatever the memory is now.
+        """
+        begun = self._snapshots.group_size(start) if self._snapshots else None
+        priced = ((batch, cost(self, batch)) for batch in batches)
+        if not isinstance(batches, Sequence):
+            return self._cut(priced, start, begun)
+        known = list(priced)
+        largest = max((taken.activations for _, taken in known), default=0)
+        return list(self._cut(known, start, begun, largest))
+
+    def _cut(
+        self, batches: Iterable[tuple[B, BatchCost]], start: int, begun: int | None, largest: int = 0
+    ) -> Iterator[Group[B]]:
+        """Cut the batches where memory and disk are full; the first group has `begun` batches where that is given.
+
+        A group ends where each process has as many batches as every other, or where there are none left.
+        """
+        room = self.room
+        together: list[B] = []
+        held = BatchCost(largest, ())
+        for more in chunks(batches, self.process_group.world_size):
+            added = _most([taken for _, taken in more])
+            wider = _both(held, added)
+            full = max(wider.states) > room.in_memory(plan := room.plan(wider.activations)) + room.disk
+            if together and (full if begun is None else len(together) == begun):
+                yield Group(start, together, held)
+                start, together, begun = start + len(together), [], None
+                wider = _both(BatchCost(largest, ()), added)
+                plan = room.plan(wider.activations)
+            if not together and max(wider.states) > room.in_memory(plan) + room.disk:
+                raise OutputError(
+                    f"{spill_directory(self._resources.spill_directory)}: no room for the states of one batch "
+                    f"({size_text(max(wider.states))})",
+                    "Name a --spill-dir with more room, give more --memory, or a smaller --batch-tokens.",
+                )
+            together += [batch for batch, _ in more]
+            held = wider
+        if together:
+            yield Group(start, together, held)
+
+    @contextmanager
+    def running(self, group: Group[B], advance: Advance = ignored) -> Iterator[LayerwiseRun]:
+        """See `Runner`; memory, file and thread are given back after it, whatever happens.
+
+        Raises:
+            CheckpointError: weights that cannot be read.
+            OutputError: no room for the states.
+        """
+        start, report, directory = time.monotonic(), self._report, self._resources.spill_directory
+        if not self._filled:
+            fill_resident(self.skeleton, self._checkpoint)
+            report.bytes_read += sum(
+                self._checkpoint.info(place.name).nbytes for place in self.skeleton.resident
+            )
+            self._filled = True
+        plan = self.room.plan(group.cost.activations)
+        wanted = 3 * max(group.cost.states, default=0) + (1 << 20)
+        if self._on_cpu and plan.states < wanted + ROOMY:
+            map_large_blocks()
+        with (
+            StateStore(min(self.room.in_memory(plan), wanted), directory) as states,
+            Reader(
+                self._checkpoint, plan.buffers, self.skeleton.widest_bytes, self._resources.device
+            ) as reader,
+        ):
+            try:
+                make_room = self._make_room(group.cost.activations)
+                yield LayerwiseRun(self.skeleton, reader, states, make_room, advance, group, self._snapshots)
+            finally:
+                report.bytes_read += reader.bytes_read
+                report.spilled_bytes = max(report.spilled_bytes, states.spilled_bytes)
+                report.readings += 1
+                report.seconds += time.monotonic() - start
+
+    def _make_room(self, activations: int) -> Callable[[], None]:
+        if not self._on_cpu:
+            return ignored
+        return partial(keep_below, self._resources.memory - activations - MARGIN)
+
+
+def _most(costs: Sequence[BatchCost]) -> BatchCost:
+    """Of the process that needs most."""
+    states = zip(*(cost.states for cost in costs), strict=True)
+    return BatchCost(max(cost.activations for cost in costs), tuple(map(max, states)))
+
+
+def _both(held: BatchCost, more: BatchCost) -> BatchCost:
+    """Of batches that go together."""
+    states = held.states or (0,) * len(more.states)
+    added = tuple(a + b for a, b in zip(states, more.states, strict=True))
+    return BatchCost(max(held.activations, more.activations), added)
+
+
+def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
+    """The sizes that activations depend on."""
+    family, sizes = checkpoint.layout.family, checkpoint.layout.sizes
+    # What is declared is pruned, which may be groups of heads that share keys and values.
+    heads = [sizes.count(stack.attentions[0].heads) for stack in family.stacks]
+    heads.append(int(skeleton.model.config.num_attention_heads))
+    experts = [stage.sparse.num_experts for stage in skeleton.stages if stage.sparse is not None]
+    return Shape(
+        d_model=int(skeleton.model.config.hidden_size),
+        ffn_dim=max(sizes.count(stack.ffn.width) for stack in family.stacks),
+        heads=max(heads),
+        experts=max(experts, default=0),
+        top_k=int(family.top_k or 1),
+        itemsize=dtype.itemsize,
+    )

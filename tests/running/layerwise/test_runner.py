@@ -1,0 +1,139 @@
+"""What fits into a given memory, and in which groups batches go."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunecli.errors import OutputError, UsageError
+from prunecli.model.checkpoint import open_model
+from prunecli.running.layerwise import runner as module
+from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.runner import BatchCost, Group, Run
+from prunecli.tensors.quantities import parse_size
+from tests.families import tiny_family
+from tests.running.layerwise.running import CPU
+from tests.tiny import tiny_nllb_moe
+
+MIB, PLENTY = 1 << 20, 1 << 34
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_family(tmp_path / "model", "llama")
+
+
+def layers_of(
+    path: Path, memory: int = PLENTY, spill: Path | None = None, report: RunReport | None = None
+) -> Layerwise:
+    return Layerwise(open_model(path), Resources(CPU, torch.float32, memory, spill), report)
+
+
+def groups(layers: Layerwise, *costs: tuple[int, int]) -> list[Group[BatchCost]]:
+    """Of batches that are known by what they take."""
+    batches = [BatchCost(activations, (states,)) for activations, states in costs]
+    return list(layers.groups(batches, lambda _layers, batch: batch))
+
+
+def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int) -> None:
+    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
+    monkeypatch.setattr(module, "disk_room", lambda _directory: disk)
+
+
+def test_batches_that_find_room_go_together(path: Path) -> None:
+    (group,) = groups(layers_of(path), (5, 100), (9, 10), (2, 1))
+    assert (group.start, len(group.batches), group.cost) == (0, 3, BatchCost(9, (111,)))
+
+
+def test_others_are_cut_in_their_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room(monkeypatch, 60, 50)
+    found = groups(layers_of(path), *((0, states) for states in (100, 10, 1, 80, 30, 109)))
+    assert [(group.start, len(group.batches)) for group in found] == [(0, 2), (2, 2), (4, 1), (5, 1)]
+    assert [group.cost.states for group in found] == [(110,), (81,), (30,), (109,)]
+
+
+def test_the_fullest_phase_counts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room(monkeypatch, 60, 50)
+    batches = [BatchCost(0, (100, 1)), BatchCost(0, (1, 100)), BatchCost(0, (1, 10))]
+    found = list(layers_of(path).groups(iter(batches), lambda _layers, batch: batch, start=7))
+    assert [(group.start, group.cost.states) for group in found] == [(7, (101, 101)), (9, (1, 10))]
+
+
+def test_no_batches_make_no_group(path: Path) -> None:
+    assert groups(layers_of(path)) == []
+
+
+def test_one_batch_that_finds_no_room_anywhere(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_room(monkeypatch, 60, 50)
+    with pytest.raises(OutputError, match=rf"{tmp_path}: no room for the states of one batch"):
+        groups(layers_of(path, spill=tmp_path), (0, 10), (0, 111))
+
+
+def test_a_directory_that_is_not_there(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="nowhere"):
+        groups(layers_of(path, spill=tmp_path / "nowhere"), (0, 10))
+
+
+def test_too_little_memory_names_the_smallest_that_works(path: Path) -> None:
+    with pytest.raises(UsageError, match="--memory 1MiB is too little") as caught:
+        groups(layers_of(path, MIB), (1, 10), (300 * MIB, 10))
+    named = re.search(r"smallest that works is (\S+)", caught.value.message)
+    assert named
+    smallest = parse_size(named[1])
+    assert smallest > 300 * MIB
+    assert groups(layers_of(path, smallest + 16 * MIB), (300 * MIB, 10))  # a process may have grown
+
+
+def ids_through(layers: Layerwise, run: Run) -> None:
+    ids = torch.tensor([[5, 9, 12, 2]])
+    run.forward([lambda: layers.model(input_ids=ids, use_cache=False)])
+
+
+def test_a_run_says_what_it_took_and_gives_everything_back(path: Path, tmp_path: Path) -> None:
+    report = RunReport()
+    layers, threads = layers_of(path, spill=tmp_path, report=report), threading.active_count()
+    (group,) = groups(layers, (0, 1000))
+    with open_model(path) as checkpoint:
+        bytes_of = {name: checkpoint.info(name).nbytes for name in checkpoint.tensors}
+    resident = sum(bytes_of[place.name] for place in layers.skeleton.resident)
+    for times in (1, 2):
+        with layers.running(group) as run:
+            ids_through(layers, run)
+            run.keep(torch.zeros(4 * MIB))
+            assert list(tmp_path.iterdir()) == [tmp_path / "model"], "the file has no name"
+        expected = resident + times * (sum(bytes_of.values()) - resident)
+        assert report.bytes_read == expected, "what is outside of layers is read once"
+        assert report.readings == times
+        assert report.spilled_bytes == 16 * MIB
+        assert threading.active_count() == threads
+
+
+def test_an_interrupted_run_gives_everything_back_too(path: Path) -> None:
+    report, threads = RunReport(), threading.active_count()
+    layers = layers_of(path, report=report)
+    (group,) = groups(layers, (0, 1000))
+
+    def interrupted() -> None:
+        with layers.running(group) as run:
+            ids_through(layers, run)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert report.readings == 1
+    assert threading.active_count() == threads
+
+
+def test_sizes_of_a_model(tmp_path: Path, path: Path) -> None:
+    shape = layers_of(path).shape
+    assert (shape.d_model, shape.ffn_dim, shape.heads, shape.experts, shape.itemsize) == (32, 48, 8, 0, 4)
+    shape = layers_of(tiny_nllb_moe(tmp_path / "moe", experts=6)).shape
+    assert (shape.experts, shape.top_k) == (6, 2)
+    assert layers_of(tiny_family(tmp_path / "t5", "t5")).has_position_bias
+    assert not layers_of(path).has_position_bias
