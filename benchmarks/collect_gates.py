@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,18 +16,19 @@ from unittest.mock import patch
 
 import torch
 
-from prunecli.methods.experts import score
+from prunecli.methods.experts.observer import GateObserver
+from prunecli.methods.experts.score import score
 from prunecli.model.checkpoint import open_model
-from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model
+from prunecli.running.runner import InMemory
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.tokens import load_tokenizer
 
 
 @contextmanager
-def unobserved(_model: Any, layers: Sequence[SparseLayer]) -> Iterator[score.Recorder]:
-    """A recorder that nothing reports to."""
-    yield score.Recorder(layers)
+def unobserved(_observer: GateObserver, _model: Any) -> Iterator[None]:
+    """No hooks: nothing is seen."""
+    yield
 
 
 def main() -> None:
@@ -47,15 +48,15 @@ def main() -> None:
     pairs = parse_pairs(options.pairs, None, text.languages)
     times: dict[str, list[float]] = {"without": [], "with": []}
     with open_model(options.model) as checkpoint:
-        model, tokenizer = load_model(options.model), load_tokenizer(options.model)
+        runner, tokenizer = InMemory(load_model(options.model)), load_tokenizer(options.model)
         for _ in range(options.rounds + 1):
             for name, found in times.items():
                 start = time.perf_counter()
                 if name == "with":
-                    score.collect_gates(checkpoint, model, tokenizer, text, pairs)
+                    score(runner, checkpoint, tokenizer, text, pairs)
                 else:
-                    with patch.object(score, "recording", unobserved):
-                        score.collect_gates(checkpoint, model, tokenizer, text, pairs)
+                    with patch.object(GateObserver, "watching", unobserved):
+                        score(runner, checkpoint, tokenizer, text, pairs)
                 found.append(time.perf_counter() - start)
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}
     print(

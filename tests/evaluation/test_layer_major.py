@@ -173,7 +173,9 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
     )
     encoder, decoder = 2 * 5 * 32 * 4, 2 * 7 * 32 * 4
     assert sum(forward.states) == encoder + decoder
-    assert sum(back.states) == 3 * encoder + 2 * decoder + encoder + decoder, "every layer's output, and gradients"
+    assert sum(back.states) == 3 * encoder + 2 * decoder + encoder + decoder, (
+        "every layer's output, and gradients"
+    )
 
 
 def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path: Path) -> None:
