@@ -15,9 +15,8 @@ from typer.testing import CliRunner
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.score_heads import score_heads
 from prunecli.errors import CheckpointError, OutputError, PruneError, UnsupportedModelError, UsageError
-from prunecli.running.layerwise import session
+from prunecli.running.layerwise import runner
 from prunecli.running.layerwise.forward import LayerwiseRun
-from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.layerwise.states import StateStore
 from tests.families import tiny_family
 from tests.forked import ended, start
@@ -107,8 +106,8 @@ def test_importance_of_a_translator_is_the_same_within_rounding(model_type: str,
 def test_groups_and_a_file(
     command: tuple[str, ...], room: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Layerwise, "_room", lambda _self, _plan: 0)
-    monkeypatch.setattr(session, "disk_room", lambda _directory: room)
+    monkeypatch.setattr(runner.Room, "in_memory", lambda _self, _plan: 0)
+    monkeypatch.setattr(runner, "disk_room", lambda _directory: room)
     made = run(*command, "--memory", "8GiB")
     assert re.search(r"Went through the layers.* in \d+ groups: .*KiB of states in a file\.", made.stderr)
 
