@@ -43,4 +43,5 @@ GEMMA2 = replace(
         "tie_word_embeddings": True,
     },
     embedding=TokenEmbedding("model.embed_tokens", "lm_head", ("Gemma2ForCausalLM",), apart=True),
+    window_period=2,
 )

@@ -30,4 +30,5 @@ GEMMA3 = replace(
     ),
     attributes={**GEMMA2.attributes, "vocab_size": 262208},
     embedding=TokenEmbedding("model.embed_tokens", "lm_head", ("Gemma3ForCausalLM",), apart=True),
+    window_period=6,
 )

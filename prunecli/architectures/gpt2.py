@@ -97,8 +97,10 @@ GPT2 = Architecture(
         "n_head": 12,
         "n_inner": "4*n_embd",
         "tie_word_embeddings": True,
+        "scale_attn_by_inverse_layer_idx": False,
     },
     embedding=TokenEmbedding(
         "transformer.wte", "lm_head", ("GPT2LMHeadModel", "GPT2DoubleHeadsModel"), apart=True
     ),
+    numbered="scale_attn_by_inverse_layer_idx",
 )

@@ -21,10 +21,12 @@ QWEN2 = replace(
         "hidden_size": 4096,
         "intermediate_size": 22016,
         "num_hidden_layers": 32,
+        "max_window_layers": 28,
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "head_dim": "hidden_size/num_attention_heads",
         "tie_word_embeddings": False,
     },
     embedding=TokenEmbedding("model.embed_tokens", "lm_head", ("Qwen2ForCausalLM",), apart=True),
+    window_start="max_window_layers",
 )

@@ -25,6 +25,7 @@ QWEN3 = replace(
         "hidden_size": 4096,
         "intermediate_size": 22016,
         "num_hidden_layers": 32,
+        "max_window_layers": 28,
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "head_dim": 128,
@@ -32,4 +33,5 @@ QWEN3 = replace(
         "tie_word_embeddings": False,
     },
     embedding=TokenEmbedding("model.embed_tokens", "lm_head", ("Qwen3ForCausalLM",), apart=True),
+    window_start="max_window_layers",
 )

@@ -235,6 +235,10 @@ class Architecture:
         attributes: config defaults of transformers for keys that a config.json may leave out; a text that stands for
             a count is read as a shape's axis is (`hidden_size/num_attention_heads`), and for a null too.
         embedding: where tokens come in and go out; None: their tables cannot be factorised.
+        window_period: every so many-th layer sees all tokens, the others a window, where config.json has no
+            `layer_types` (nor another number under `sliding_window_pattern`); None: no such rule.
+        window_start: config key of the first layer that sees a window; None: no such key.
+        numbered: config key that makes what a layer computes depend on its number; None: nothing does.
     """
 
     model_type: str
@@ -259,3 +263,6 @@ class Architecture:
     token_dropout: str | None = None
     attributes: dict[str, int | float | bool | str] = field(default_factory=dict)
     embedding: TokenEmbedding | None = None
+    window_period: int | None = None
+    window_start: str | None = None
+    numbered: str | None = None

@@ -29,8 +29,8 @@ from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
+    from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.arrange import FfnPlan
-    from prunecli.methods.ffn.measure import ActivationOptions
     from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.text.choice import TextChoice
@@ -146,7 +146,7 @@ def share_ffn(
     Each layer keeps its own norm. Quality comes back by training: prunecli finetune.
     """
     from prunecli import demo
-    from prunecli.methods.ffn.measure import ActivationOptions
+    from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.text.choice import TextChoice
 
@@ -178,7 +178,7 @@ def share_ffn(
         raise UsageError(
             f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )
-    running = ActivationOptions(batch_tokens, device)
+    running = RunOptions(batch_tokens, device)
     how = How(None if dry_run else output, force, quiet, json)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
@@ -187,7 +187,7 @@ def share_ffn(
 
 
 def _run(
-    checkpoint: Checkpoint, options: FfnOptions, choice: TextChoice, running: ActivationOptions, how: How
+    checkpoint: Checkpoint, options: FfnOptions, choice: TextChoice, running: RunOptions, how: How
 ) -> None:
     from prunecli.commands.ffn_table import ffn_payload, show_ffns
     from prunecli.methods.ffn.rewrite import rewrite_ffn
@@ -202,17 +202,20 @@ def _plan(
     checkpoint: Checkpoint,
     options: FfnOptions,
     choice: TextChoice,
-    running: ActivationOptions,
+    running: RunOptions,
     *,
     quiet: bool,
 ) -> FfnPlan:
     """The plan; text is read, and the model run, where hidden units are chosen by their activations."""
-    from prunecli.methods.ffn.measure import activation_text, describe, measure_activations
     from prunecli.methods.ffn.plan import plan_ffn
 
     if options.keep_units != "activations":
         return plan_ffn(checkpoint, options)
-    data, progress = activation_text(checkpoint, choice, console.note), console.progress(quiet)
+    from prunecli.evaluation.on_text import describe, measured_text
+    from prunecli.methods.ffn.activations import measure_activations
+
+    data = measured_text(checkpoint, choice, "--keep-units activations", console.note)
+    progress = console.progress(quiet)
     return plan_ffn(
         checkpoint,
         replace(options, text=describe(data, choice)),

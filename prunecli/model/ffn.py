@@ -83,7 +83,7 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
     for name, (stack, number) in positions.items():
         change = structure.ffn.get(name, FfnChange())
         owner = change.shared_with or name
-        sparse = is_sparse(sizes, stack.ffn, number)
+        sparse = is_sparse(sizes, stack.ffn, structure.original_layer(stack.side, number))
         specs = () if change.removed or sparse else stack.ffn.tensors
         specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
         norms = () if change.removed else ffn_norms(stack)
@@ -151,7 +151,7 @@ def within(layer: str, ffn: FeedForward) -> str:
 
 
 def is_sparse(sizes: Sizes, ffn: FeedForward, layer: int) -> bool:
-    """Whether the FFN of this layer is a mixture of experts, by the config."""
+    """Whether the FFN of this layer of the original model is a mixture of experts, by the config."""
     if ffn.sparse_step is None or ffn.expert is None:
         return False
     step = sizes.count(ffn.sparse_step)
@@ -171,7 +171,7 @@ def _check(sizes: Sizes, structure: Structure, positions: Mapping[str, tuple[Sta
             if named not in positions:
                 raise CheckpointError(f"config.json names {named}, which is no FFN of the model", REMEDY)
             stack, number = positions[named]
-            if is_sparse(sizes, stack.ffn, number):
+            if is_sparse(sizes, stack.ffn, structure.original_layer(stack.side, number)):
                 reason = "a mixture of experts can be neither shared nor removed nor of another width"
                 raise CheckpointError(f"config.json changes {named}: {reason}", REMEDY)
         if owner is None:

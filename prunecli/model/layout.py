@@ -13,6 +13,7 @@ from prunecli.architectures.records import Part, Side, Stack, TensorSpec
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer, resolve_attentions
 from prunecli.model.declared import Sizes
+from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
 from prunecli.model.ffn import FfnLayer, ffn_norms, resolve_ffns, within
 from prunecli.model.structure import Structure
@@ -106,14 +107,15 @@ class ModelLayout:
     ) -> ModelLayout:
         """The same family with another structure, another config.json or both; None: this model's.
 
+        Without a `config`, this model's says how many layers there are by `structure`.
+
         Raises:
             CheckpointError: as `resolve`.
         """
-        return resolve(
-            self.family,
-            self.config if config is None else config,
-            self.structure if structure is None else structure,
-        )
+        structure = self.structure if structure is None else structure
+        if config is None:
+            config = config_of_layers(self.sizes, self.structure, structure)
+        return resolve(self.family, config, structure)
 
     def require_tables(self) -> TokenTables:
         """The token embeddings.
@@ -145,6 +147,7 @@ def resolve(family: Architecture, config: Mapping[str, Any], structure: Structur
         CheckpointError: config.json lacks a size, or it or the structure says what cannot be.
     """
     sizes = Sizes(family, config)
+    check_layers(sizes, structure)
     tables = resolve_tables(sizes, structure)
     return ModelLayout(
         sizes,
@@ -188,7 +191,7 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
         if not ffn.is_sparse:
             add(ffn.prefix, stack.ffn.tensors, width=ffn.width)
             return
-        experts = _expert_count(sizes, structure, ffn.name)
+        experts = expert_count(sizes, structure, ffn.name)
         add(ffn.prefix, stack.ffn.router, experts=experts)
         for expert in range(experts):
             prefix = f"{ffn.prefix}{str(stack.ffn.expert).format(expert=expert)}."
@@ -213,7 +216,8 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
     return tensors
 
 
-def _expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:
+def expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:
+    """How many experts a mixture holds."""
     if layer in structure.experts:
         return len(structure.experts[layer])
     return structure.original_experts.get(layer) or sizes.count(sizes.family.expert_count[0])

@@ -98,8 +98,8 @@ def result_config(
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
     family = source.require_architecture()
-    support = stock_support(source, structure)
-    config = {key: value for key, value in source.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
+    support, result = stock_support(source, structure), source.layout.changed(structure)
+    config = {key: value for key, value in result.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
     config["model_type"] = family.model_type
     auto_map = _foreign(source.config.get("auto_map"))
     classes = tuple(classes or class_names(source.config))
@@ -110,7 +110,7 @@ def result_config(
         config.update(support.config)
     else:
         names = source.tensors if tensors is None else tensors
-        opened_by = auto_classes(family, readable(source.layout.changed(structure), names), classes)
+        opened_by = auto_classes(family, readable(result, names), classes)
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in opened_by.items()}
         config[WEIGHTS_KEY] = (
             f"{support.line} Open it with trust_remote_code=True, or with prunecli.load_model."

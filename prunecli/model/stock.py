@@ -8,7 +8,7 @@ from typing import Any
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
-from prunecli.model.layout import ModelLayout
+from prunecli.model.layout import ModelLayout, expert_count
 from prunecli.model.structure import Structure
 
 
@@ -47,8 +47,8 @@ class StockSupport:
 def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
     """Whether a stock config can express a model of this structure that is made of `source`.
 
-    The same number of experts, of heads where config.json also holds their width, and of hidden units in every layer
-    is a stock model of that many, and a cached embedding a stock table.
+    Fewer layers are a stock model of that many. So is the same number of experts, of heads where config.json also
+    holds their width, and of hidden units in every layer; a cached embedding is a stock table.
 
     Raises:
         UnsupportedModelError: the family is not declared.
@@ -58,7 +58,7 @@ def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
     if family.stock_fault is not None:
         return StockSupport(reason=family.stock_fault)
     result = source.layout.changed(structure)
-    parts = [_experts(source, structure), _heads(result), _ffns(result), _embeddings(result)]
+    parts = [_experts(result), _heads(result), _ffns(result), _embeddings(result)]
     faults = [part for part in parts if part.reason is not None]
     if faults:
         reasons = ", and ".join(str(part.reason) for part in faults)
@@ -82,14 +82,9 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
 
 
-def _experts(source: Checkpoint, structure: Structure) -> StockSupport:
-    family = source.layout.family
-    if not family.expert_count:
-        return StockSupport()
-    counts = {
-        len(structure.experts[layer.name]) if layer.name in structure.experts else layer.num_experts
-        for layer in source.mixtures
-    }
+def _experts(result: ModelLayout) -> StockSupport:
+    family = result.family
+    counts = {expert_count(result.sizes, result.structure, ffn.name) for ffn in result.ffns if ffn.is_sparse}
     if len(counts) > 1:
         reason = f"experts differ between layers ({min(counts)} to {max(counts)})"
         return StockSupport(reason=reason, nearest="`prune-experts --balance 1:1`")

@@ -8,7 +8,9 @@ from typing import Any, TypeVar
 
 from prunecli.errors import CheckpointError
 
-VERSION = 1
+VERSION = 2
+WITHOUT_LAYERS = 1
+"""Version of a structure of all layers, which the first prunecli reads too."""
 KEY = "prunecli"
 """Where `Structure` lies in config.json."""
 
@@ -153,6 +155,9 @@ class Structure:
         original_heads: attention's name -> how many heads the original attention had.
         ffn: FFN's name -> how it differs from the stock one; those that are as config.json says are left out.
         embedding: how the token embeddings differ from the stock ones.
+        layers: "encoder" or "decoder" -> original numbers of the layers that it keeps, ascending. Names of layers here
+            and of tensors count those that are kept.
+        original_layers: the same -> how many layers the original stack had.
         history: what was done, oldest first: {"command", "arguments", "prunecli", "source", "statistics"}.
     """
 
@@ -162,12 +167,18 @@ class Structure:
     original_heads: Mapping[str, int] = field(default_factory=dict)
     ffn: Mapping[str, FfnChange] = field(default_factory=dict)
     embedding: EmbeddingChange = field(default_factory=EmbeddingChange)
+    layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    original_layers: Mapping[str, int] = field(default_factory=dict)
     history: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def is_stock(self) -> bool:
         """Whether nothing was removed, shared, factorised or made of another size."""
-        return not (self.experts or self.heads or self.ffn) and self.embedding.is_stock
+        return not (self.experts or self.heads or self.ffn or self.layers) and self.embedding.is_stock
+
+    def original_layer(self, side: str, number: int) -> int:
+        """The number that a layer of a stack had in the original model."""
+        return self.layers[side][number] if side in self.layers else number
 
     def kept_experts(self, layer: str, num_experts: int) -> tuple[int, ...]:
         """Original ids of the experts that `layer` holds; all of `num_experts` where none was removed."""
@@ -205,14 +216,16 @@ class Structure:
 
     def to_json(self) -> dict[str, Any]:
         """The value under `"prunecli"` of config.json."""
+        layers = {name: list(numbers) for name, numbers in self.layers.items()}
         return {
-            "version": VERSION,
+            "version": VERSION if layers else WITHOUT_LAYERS,
             "experts": {layer: list(ids) for layer, ids in self.experts.items()},
             "original_experts": dict(self.original_experts),
             "heads": {name: list(ids) for name, ids in self.heads.items()},
             "original_heads": dict(self.original_heads),
             "ffn": {name: change.to_json() for name, change in self.ffn.items()},
             "embedding": self.embedding.to_json(),
+            **({"layers": layers, "original_layers": dict(self.original_layers)} if layers else {}),
             "history": [dict(step) for step in self.history],
         }
 
@@ -236,6 +249,8 @@ class Structure:
                 original_heads=_counts(value, "original_heads"),
                 ffn=_changes(value.get("ffn", {})),
                 embedding=EmbeddingChange.from_json(value.get("embedding", {})),
+                layers=_ids(value, "layers"),
+                original_layers=_counts(value, "original_layers"),
                 history=tuple(dict(step) for step in value.get("history", ())),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:

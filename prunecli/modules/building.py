@@ -74,6 +74,8 @@ def assemble(
     model = _stock_model(checkpoint, dtype, name)
     if layout.tables is not None:
         fit_embeddings(model, layout.tables, dtype)
+    if layout.structure.layers:
+        _fit_sparsity(model, layout)
     for mixture in checkpoint.mixtures:
         _replace(model, mixture, layout, dtype)
     for attention in layout.attentions:
@@ -189,6 +191,16 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     for key in family.expert_count:
         setattr(model.config, key, checkpoint.layout.sizes.count(key))
     return model
+
+
+def _fit_sparsity(model: Any, layout: ModelLayout) -> None:
+    """Make anew the layers that the stock model takes for sparse, or for dense, by the numbers that they have now."""
+    for layer in layout.layers:
+        stock = model.get_submodule(module_name(model, layer.name))
+        if getattr(stock, "is_sparse", layer.ffn.is_sparse) != layer.ffn.is_sparse:
+            with torch.device("meta"):
+                made = type(stock)(model.config, is_sparse=layer.ffn.is_sparse, layer_idx=layer.number)
+            model.set_submodule(module_name(model, layer.name), made.to(next(stock.parameters()).dtype))
 
 
 def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch.dtype) -> None:

@@ -12,11 +12,30 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.errors import DataError, PruneError
+from prunecli.evaluation.on_text import RunOptions, model_and_batches
 from prunecli.methods.ffn.rewrite import output_layer
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Batch
+from prunecli.text.choice import Dataset
+
+
+def measure_activations(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    options: RunOptions,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> dict[str, NDArray[np.float64]]:
+    """Load the model of a checkpoint and run it on text: see `unit_activations`.
+
+    Raises:
+        PruneError: a model or text that cannot be used.
+    """
+    model, batches = model_and_batches(checkpoint, data, options, say)
+    return unit_activations(model, checkpoint.layout.ffns, batches, progress)
 
 
 def unit_activations(

@@ -1,25 +1,24 @@
-"""Measure: text and a model in, how active its hidden units are out."""
+"""A model and its text, for methods that measure something by running it: which text, in which batches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
-from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.progress import Say, unsaid
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.running.examples import Batch
 
 
 @dataclass(frozen=True)
-class ActivationOptions:
-    """How activations are measured.
+class RunOptions:
+    """How the model runs.
 
     Attributes:
         batch_tokens: padded tokens in a batch.
@@ -30,8 +29,11 @@ class ActivationOptions:
     device: str = "auto"
 
 
-def activation_text(checkpoint: Checkpoint, choice: TextChoice, say: Say = unsaid) -> Dataset:
+def measured_text(checkpoint: Checkpoint, choice: TextChoice, what: str, say: Say = unsaid) -> Dataset:
     """Parallel text for a model with an encoder and a decoder, plain text for others.
+
+    Args:
+        what: the option that asks for it, for messages.
 
     Raises:
         UsageError: text of the other kind, or none.
@@ -45,7 +47,7 @@ def activation_text(checkpoint: Checkpoint, choice: TextChoice, say: Say = unsai
     if other is not None:
         raise UsageError(f"{other} goes with models that translate.", "Give --text FILE, one text a line.")
     if not choice.files:
-        raise UsageError("--keep-units activations needs text.", "Give --text FILE, one text a line.")
+        raise UsageError(f"{what} needs text.", "Give --text FILE, one text a line.")
     return choice.read("lm")
 
 
@@ -57,23 +59,22 @@ def describe(data: Dataset, choice: TextChoice) -> dict[str, Any]:
     return {"files": [path.name for path in data.text.files], "sha256": data.text.sha256}
 
 
-def measure_activations(
-    checkpoint: Checkpoint,
-    data: Dataset,
-    options: ActivationOptions,
-    progress: Progress = silent,
-    say: Say = unsaid,
-) -> Mapping[str, np.ndarray]:
-    """Mean |activation| of each hidden unit, see `unit_activations`; runs the model.
+def model_and_batches(
+    checkpoint: Checkpoint, data: Dataset, options: RunOptions, say: Say = unsaid, *, predicting: bool = False
+) -> tuple[Any, list[Batch]]:
+    """The model, loaded, and the text in batches of like lengths.
+
+    Args:
+        predicting: whether the labels are what the model predicts: the tokens of references, the next token, or in a
+            masked language model the hidden ones (drawn with seed 0); else the tokens themselves.
 
     Raises:
         PruneError: a model or text that cannot be used.
     """
     from prunecli.evaluation.options import labels_for
-    from prunecli.methods.ffn.activations import unit_activations
     from prunecli.modules.loading import choose_device, load_model
     from prunecli.modules.precision import fitting_dtype
-    from prunecli.running.encoding import text_examples, translation_examples
+    from prunecli.running.encoding import translation_examples
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
@@ -82,10 +83,21 @@ def measure_activations(
     model = load_model(checkpoint.path, device=device, dtype=dtype)
     text, size = data.text, options.batch_tokens
     if isinstance(text, ParallelText):
-        pairs = data.pairs
-        batches = [
-            b for pair in pairs for b in translation_examples(tokenizer, model, text, [pair]).batches(size)
-        ]
-    else:
-        batches = text_examples(tokenizer, model, text.texts).batches(size)
-    return unit_activations(model, checkpoint.layout.ffns, batches, progress)
+        examples = [translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs]
+        return model, [batch for one in examples for batch in one.batches(size)]
+    return model, _plain(tokenizer, model, text.texts, size, predicting=predicting)
+
+
+def _plain(
+    tokenizer: Any, model: Any, texts: Sequence[str], batch_tokens: int, *, predicting: bool
+) -> list[Batch]:
+    from prunecli.running.encoding import padding_id, text_examples
+    from prunecli.running.masking import mlm_examples
+    from prunecli.running.windows import lm_windows, window_examples
+
+    if not predicting:
+        return text_examples(tokenizer, model, texts).batches(batch_tokens)
+    if model.can_generate():
+        windows = lm_windows(tokenizer, model, texts)
+        return window_examples(windows, padding_id(model, tokenizer)).batches(batch_tokens)
+    return mlm_examples(tokenizer, model, texts).batches(batch_tokens)

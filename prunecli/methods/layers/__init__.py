@@ -1,0 +1,1 @@
+"""Removing whole layers: which matter least, what config.json and the tensors' names then say."""

@@ -1,0 +1,272 @@
+"""From a checkpoint, options and what was measured on text to a plan: which layers stay. Nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.layers.select import (
+    Distances,
+    Scores,
+    last_scores,
+    lowest,
+    nearest_run,
+    parse_layers,
+    random_scores,
+    removed_count,
+)
+from prunecli.model.history import given, history_step
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
+COMMAND = "prune-layers"
+DEFAULT_RATIO = 0.25
+"""What ShortGPT removes of its models (2403.03853, Table 2), rounded."""
+
+Metric = Literal["cosine", "cka", "perplexity", "random", "last"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+MEASURED: tuple[Metric, ...] = ("cosine", "cka", "perplexity")
+"""Those that look at text."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What running the model on text says of its layers.
+
+    Attributes:
+        scores: of each layer, by the metric.
+        distances: of the states before any two layers; None where the metric is none of states.
+    """
+
+    scores: Scores
+    distances: Distances | None = None
+
+
+Measure = Callable[[Metric], Measured]
+"""Runs the model on text."""
+
+
+@dataclass(frozen=True)
+class LayerOptions:
+    """What `prune-layers` is asked.
+
+    Attributes:
+        ratio: fraction of the layers of `side` that go; with neither it nor another amount: DEFAULT_RATIO.
+        count: layers of `side` that go.
+        encoder, decoder: layers of each side that go, instead of these two.
+        layers: those that go, by number: `3,7` or `encoder:3,decoder:7`.
+        keep: those that stay, written the same way; a side that it does not name keeps all.
+        side: the only side that may lose layers; None: all are ranked together.
+        metric: by which layers are ranked; None: `cosine`.
+        contiguous: whether those that go from a stack lie side by side.
+        dtype: type of the result; None: as stored.
+        seed: of the metric `random`.
+        text: what the metric was measured on, for the history.
+    """
+
+    ratio: float | None = None
+    count: int | None = None
+    encoder: int | None = None
+    decoder: int | None = None
+    layers: str | None = None
+    keep: str | None = None
+    side: Side | None = None
+    metric: Metric | None = None
+    contiguous: bool = False
+    dtype: str | None = None
+    seed: int = 0
+    text: Mapping[str, Any] | None = None
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the layers are named, so that nothing is ranked."""
+        return self.layers is not None or self.keep is not None
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether the model has to run on text."""
+        return not self.is_named and (self.metric or "cosine") in MEASURED
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """Which layers stay, and why.
+
+    Attributes:
+        kept: side -> numbers of the layers that stay, as the checkpoint counts them; one that is left out keeps all.
+        scores: of the layers, where they were ranked.
+        dtype: type of the result's floating-point tensors; None: as stored.
+        step: the entry for `Structure.history`.
+        reasons: plain lines that say how the layers were chosen.
+    """
+
+    kept: Mapping[Side, Sequence[int]]
+    scores: Scores = field(default_factory=dict)
+    dtype: str | None = None
+    step: Mapping[str, Any] = field(default_factory=dict)
+    reasons: tuple[str, ...] = ()
+
+
+def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure | None = None) -> LayerPlan:
+    """Choose the layers to keep.
+
+    Args:
+        checkpoint: the source; its weights are not read.
+        options: see there.
+        measure: called where the metric needs text.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or its layers cannot change their numbers.
+        UsageError: options that contradict each other, or that leave a stack without layers.
+    """
+    sizes = checkpoint.layout.sizes
+    depths = {stack.side: sizes.depth(stack) for stack in sizes.family.stacks}
+    refuse_contradictions(options)
+    scores: Scores = {}
+    if options.is_named:
+        gone = _named(options, depths)
+        reasons: tuple[str, ...] = ()
+    else:
+        gone, scores, reasons = _ranked(options, depths, measure)
+    kept = {
+        side: tuple(number for number in range(depth) if number not in gone.get(side, ()))
+        for side, depth in depths.items()
+    }
+    for side, numbers in kept.items():
+        if not numbers:
+            raise UsageError(f"No layer of the {side} would stay.", "Keep one of each stack at least.")
+    key = sizes.family.numbered
+    if key is not None and sizes.value(key) and any(list(own) != [*range(len(own))] for own in kept.values()):
+        raise UnsupportedModelError(
+            f'{checkpoint.path}: config.json has "{key}": what a layer computes depends on its number.',
+            "Only the last layers can go: --metric last.",
+        )
+    removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
+    step = history_step(COMMAND, checkpoint, given(_arguments(options, removed)))
+    return LayerPlan(kept, scores, options.dtype, step, reasons)
+
+
+def refuse_contradictions(options: LayerOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: they do not.
+    """
+    by_side = (options.encoder, options.decoder)
+    amounts = {
+        "--layers": options.layers is not None,
+        "--keep": options.keep is not None,
+        "--ratio": options.ratio is not None,
+        "--count": options.count is not None,
+        "--encoder and --decoder": any(number is not None for number in by_side),
+    }
+    chosen = [name for name, is_given in amounts.items() if is_given]
+    if len(chosen) > 1:
+        raise UsageError(
+            f"{chosen[0]} does not go with {chosen[1]}.", "Each says which layers or how many go."
+        )
+    if options.is_named and (options.metric is not None or options.contiguous or options.side is not None):
+        raise UsageError(
+            f"{chosen[0]} names layers: nothing is ranked.", "Leave out --metric, --contiguous, --side."
+        )
+    if options.side is not None and any(number is not None for number in by_side):
+        raise UsageError("--side does not go with --encoder and --decoder.", "Give one of them, or --count.")
+    if options.contiguous and options.metric not in (None, "cosine"):
+        raise UsageError(
+            f"--contiguous: a run of layers has no {options.metric} of its own.",
+            "Use it with --metric cosine.",
+        )
+
+
+def _named(options: LayerOptions, depths: Mapping[Side, int]) -> dict[Side, tuple[int, ...]]:
+    if options.layers is not None:
+        return parse_layers("--layers", options.layers, depths)
+    kept = parse_layers("--keep", str(options.keep), depths)
+    return {
+        side: tuple(number for number in range(depths[side]) if number not in numbers)
+        for side, numbers in kept.items()
+    }
+
+
+def _ranked(
+    options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
+) -> tuple[dict[Side, tuple[int, ...]], Scores, tuple[str, ...]]:
+    """Layers that go, the scores of all, and lines that say how."""
+    metric = options.metric or "cosine"
+    counts = _counts(options, depths)
+    if options.contiguous and any(len(sides) > 1 for sides in counts):
+        raise UsageError(
+            "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
+        )
+    measured = _measured(metric, options, depths, measure)
+    scores = measured.scores
+    gone: dict[Side, tuple[int, ...]] = {}
+    for sides, count in counts.items():
+        of_sides = {side: scores[side] for side in sides}
+        chosen = lowest(of_sides, count)  # refuses too many
+        if options.contiguous:
+            assert measured.distances is not None
+            chosen = {side: nearest_run(measured.distances[side], count) for side in sides}
+        gone |= chosen
+    how = "one after another, " if options.contiguous else ""
+    lines = [f"Layers by {metric}{' (default)' if options.metric is None else ''}, {how}the lowest go."]
+    if metric == "random":
+        lines = [f"Layers drawn at random (seed {options.seed})."]
+    if (
+        options.ratio is None
+        and options.count is None
+        and options.encoder is None
+        and options.decoder is None
+    ):
+        lines.insert(0, f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the layers.")
+    return gone, scores, tuple(lines)
+
+
+def _counts(options: LayerOptions, depths: Mapping[Side, int]) -> dict[tuple[Side, ...], int]:
+    """Sides whose layers are ranked together -> how many of these go."""
+    by_side: dict[Side, int | None] = {"encoder": options.encoder, "decoder": options.decoder}
+    for side in (*(name for name, number in by_side.items() if number is not None), options.side):
+        if side is not None and side not in depths:
+            raise UsageError(f"The model has no {side}.", f"It has {', '.join(depths)} layers only.")
+    if any(number is not None for number in by_side.values()):
+        return {(side,): number for side, number in by_side.items() if number is not None}
+    sides = tuple(depths) if options.side is None else (options.side,)
+    if options.count is not None:
+        return {sides: options.count}
+    ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
+    return {sides: removed_count(ratio, sum(depths[side] for side in sides))}
+
+
+def _measured(
+    metric: Metric, options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
+) -> Measured:
+    if metric == "random":
+        return Measured(random_scores(depths, options.seed))
+    if metric == "last":
+        return Measured(last_scores(depths))
+    if metric not in METRICS:
+        raise UsageError(f"No metric {metric!r}.", f"Choose one of {', '.join(METRICS)}.")
+    if measure is None:
+        raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
+    return measure(metric)
+
+
+def _arguments(options: LayerOptions, removed: Mapping[Side, Sequence[int]]) -> dict[str, Any]:
+    named = options.is_named
+    return {
+        "removed": dict(removed) or None,
+        "ratio": options.ratio,
+        "count": options.count,
+        "encoder": options.encoder,
+        "decoder": options.decoder,
+        "side": options.side,
+        "metric": None if named else options.metric or "cosine",
+        "contiguous": options.contiguous or None,
+        "text": None if options.text is None else dict(options.text),
+        "seed": options.seed if options.metric == "random" else None,
+        "dtype": options.dtype,
+    }

@@ -1,0 +1,60 @@
+"""What each tensor of the checkpoint with fewer layers is made of: pure, nothing is read but names.
+
+Every tensor is a copy, under the number that its layer has from now on. What belongs to more than one layer outlives
+the one that holds it: a table of positions of a stack's first layer, and an FFN that other layers run too.
+"""
+
+from __future__ import annotations
+
+from prunecli.errors import UsageError
+from prunecli.methods.layers.plan import LayerPlan
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.depth import heirs, keeping_layers, renaming
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.stream import Copy, Output
+
+
+def rewrite_layers(checkpoint: Checkpoint, plan: LayerPlan) -> Rewrite:
+    """The checkpoint with only the layers that the plan keeps, its tensors in the order of the source.
+
+    Raises:
+        UsageError: no such layer, or none that stays.
+    """
+    layout, kept = checkpoint.layout, plan.kept
+    for stack in layout.family.stacks:
+        depth = layout.sizes.depth(stack)
+        numbers = list(kept.get(stack.side, range(depth)))
+        if not numbers or numbers != [number for number in range(depth) if number in numbers]:
+            raise UsageError(
+                f"The {stack.side} cannot keep layers {numbers}: it has {depth}.",
+                "Numbers ascend from 0, each once; one layer stays at least.",
+            )
+    rename, moved = renaming(layout.family, kept), _moved(checkpoint, plan)
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
+    outputs = [
+        Output(new, info.cast(target).dtype, info.shape, Copy(name))
+        for name, info in checkpoint.tensors.items()
+        if (new := rename(moved.get(name, name))) is not None
+    ]
+    structure = keeping_layers(layout.sizes, checkpoint.structure, kept)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
+
+
+def _moved(checkpoint: Checkpoint, plan: LayerPlan) -> dict[str, str]:
+    """Tensor whose layer goes, and which others need -> its name in the first of these, by the old numbers."""
+    layout = checkpoint.layout
+    rename = renaming(layout.family, plan.kept)
+    moved: dict[str, str] = {}
+    for stack in layout.family.stacks:
+        first = stack.layers.format(layer=plan.kept.get(stack.side, (0,))[0])
+        moved |= {
+            f"{stack.layers.format(layer=0)}.{spec.name}": f"{first}.{spec.name}"
+            for attention in stack.attentions
+            for spec in attention.tensors
+            if spec.first
+        }
+    ffns = {layer.name: layer for layer in layout.ffns}
+    for owner, heir in heirs(layout.ffns, rename).items():
+        moved |= {f"{owner}.{suffix}": f"{heir}.{suffix}" for suffix in ffns[owner].tensors}
+    return moved

@@ -1,0 +1,235 @@
+"""What each layer does to the hidden states of text, or to the loss: the less, the sooner it can go.
+
+The states of a stack are x_0, before its first layer, to x_L, after its last. All means are over the real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from prunecli.architectures.records import Side
+from prunecli.errors import DataError, PruneError
+from prunecli.evaluation.on_text import RunOptions, model_and_batches
+from prunecli.methods.layers.plan import Measured, Metric
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import ModelLayout
+from prunecli.modules.attention import module_name
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.running.examples import Batch
+from prunecli.running.losses import require_finite, token_losses
+from prunecli.text.choice import Dataset
+
+
+def measure_layers(
+    checkpoint: Checkpoint,
+    data: Dataset,
+    options: RunOptions,
+    metric: Metric,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> Measured:
+    """Load the model of a checkpoint and run it on text: see `state_scores` and `losses_without`.
+
+    Raises:
+        PruneError: a model or text that cannot be used.
+    """
+    predicting = metric == "perplexity"
+    model, batches = model_and_batches(checkpoint, data, options, say, predicting=predicting)
+    if predicting:
+        return Measured(losses_without(model, checkpoint.layout, batches, progress))
+    return state_scores(model, checkpoint.layout, batches, metric, progress)
+
+
+def state_scores(
+    model: Any, layout: ModelLayout, batches: Sequence[Batch], metric: Metric, progress: Progress = silent
+) -> Measured:
+    """How far the states after a layer are from those before it.
+
+    By `cosine` a layer's score is 1 - mean cos(x_l, x_(l+1)) (ShortGPT's block influence, 2403.03853, eq. 1), and the
+    distance of layers i and j is mean arccos(cos(x_i, x_j)) / pi (2403.17887, eq. 7, there of the last token alone).
+    By `cka` it is 1 - linear CKA (1905.00414) of x_l and x_(l+1), tokens being the examples.
+
+    Args:
+        model: what `load_model` made, in evaluation mode.
+        batches: of text; padding is left out by their masks.
+
+    Raises:
+        DataError: no token.
+        PruneError: a state is not finite.
+    """
+    if not batches:
+        raise DataError("no text to measure layers on", "Give text with at least one line.")
+    kind = _Alignments if metric == "cka" else _Angles
+    sums: dict[Side, _Alignments | _Angles] = {}
+    real: dict[Side, Tensor] = {}
+
+    def add(side: Side, states: list[Tensor]) -> None:
+        mask = real[side]
+        found = sums.setdefault(side, kind(len(states)))
+        found.add([state.view(*mask.shape, -1)[mask].float() for state in states])
+
+    total = sum(len(batch.indices) for batch in batches)
+    with (
+        torch.no_grad(),
+        _states(model, layout, add),
+        progress("measuring layers", total, "examples") as advance,
+    ):
+        for batch in batches:
+            inputs = batch.arguments(model.base_model)
+            real["encoder"] = inputs["attention_mask"].bool()
+            real["decoder"] = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
+            model.base_model(**inputs)
+            advance(len(batch.indices))
+    measured = {side: own.result() for side, own in sums.items()}
+    for side, (scores, _) in measured.items():
+        if not np.isfinite(scores).all():
+            raise PruneError(
+                f"The hidden states of the {side} are not finite, or the same for every token.",
+                "The weights are damaged, or overflow the type they are run in: use --metric last or random.",
+            )
+    distances = {side: found for side, (_, found) in measured.items() if found is not None}
+    return Measured(
+        {side: tuple(scores.tolist()) for side, (scores, _) in measured.items()}, distances or None
+    )
+
+
+def losses_without(
+    model: Any, layout: ModelLayout, batches: Sequence[Batch], progress: Progress = silent
+) -> dict[Side, tuple[float, ...]]:
+    """ln(perplexity without a layer / perplexity), each layer passed by in turn: the mean loss of the counted tokens.
+
+    Raises:
+        DataError: no token, or a loss of the whole model that is not finite.
+    """
+    if not batches:
+        raise DataError("no text to measure layers on", "Give text with at least one line.")
+    found: dict[Side, list[float]] = {}
+    total = (len(layout.layers) + 1) * sum(len(batch.indices) for batch in batches)
+    with progress("measuring the loss without each layer", total, "examples") as advance:
+
+        def loss(*, is_whole: bool = False) -> float:
+            value, tokens = 0.0, 0
+            with torch.no_grad():
+                for batch in batches:
+                    sums, counts = token_losses(model, batch)
+                    if is_whole:
+                        require_finite(sums, batch)
+                    value, tokens = value + float(sums.double().sum()), tokens + int(counts.sum())
+                    advance(len(batch.indices))
+            return value / max(tokens, 1)
+
+        whole = loss(is_whole=True)
+        for layer in layout.layers:
+            with passed_by(model.get_submodule(module_name(model, layer.name))):
+                value = loss() - whole
+            found.setdefault(layer.side, []).append(value if np.isfinite(value) else np.inf)
+    return {side: tuple(values) for side, values in found.items()}
+
+
+@contextmanager
+def passed_by(layer: nn.Module) -> Iterator[None]:
+    """Within the block, the layer gives the hidden states that it is given; what else it returns stays what it was."""
+
+    def hook(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
+        states = _input(arguments, options)
+        return (states, *output[1:]) if isinstance(output, tuple) else states
+
+    handle = layer.register_forward_hook(hook, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _input(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
+    """The hidden states that a layer is given."""
+    states: Tensor = arguments[0] if arguments else options["hidden_states"]
+    return states
+
+
+@contextmanager
+def _states(model: Any, layout: ModelLayout, add: Any) -> Iterator[None]:
+    """Within the block, `add(side, [x_0, …, x_L])` is called when the last layer of a stack has run."""
+    states: dict[Side, list[Tensor]] = {}
+    depths = {stack.side: layout.sizes.depth(stack) for stack in layout.family.stacks}
+    handles = []
+
+    def hook(side: Side) -> Any:
+        def after(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
+            own = states.setdefault(side, [])
+            own.append(_input(arguments, options))
+            if len(own) == depths[side]:
+                add(side, [*own, output[0] if isinstance(output, tuple) else output])
+                own.clear()
+
+        return after
+
+    try:
+        for layer in layout.layers:
+            module = model.get_submodule(module_name(model, layer.name))
+            handles.append(module.register_forward_hook(hook(layer.side), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Angles:
+    """Sums over tokens of cosines and angles between states, `[L + 1, L + 1]`."""
+
+    def __init__(self, count: int) -> None:
+        self.cosines, self.angles = np.zeros((count, count)), np.zeros((count, count))
+        self.tokens = 0
+
+    def add(self, states: list[Tensor]) -> None:
+        """`[tokens, width]` each."""
+        units = torch.stack([nn.functional.normalize(state, dim=-1) for state in states], dim=1)
+        cosines = torch.einsum("tid,tjd->tij", units, units).double().clamp(-1, 1)
+        self.cosines += cosines.sum(dim=0).cpu().numpy()
+        self.angles += cosines.arccos().sum(dim=0).cpu().numpy() / np.pi
+        self.tokens += len(units)
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Scores `[L]` and distances `[L + 1, L + 1]`."""
+        tokens = max(self.tokens, 1)
+        return 1 - np.diagonal(self.cosines, 1) / tokens, self.angles / tokens
+
+
+class _Alignments:
+    """Sums over tokens of the products X^T X of each state's features, and X^T Y of neighbours: 2 L + 1 matrices."""
+
+    def __init__(self, count: int) -> None:
+        self.sums: list[Any] = [0.0] * count
+        self.own: list[Any] = [0.0] * count
+        self.next: list[Any] = [0.0] * (count - 1)
+        self.tokens = 0
+
+    def add(self, states: list[Tensor]) -> None:
+        """`[tokens, width]` each."""
+        for place, state in enumerate(states):
+            wide = state.double()
+            self.sums[place] = self.sums[place] + wide.sum(dim=0)
+            self.own[place] = self.own[place] + wide.T @ wide
+            if place:
+                self.next[place - 1] = self.next[place - 1] + states[place - 1].double().T @ wide
+        self.tokens += len(states[0])
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Scores `[L]`; distances there are none."""
+        means = [total / self.tokens for total in self.sums]
+
+        def square(products: Tensor, first: int, second: int) -> float:
+            centred = products - self.tokens * torch.outer(means[first], means[second])
+            return float(centred.square().sum())
+
+        own = [square(products, place, place) for place, products in enumerate(self.own)]
+        crossed = [square(products, place, place + 1) for place, products in enumerate(self.next)]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            norms = np.sqrt(np.array(own[:-1]) * np.array(own[1:]))
+            return 1 - np.array(crossed) / norms, None

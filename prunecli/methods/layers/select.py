@@ -1,0 +1,121 @@
+"""Which layers go: pure functions from scores to numbers of layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import ceil
+from typing import get_args
+
+import numpy as np
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UsageError
+
+Scores = Mapping[Side, Sequence[float]]
+"""Side -> one score a layer: what is lost without it; the lowest go first."""
+
+Distances = Mapping[Side, np.ndarray]
+"""Side -> `[depth + 1, depth + 1]`: how far the hidden states before layer i are from those before layer j."""
+
+
+def removed_count(ratio: float, held: int) -> int:
+    """Layers to remove: ceil(ratio x held), the ratio taken as the decimal that it prints as.
+
+    Raises:
+        UsageError: the ratio is outside [0, 1).
+    """
+    if not 0 <= ratio < 1:
+        raise UsageError(
+            f"--ratio {ratio:g} is outside [0, 1).",
+            "It is the fraction of the layers to remove: 0.25 removes 25 %.",
+        )
+    return ceil(Fraction(repr(float(ratio))) * held)
+
+
+def lowest(scores: Scores, count: int) -> dict[Side, tuple[int, ...]]:
+    """The `count` layers of the lowest scores that may go: one of each stack stays. Of equal ones the later go.
+
+    Raises:
+        UsageError: more layers than may go.
+    """
+    free = sum(len(own) - 1 for own in scores.values())
+    if not 0 <= count <= free:
+        held = ", ".join(f"{len(own)} of the {side}" for side, own in scores.items())
+        raise UsageError(
+            f"{count} layers would go, of {held}: at most {free} can, one of each stack stays.",
+            "Remove fewer layers.",
+        )
+    order = sorted((value, -number, side) for side, own in scores.items() for number, value in enumerate(own))
+    gone: dict[Side, list[int]] = {side: [] for side in scores}
+    for _, number, side in order:
+        if sum(map(len, gone.values())) < count and len(gone[side]) < len(scores[side]) - 1:
+            gone[side].append(-number)
+    return {side: tuple(sorted(numbers)) for side, numbers in gone.items()}
+
+
+def nearest_run(distances: np.ndarray, count: int) -> tuple[int, ...]:
+    """The `count` consecutive layers whose input and output are nearest (2403.17887, 3.2), the first of equal ones.
+
+    Args:
+        distances: `[depth + 1, depth + 1]`, of the states before the layers and after the last.
+        count: less than there are layers.
+    """
+    if count == 0:
+        return ()
+    starts = range(len(distances) - count)
+    start = min(starts, key=lambda start: float(distances[start, start + count]))
+    return tuple(range(start, start + count))
+
+
+def random_scores(depths: Mapping[Side, int], seed: int) -> dict[Side, tuple[float, ...]]:
+    """Uniform in [0, 1), the baseline."""
+    generator = np.random.default_rng(seed)
+    return {side: tuple(generator.random(depth).tolist()) for side, depth in depths.items()}
+
+
+def last_scores(depths: Mapping[Side, int]) -> dict[Side, tuple[float, ...]]:
+    """How much of its stack follows a layer: the last go first, the same share of each stack."""
+    return {
+        side: tuple((depth - number) / depth for number in range(depth)) for side, depth in depths.items()
+    }
+
+
+def parse_layers(option: str, text: str, depths: Mapping[Side, int]) -> dict[Side, tuple[int, ...]]:
+    """`3,7-9`, or `encoder:3,7,decoder:1`: numbers of layers by side, ascending.
+
+    Args:
+        option: what the text was given to, for messages.
+        text: the numbers; a side holds until the next one is named, and a model with one stack needs none.
+        depths: layers of each side of the model.
+
+    Raises:
+        UsageError: it is not of this form, or names what the model has not.
+    """
+    found: dict[Side, set[int]] = {}
+    side: Side | None = next(iter(depths)) if len(depths) == 1 else None
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(?:(encoder|decoder)\s*:\s*)?(\d+)(?:\s*-\s*(\d+))?\s*", part)
+        if match is None:
+            raise UsageError(
+                f"{option} {part.strip()!r}: no number of a layer.", "Write 3,7-9 or encoder:3,decoder:1."
+            )
+        side = next((name for name in get_args(Side) if name == match[1]), side)
+        if side is None:
+            raise UsageError(
+                f"{option} {text}: of which stack?",
+                f"Write encoder:{part.strip()} or decoder:{part.strip()}.",
+            )
+        if side not in depths:
+            raise UsageError(
+                f"{option}: the model has no {side}.", f"It has {', '.join(depths)} layers only."
+            )
+        first, last = int(match[2]), int(match[3] or match[2])
+        if not first <= last < depths[side]:
+            raise UsageError(
+                f"{option} {part.strip()}: the {side} has the layers 0 to {depths[side] - 1}.",
+                "Count from 0.",
+            )
+        found.setdefault(side, set()).update(range(first, last + 1))
+    return {name: tuple(sorted(numbers)) for name, numbers in found.items()}

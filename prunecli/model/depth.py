@@ -1,0 +1,153 @@
+"""Layers that go: what config.json and the structure then say, and what the tensors of those that stay are called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from prunecli.architectures import Architecture
+from prunecli.architectures.records import Side
+from prunecli.errors import CheckpointError
+from prunecli.model.declared import Sizes
+from prunecli.model.ffn import FfnLayer, resolve_ffns
+from prunecli.model.structure import FfnChange, Structure
+
+Kept = Mapping[Side, Sequence[int]]
+"""Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""
+
+Rename = Callable[[str], str | None]
+"""Name of a layer, or of what is in one -> its name where only some layers stay; None: it goes with its layer."""
+
+Value = TypeVar("Value")
+
+DEPTH_ALIAS = "num_hidden_layers"
+"""What some config.json hold beside the family's own key; transformers takes it for the depth of the first stack."""
+
+
+def check_layers(sizes: Sizes, structure: Structure) -> None:
+    """Refuse a structure whose layers are not those of config.json.
+
+    Raises:
+        CheckpointError: it names other layers than there can be.
+    """
+    depths: dict[str, int] = {stack.side: sizes.depth(stack) for stack in sizes.family.stacks}
+    for side, ids in structure.layers.items():
+        original, depth = structure.original_layers.get(side, 0), depths.get(side, 0)
+        if len(ids) != depth or list(ids) != [number for number in range(original) if number in ids]:
+            raise CheckpointError(
+                f"config.json names layers {list(ids)} of the {side} as kept, of {original}; it counts {depth}",
+                "config.json and the weights are not of one checkpoint; copy both again.",
+            )
+
+
+def renaming(family: Architecture, kept: Kept) -> Rename:
+    """How tensors are called in the model with only these layers."""
+    stacks = [
+        (
+            re.compile(re.escape(stack.layers).replace(r"\{layer\}", r"(\d+)") + r"(?=\.|$)"),
+            stack.layers,
+            numbers,
+        )
+        for stack in family.stacks
+        if (numbers := kept.get(stack.side)) is not None
+    ]
+
+    def rename(name: str) -> str | None:
+        for pattern, layers, numbers in stacks:
+            if match := pattern.match(name):
+                number = int(match[1])
+                if number not in numbers:
+                    return None
+                return layers.format(layer=numbers.index(number)) + name[match.end() :]
+        return name
+
+    return rename
+
+
+def heirs(ffns: Sequence[FfnLayer], rename: Rename) -> dict[str, str]:
+    """Owner of an FFN that a layer which stays runs -> the layer's FFN that holds the tensors from now on.
+
+    That is the owner itself where its layer stays, else the first that shared it.
+    """
+    found: dict[str, str] = {}
+    for layer in ffns:
+        if not layer.removed and rename(layer.name) is not None:
+            found.setdefault(layer.owner, layer.name if rename(layer.owner) is None else layer.owner)
+    return found
+
+
+def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
+    """`structure` of the model with only these layers: their numbers, and all that it says of them."""
+    rename = renaming(sizes.family, kept)
+    holders = heirs(resolve_ffns(sizes, structure), rename)
+    layers, original = dict(structure.layers), dict(structure.original_layers)
+    for stack in sizes.family.stacks:
+        depth = sizes.depth(stack)
+        numbers = kept.get(stack.side, range(depth))
+        if len(numbers) < depth:
+            before = layers.get(stack.side, tuple(range(depth)))
+            layers[stack.side] = tuple(before[number] for number in numbers)
+            original.setdefault(stack.side, depth)
+
+    def own(values: Mapping[str, Value]) -> dict[str, Value]:
+        return {new: value for name, value in values.items() if (new := rename(name)) is not None}
+
+    def change(name: str, stated: FfnChange) -> FfnChange:
+        if stated.shared_with is None:
+            return stated
+        holder = holders[stated.shared_with]
+        if holder == name:
+            return structure.ffn.get(stated.shared_with, FfnChange())
+        return FfnChange(shared_with=rename(holder))
+
+    changes = own({name: change(name, stated) for name, stated in structure.ffn.items() if rename(name)})
+    return replace(
+        structure,
+        layers=layers,
+        original_layers=original,
+        experts=own(structure.experts),
+        original_experts=own(structure.original_experts),
+        heads=own(structure.heads),
+        original_heads=own(structure.original_heads),
+        ffn={name: stated for name, stated in changes.items() if stated != FfnChange()},
+    )
+
+
+def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mapping[str, Any]:
+    """config.json of the model that has the layers of `after`, of those that it has by `before`.
+
+    Every list with an entry a layer keeps those of its layers; a rule by which windows follow from a layer's number
+    becomes such a list.
+    """
+    kept = {
+        stack.side: _positions(stack.side, sizes.depth(stack), before, after) for stack in sizes.family.stacks
+    }
+    if all(len(kept[stack.side]) == sizes.depth(stack) for stack in sizes.family.stacks):
+        return sizes.config
+    config = dict(sizes.config)
+    for stack in sizes.family.stacks:
+        config[stack.depth] = len(kept[stack.side])
+    first, family = sizes.family.stacks[0], sizes.family
+    numbers, depth = kept[first.side], sizes.depth(first)
+    if DEPTH_ALIAS in config:
+        config[DEPTH_ALIAS] = len(numbers)
+    types = config.get("layer_types")
+    if types is None and family.window_period is not None:
+        period = int(config.get("sliding_window_pattern") or family.window_period)
+        types = [
+            "sliding_attention" if (number + 1) % period else "full_attention" for number in range(depth)
+        ]
+    if isinstance(types, list) and len(types) == depth:
+        config["layer_types"] = [types[number] for number in numbers]
+    if family.window_start is not None and sizes.count(family.window_start) < depth:
+        start = sizes.count(family.window_start)
+        config[family.window_start] = sum(number < start for number in numbers)
+    return config
+
+
+def _positions(side: Side, depth: int, before: Structure, after: Structure) -> list[int]:
+    """Where the layers of `after` lie among those of `before`."""
+    held = before.layers.get(side, tuple(range(depth)))
+    return [held.index(number) for number in after.layers.get(side, held)]

@@ -1,0 +1,147 @@
+"""What layers do to hidden states and to the loss, against sentences that are run one by one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.errors import DataError, PruneError
+from prunecli.methods.layers.plan import LayerOptions
+from prunecli.methods.layers.score import losses_without, state_scores
+from prunecli.model.checkpoint import open_model
+from prunecli.running.examples import IGNORED, Batch
+from tests.contracts.method_contract import load, written
+from tests.contracts.test_layers_method import STACKS, made_of
+from tests.families import tiny_family
+from tests.methods.ffn.test_activations import SENTENCES, batch_of
+from tests.reference import layers as reference
+from tests.reference.similarity import gram_cka
+from tests.tiny import tiny_nllb_moe
+
+CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
+
+
+def make(directory: Path, case: str) -> Path:
+    return tiny_nllb_moe(directory) if case == "nllb-moe" else tiny_family(directory, case)
+
+
+def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
+    """Side -> x_0 to x_L, each `[tokens][width]`, one sentence at a time."""
+    found: dict[str, list[list[Any]]] = {}
+    for stack in STACKS[case]:
+        side = "encoder" if "encoder" in stack or case == "bert" else "decoder"
+        layers = list(model.get_submodule(stack))
+        rows: dict[int, list[Any]] = defaultdict(list)
+
+        def keep(number: int, value: Any, rows: Any = rows) -> None:
+            value = value[0] if isinstance(value, tuple) else value
+            rows[number] += value.reshape(-1, value.shape[-1]).double().tolist()
+
+        hooks = [
+            layer.register_forward_pre_hook(
+                lambda _, arguments, options, number=number, keep=keep: keep(
+                    number, arguments or options["hidden_states"]
+                ),
+                with_kwargs=True,
+            )
+            for number, layer in enumerate(layers)
+        ]
+        hooks.append(
+            layers[-1].register_forward_hook(
+                lambda _, __, output, keep=keep, depth=len(layers): keep(depth, output)  # noqa: B008
+            )
+        )
+        for row in range(len(SENTENCES)):
+            with torch.no_grad():
+                model(**batch_of((row,), model.config.is_encoder_decoder).inputs)
+        for hook in hooks:
+            hook.remove()
+        found[side] = [rows[number] for number in range(len(layers) + 1)]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
+    source = make(tmp_path / "source", case)
+    model = load(source)
+    states = states_by_hand(model, case)
+    both = model.config.is_encoder_decoder
+    batches = [batch_of((0, 1), both), batch_of((2,), both)]
+    with open_model(source) as opened:
+        cosine = state_scores(model, opened.layout, batches, "cosine")
+        cka = state_scores(model, opened.layout, batches, "cka")
+    assert set(cosine.scores) == set(cka.scores) == set(states)
+    for side, own in states.items():
+        ends = list(pairwise(own))
+        expected = [reference.block_influence(*pair) for pair in ends]
+        np.testing.assert_allclose(cosine.scores[side], expected, atol=2e-6)
+        np.testing.assert_allclose(cka.scores[side], [1 - gram_cka(*pair) for pair in ends], atol=2e-6)
+        distances = [[reference.angular_distance(x, y) for y in own] for x in own]
+        np.testing.assert_allclose(cosine.distances[side], distances, atol=5e-4)  # arccos near 1
+    assert cka.distances is None
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "nllb-moe"])
+def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path, case: str) -> None:
+    source = make(tmp_path / "source", case)
+    model = load(source)
+    both = model.config.is_encoder_decoder
+    batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
+    with open_model(source) as opened:
+        found = losses_without(model, opened.layout, batches)
+        depths = {side: len(own) for side, own in found.items()}
+        assert depths == {
+            stack.side: opened.layout.sizes.depth(stack) for stack in opened.layout.family.stacks
+        }
+    whole = loss_of(model, batches)
+    for side, own in found.items():
+        for number in (0, depths[side] - 1):
+            out = tmp_path / f"{side}-{number}"
+            options = LayerOptions(layers=f"{side}:{number}")
+            written(source, lambda at, options=options: made_of(at, options), out)
+            assert own[number] == pytest.approx(loss_of(load(out), batches) - whole, abs=1e-5)
+
+
+def labelled(batch: Batch, both: bool) -> Batch:
+    """What comes next; padding is not counted."""
+    name, mask = ("decoder_input_ids", "decoder_attention_mask") if both else ("input_ids", "attention_mask")
+    ids = torch.where(batch.inputs[mask].bool(), batch.inputs[name], IGNORED)
+    labels = torch.cat([ids[:, 1:], torch.full_like(ids[:, :1], IGNORED)], dim=1)
+    return Batch(batch.inputs, labels, batch.indices)
+
+
+def loss_of(model: Any, batches: list[Batch]) -> float:
+    """Mean over all counted tokens, one by one."""
+    losses = []
+    for batch in batches:
+        with torch.no_grad():
+            logits = model(**batch.inputs).logits.double()
+        for row, column in torch.nonzero(batch.labels != IGNORED).tolist():
+            losses.append(-float(logits[row, column].log_softmax(0)[batch.labels[row, column]]))
+    return sum(losses) / len(losses)
+
+
+def test_no_text_is_refused(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "gpt2")
+    with open_model(source) as opened:
+        for measure in (
+            lambda: state_scores(None, opened.layout, [], "cosine"),
+            lambda: losses_without(None, opened.layout, []),
+        ):
+            with pytest.raises(DataError, match="no text"):
+                measure()
+
+
+def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    source = tiny_family(tmp_path / "source", "gpt2")
+    model = load(source)
+    with torch.no_grad():
+        model.transformer.h[1].mlp.c_fc.weight.fill_(float("nan"))
+    with open_model(source) as opened, pytest.raises(PruneError, match="not finite"):
+        state_scores(model, opened.layout, [batch_of((0,), False)], "cosine")

@@ -1,0 +1,88 @@
+"""Which layers go: against a slow restatement, and by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prunecli.errors import UsageError
+from prunecli.methods.layers.select import (
+    last_scores,
+    lowest,
+    nearest_run,
+    parse_layers,
+    random_scores,
+    removed_count,
+)
+from tests.reference import layers as reference
+
+DEPTHS = {"encoder": 6, "decoder": 4}
+stack = st.lists(st.integers(-5, 5), min_size=1, max_size=5)
+
+
+@given(encoder=stack, decoder=stack, data=st.data())
+def test_layers_go_one_by_one_the_lowest_first(encoder, decoder, data) -> None:
+    scores = {"encoder": encoder, "decoder": decoder}
+    count = data.draw(st.integers(0, len(encoder) + len(decoder) - 2))
+    gone = lowest(scores, count)
+    kept = {side: [n for n in range(len(own)) if n not in gone[side]] for side, own in scores.items()}
+    assert kept == reference.remaining(scores, count)
+
+
+def test_more_than_can_go_are_refused() -> None:
+    with pytest.raises(UsageError, match="at most 4 can"):
+        lowest({"encoder": [0.1] * 3, "decoder": [0.2] * 3}, 5)
+
+
+def test_the_last_of_each_stack_go_first() -> None:
+    assert lowest(last_scores(DEPTHS), 5) == {"encoder": (3, 4, 5), "decoder": (2, 3)}
+
+
+def test_random_layers_are_those_of_the_seed() -> None:
+    assert random_scores(DEPTHS, 3) == random_scores(DEPTHS, 3) != random_scores(DEPTHS, 4)
+
+
+def test_a_run_is_the_one_whose_ends_are_nearest() -> None:
+    """Of two layers: 0.4 (0 to 2), 0.2 (1 to 3), 0.3 (2 to 4)."""
+    distances = np.zeros((5, 5))
+    distances[0, 2], distances[1, 3], distances[2, 4] = 0.4, 0.2, 0.3
+    assert nearest_run(distances, 2) == (1, 2)
+    assert nearest_run(distances, 0) == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("encoder:0,2-4", {"encoder": (0, 2, 3, 4)}),
+        ("decoder:3,encoder:1,1, 0", {"decoder": (3,), "encoder": (0, 1)}),
+    ],
+)
+def test_numbers_of_layers_are_read(text: str, expected: dict) -> None:
+    assert parse_layers("--layers", text, DEPTHS) == expected
+
+
+def test_a_side_need_not_be_named_where_there_is_one() -> None:
+    assert parse_layers("--layers", "3,1", {"decoder": 4}) == {"decoder": (1, 3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("3", "of which stack"),
+        ("encoder:6", "has the layers 0 to 5"),
+        ("encoder:3-1", "has the layers"),
+        ("encoder:x", "no number"),
+        ("", "no number"),
+    ],
+)
+def test_other_texts_are_refused(text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        parse_layers("--layers", text, DEPTHS)
+
+
+def test_a_ratio_is_rounded_up_as_a_decimal() -> None:
+    assert [removed_count(ratio, 10) for ratio in (0.0, 0.25, 0.7)] == [0, 3, 7]
+    with pytest.raises(UsageError, match="outside"):
+        removed_count(1.0, 10)
