@@ -17,24 +17,19 @@ from prunecli.methods.layers.score import losses_without, state_scores
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import IGNORED, Batch
 from tests.contracts.method_contract import load, written
-from tests.contracts.test_layers_method import STACKS, made_of
+from tests.contracts.test_layers_method import made_of, stacks_of
 from tests.families import tiny_family
 from tests.methods.ffn.test_activations import SENTENCES, batch_of
 from tests.reference import layers as reference
 from tests.reference.similarity import gram_cka
-from tests.tiny import tiny_nllb_moe
 
 CASES = ("m2m_100", "nllb-moe", "t5", "bert", "opt", "gpt2", "gemma2")
-
-
-def make(directory: Path, case: str) -> Path:
-    return tiny_nllb_moe(directory) if case == "nllb-moe" else tiny_family(directory, case)
 
 
 def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
     """Side -> x_0 to x_L, each `[tokens][width]`, one sentence at a time."""
     found: dict[str, list[list[Any]]] = {}
-    for stack in STACKS[case]:
+    for stack in stacks_of(case):
         side = "encoder" if "encoder" in stack or case == "bert" else "decoder"
         layers = list(model.get_submodule(stack))
         rows: dict[int, list[Any]] = defaultdict(list)
@@ -68,7 +63,7 @@ def states_by_hand(model: Any, case: str) -> dict[str, list[list[Any]]]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
-    source = make(tmp_path / "source", case)
+    source = tiny_family(tmp_path / "source", case)
     model = load(source)
     states = states_by_hand(model, case)
     both = model.config.is_encoder_decoder
@@ -89,7 +84,7 @@ def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "nllb-moe"])
 def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path, case: str) -> None:
-    source = make(tmp_path / "source", case)
+    source = tiny_family(tmp_path / "source", case)
     model = load(source)
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
