@@ -22,13 +22,14 @@ from typing import Any
 import torch
 
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.methods.heads import measure
-from prunecli.methods.heads.ablate import outcomes, without_each
-from prunecli.methods.heads.measure import AblationOptions, Subject
+from prunecli.methods.heads.ablate import measure_masked, without_each
+from prunecli.methods.heads.measure import AblationOptions, LoadedModel, measurements
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.running.batches import task_batches
 from prunecli.running.losses import example_losses
+from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import parse_pairs, read_parallel
 from prunecli.text.plain import read_plain
@@ -44,10 +45,10 @@ def material(options: argparse.Namespace) -> Dataset:
     return Dataset("translation", text, parse_pairs(options.pairs, None, text.languages))
 
 
-def passes(subject: Subject, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
+def passes(loaded: LoadedModel, what: Dataset, options: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     """Name -> one pass over all batches."""
-    model, layers = subject.model, subject.checkpoint.layout.attentions
-    batches = measure._batches(subject, what, options.batch_tokens)
+    model, layers = loaded.model, loaded.checkpoint.layout.attentions
+    batches = task_batches(loaded.tokenizer, model, what, options.batch_tokens)
 
     def plain(parameters: bool) -> None:
         model.requires_grad_(parameters)
@@ -63,7 +64,7 @@ def passes(subject: Subject, what: Dataset, options: argparse.Namespace) -> dict
 
     return {
         "plain": lambda: plain(False),
-        "gradient": lambda: gradient_importance(model, layers, batches),
+        "gradient": lambda: gradient_importance(InMemory(model), layers, batches),
         "training": lambda: plain(True),
     }
 
@@ -94,8 +95,8 @@ def resident(field: str) -> int:
     return int(status.partition(f"{field}:")[2].split()[0]) << 10
 
 
-def gradient(subject: Subject, what: Dataset, options: argparse.Namespace) -> None:
-    runs = passes(subject, what, options)
+def gradient(loaded: LoadedModel, what: Dataset, options: argparse.Namespace) -> None:
+    runs = passes(loaded, what, options)
     times: dict[str, list[float]] = {"plain": [], "gradient": [], "training": []}
     for _ in range(options.rounds + 1):
         for name, found in times.items():
@@ -119,20 +120,18 @@ def memory() -> None:
     print(f"  gradient / training: {grown['gradient'] / grown['training']:.2f}x")
 
 
-def ablation(subject: Subject, what: Dataset, metric: str, options: argparse.Namespace) -> None:
+def ablation(loaded: LoadedModel, what: Dataset, metric: str, options: argparse.Namespace) -> None:
     settings = AblationOptions(metric, DecodingOptions(4, options.batch_tokens))
-    variants = without_each(subject.checkpoint.layout.attentions)
-    pieces = measure._pieces(subject, what, settings)
+    masks = without_each(loaded.checkpoint.layout.attentions)
+    batches = measurements(loaded, what, settings)
     ratios = []
     for _ in range(options.ablation_rounds):
-        one = seconds(lambda: outcomes(subject.checkpoint, subject.model, pieces, []))
-        all_heads = seconds(lambda: outcomes(subject.checkpoint, subject.model, pieces, variants))
+        one = seconds(lambda: measure_masked(loaded.checkpoint, loaded.model, batches, []))
+        all_heads = seconds(lambda: measure_masked(loaded.checkpoint, loaded.model, batches, masks))
         ratios.append(all_heads / one)
-        print(
-            f"{metric}: one evaluation {one:.2f} s, without each of {len(variants)} heads {all_heads:.2f} s"
-        )
+        print(f"{metric}: one evaluation {one:.2f} s, without each of {len(masks)} heads {all_heads:.2f} s")
     ratio = statistics.median(ratios)
-    print(f"  {ratio:.1f} evaluations instead of {len(variants) + 1}: {ratio / (len(variants) + 1):.2f}x")
+    print(f"  {ratio:.1f} evaluations instead of {len(masks) + 1}: {ratio / (len(masks) + 1):.2f}x")
 
 
 def parsed() -> argparse.Namespace:
@@ -160,18 +159,18 @@ def main() -> None:
     options = parsed()
     torch.set_num_threads(options.threads)
     model = load_model(options.model, device=options.device, dtype=options.dtype)
-    subject = Subject(open_model(options.model), model, load_tokenizer(options.model))
+    loaded = LoadedModel(open_model(options.model), model, load_tokenizer(options.model))
     what = material(options)
     if options.only is not None:
-        run = passes(subject, what, options)[options.only]
+        run = passes(loaded, what, options)[options.only]
         print(grown_bytes(run, model.device))
         return
     print(f"{options.model.name}, {what.task}, {options.sentences} sentences, {options.threads} threads")
-    gradient(subject, what, options)
+    gradient(loaded, what, options)
     memory()
     model.requires_grad_(False)
     for metric in (options.metrics or ("loss,chrf++" if what.task == "translation" else "loss")).split(","):
-        ablation(subject, what, metric, options)
+        ablation(loaded, what, metric, options)
 
 
 if __name__ == "__main__":

@@ -224,19 +224,19 @@ def _represented(
     """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion."""
     from prunecli.analysis.representations import represent
     from prunecli.modules.loading import load_model
+    from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
 
-    held = components(checkpoint)
     tokenizer = load_tokenizer(checkpoint.path)
-    model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
+    runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
-            batches = _batches(tokenizer, model, portion, options)
+            batches = _batches(tokenizer, runner.model, portion, options)
             directory = Path(tempfile.mkdtemp(dir=scratch))
-            yield portion.name, represent(model, held, batches, directory, advance)
+            yield portion.name, represent(runner, components(checkpoint), batches, directory, advance)
             if not keep:
                 shutil.rmtree(directory)
-    del model
+    del runner
     gc.collect()  # before the next one is loaded
 
 

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from prunecli.analysis.components import Component
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.modules.attention import module_name
+from prunecli.running.batches import run_forward
 from prunecli.running.examples import Batch
+from prunecli.running.runner import Runner
 
 Features = NDArray[np.float32]
 """`[sentences, width]`: a row per sentence."""
@@ -45,20 +48,20 @@ class Representations:
 
 
 def represent(
-    model: Any,
+    runner: Runner,
     components: Sequence[Component],
     batches: Sequence[Batch],
     directory: Path,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Representations:
-    """Run the model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
+    """Run a model over sentences, and keep the mean of each component's outputs over a sentence's tokens.
 
     An output is what the component adds to the residual stream. Every token that the model reads counts, special
     tokens too; padding does not. The decoder reads the reference (forced decoding). Memory is that of the model and
     of one batch: the means go to files, 4 x components x sentences x width bytes.
 
     Args:
-        model: in evaluation mode, with the components of its checkpoint; removed ones are left out.
+        runner: of a model with the components of its checkpoint; removed ones are left out.
         batches: their `indices` are 0 to n - 1, each once.
         directory: an empty directory, for the files. They live as long as it does.
         advance: called with the number of sentences done.
@@ -68,33 +71,31 @@ def represent(
         UnsupportedModelError: the model has no component, or one gave no output.
         OutputError: the disk is full.
     """
-    held = tuple(component for component in components if not component.removed)
-    if not held:
+    present = tuple(component for component in components if not component.removed)
+    if not present:
         raise UnsupportedModelError("the model has no layer, so that there is nothing to compare")
+    observer, headless = ComponentObserver(present), _headless(runner.model)
     sentences = sum(len(batch.indices) for batch in batches)
     features: dict[int, Features] = {}
-    runs = _headless(model)
-    means: dict[int, Tensor] = {}
-    real: dict[Side, Tensor] = {}
 
-    def keep(place: int, output: Any) -> None:
-        # At once, so that one output at a time is held.
-        means[place] = _mean(output[0] if isinstance(output, tuple) else output, held[place], real)
+    def forward(batch: Batch) -> None:
+        observer.begin(batch, runner.device)
+        headless(**batch.arguments(headless))
 
-    with _each_output(model, held, keep), torch.inference_mode():
-        for batch in batches:
-            inputs = batch.arguments(runs)
-            real["encoder"] = inputs["attention_mask"].bool()
-            real["decoder"] = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
-            means.clear()
-            runs(**inputs)
-            for place, component in enumerate(held):
-                rows = _rows(means.get(place), component, batch)
-                if place not in features:
-                    features[place] = _file(directory / str(place), sentences, rows.shape[1])
-                features[place][list(batch.indices)] = rows
-            advance(len(batch.indices))
-    return Representations(held, tuple(features[place] for place in range(len(held))))
+    def finish(batch: Batch, _output: None) -> int:
+        advance(len(batch.indices))
+        return 0
+
+    def keep(batch: Batch, means: dict[int, Tensor]) -> None:
+        for number, component in enumerate(present):
+            rows = _rows(means.get(number), component, batch)
+            if number not in features:
+                features[number] = _file(directory / str(number), sentences, rows.shape[1])
+            features[number][list(batch.indices)] = rows
+
+    with observer.watching(runner.model):
+        run_forward(runner, batches, forward, finish, observer=observer, reduce=keep)
+    return Representations(present, tuple(features[number] for number in range(len(present))))
 
 
 def _headless(model: Any) -> Any:
@@ -103,43 +104,56 @@ def _headless(model: Any) -> Any:
     return base if isinstance(base, nn.Module) else model
 
 
-@contextmanager
-def _each_output(
-    model: nn.Module, held: Sequence[Component], keep: Callable[[int, Any], None]
-) -> Iterator[None]:
-    """Within the block, `keep(place in held, output)` is called whenever a component has run.
+class ComponentObserver:
+    """Takes the token means of components' outputs: an `Observer`.
 
-    Several layers may run one module, so that a call is told by the layer that is running.
+    Several layers may run one module, so that an output is told by the layer that is running.
     """
-    running = [""]
-    sharing: dict[nn.Module, dict[str, int]] = defaultdict(dict)
-    for place, component in enumerate(held):
-        sharing[model.get_submodule(module_name(model, component.output))][component.block] = place
 
-    def entering(block: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            running[0] = block
+    def __init__(self, components: Sequence[Component]) -> None:
+        self._components = components
+        self._masks: dict[Side, Tensor] = {}
+        self._means: dict[int, Tensor] = {}
+        self._block = ""
 
-        return hook
+    def begin(self, batch: Batch, device: torch.device) -> None:
+        """What runs next."""
+        mask = batch.inputs["attention_mask"]
+        self._masks["encoder"] = mask.to(device).bool()
+        self._masks["decoder"] = batch.inputs.get("decoder_attention_mask", mask).to(device).bool()
 
-    def leaving(places: dict[str, int]) -> Any:
-        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-            keep(places[running[0]], output)
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """See `Observer`."""
+        sharing: dict[nn.Module, dict[str, int]] = defaultdict(dict)
+        for number, component in enumerate(self._components):
+            sharing[model.get_submodule(module_name(model, component.output))][component.block] = number
+        with ExitStack() as hooks:
+            for block in dict.fromkeys(component.block for component in self._components):
+                layer = model.get_submodule(module_name(model, block))
+                hooks.callback(layer.register_forward_pre_hook(partial(self._enter, block)).remove)
+            for module, numbers in sharing.items():
+                hooks.callback(module.register_forward_hook(partial(self._leave, numbers)).remove)
+            yield
 
-        return hook
+    def take(self) -> dict[int, Tensor]:
+        """Number of each component that has run since the last call -> `[batch, width]` float32."""
+        means, self._means = self._means, {}
+        return means
 
-    with ExitStack() as hooks:
-        for block in dict.fromkeys(component.block for component in held):
-            layer = model.get_submodule(module_name(model, block))
-            hooks.callback(layer.register_forward_pre_hook(entering(block)).remove)
-        for module, places in sharing.items():
-            hooks.callback(module.register_forward_hook(leaving(places)).remove)
-        yield
+    def _enter(self, block: str, _module: nn.Module, _inputs: Any) -> None:
+        self._block = block
+
+    def _leave(self, numbers: Mapping[str, int], _module: nn.Module, _inputs: Any, output: Any) -> None:
+        number = numbers[self._block]
+        component = self._components[number]
+        # At once, so that one output at a time is held.
+        outputs = output[0] if isinstance(output, tuple) else output
+        self._means[number] = _mean(outputs, component, self._masks[component.side])
 
 
-def _mean(output: Tensor, component: Component, real: Mapping[Side, Tensor]) -> Tensor:
+def _mean(output: Tensor, component: Component, mask: Tensor) -> Tensor:
     """`[batch, tokens, width]` -> `[batch, width]`: the mean over real tokens, in float32."""
-    mask = real[component.side]
     if output.ndim == 2 and len(output) == mask.numel():  # OPT's FFNs take all tokens one after another
         output = output.view(*mask.shape, -1)
     if output.shape[:-1] != mask.shape:

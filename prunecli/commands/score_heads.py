@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
+from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes, report_run
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
@@ -35,7 +35,7 @@ from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.methods.heads.measure import AblationOptions, Subject
+    from prunecli.methods.heads.measure import AblationOptions, LoadedModel
     from prunecli.results.heads import HeadScores, Per
     from prunecli.text.choice import Dataset
 
@@ -143,7 +143,6 @@ def score_heads(
 
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_or_demo
-    from prunecli.commands.head_layers import score_by_layer
     from prunecli.commands.head_tables import draw, show
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
@@ -177,10 +176,16 @@ def score_heads(
 
         from prunecli.evaluation.decoding import DecodingOptions
         from prunecli.evaluation.options import labels_for
-        from prunecli.methods.heads.measure import AblationOptions, Subject, check_metric, score_by_gradient
+        from prunecli.methods.heads.measure import (
+            AblationOptions,
+            LoadedModel,
+            check_metric,
+            score_by_gradient,
+        )
         from prunecli.modules.loading import choose_device, load_model
         from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing
-        from prunecli.running.layerwise.runner import Resources
+        from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+        from prunecli.running.runner import InMemory, Runner
         from prunecli.text.tokens import load_tokenizer
 
         options = AblationOptions(
@@ -195,8 +200,6 @@ def score_heads(
         progress = console.progress(quiet)
         if budget is not None:
             kind = candidates(dtype, [opened], where, gradients=gradients)[0]
-            means = Resources(where, kind, budget, spill_dir)
-            scores = score_by_layer(opened, tokenizer, reported, batch_tokens, means, progress, per)
         else:
             kind = fitting_dtype(
                 dict.fromkeys(labels_for([opened.path]), opened),
@@ -207,11 +210,19 @@ def score_heads(
                 by_layer="--memory" if gradients else "",
                 say=console.note,
             )
-            subject = Subject(opened, load_model(opened.path, device=where, dtype=kind), tokenizer)
-            if gradients:
-                scores = score_by_gradient(subject, reported, batch_tokens, progress, per=per)
+        if gradients:
+            runner: Runner
+            if budget is not None:
+                run_report = RunReport()
+                runner = Layerwise(opened, Resources(where, kind, budget, spill_dir), run_report)
             else:
-                scores = _ablate(subject, reported, selected, method, options, progress)
+                runner = InMemory(load_model(opened.path, device=where, dtype=kind))
+            scores = score_by_gradient(runner, opened, tokenizer, reported, batch_tokens, progress, per=per)
+            if budget is not None:
+                report_run(run_report, back=True)
+        else:
+            loaded = LoadedModel(opened, load_model(opened.path, device=where, dtype=kind), tokenizer)
+            scores = _ablate(loaded, reported, selected, method, options, progress)
         scores = replace(scores, dtype=dtype_name(kind))
         payload = {**header(scores.FORMAT, [opened], None if gradients else seed), **scores.to_json()}
     write_json(output, payload, force=force)
@@ -261,7 +272,7 @@ def _check_options(
 
 
 def _ablate(
-    subject: Subject,
+    loaded: LoadedModel,
     reported: Dataset,
     selected: Dataset | None,
     method: MethodName,
@@ -273,7 +284,7 @@ def _ablate(
 
     from prunecli.methods.heads.measure import report_best, score_by_ablation
 
-    by_metric = score_by_ablation(subject, selected or reported, method.value, options, progress)
+    by_metric = score_by_ablation(loaded, selected or reported, method.value, options, progress)
     scores, *others = by_metric.values()
-    best = None if selected is None else report_best(subject, reported, scores.best(), options, progress)
+    best = None if selected is None else report_best(loaded, reported, scores.best(), options, progress)
     return replace(scores, also=tuple(others), reported=best)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
+from prunecli.progress import Progress, silent
+from prunecli.running.batches import run_forward
 from prunecli.running.encoding import labelled_examples
+from prunecli.running.examples import Batch
 from prunecli.running.losses import require_finite
+from prunecli.running.runner import Runner
 from prunecli.text.labelled import LabelledText
 
 
@@ -37,33 +40,41 @@ class Predictions:
 
 
 def classify(
-    model: Any,
+    runner: Runner,
     tokenizer: Any,
     text: LabelledText,
     batch_tokens: int,
     *,
-    advance: Callable[[float], None] = lambda _examples: None,
+    what: str = "classifying",
+    progress: Progress = silent,
 ) -> Predictions:
-    """Let `model` choose a class for every example.
+    """Let a model choose a class for every example.
 
     Args:
-        advance: called with the number of examples of each finished batch.
+        what: is done, for the progress.
 
     Raises:
-        PruneError: as `labelled_examples`; a loss that is not finite.
+        PruneError: as `labelled_examples` and `runner`; a loss that is not finite.
     """
     chosen, labels = np.zeros(len(text), np.int64), np.zeros(len(text), np.int64)
     losses = np.zeros(len(text))
-    with torch.inference_mode():
-        for batch in labelled_examples(tokenizer, model, text).batches(batch_tokens):
-            logits = model(**batch.arguments(model)).logits.float().cpu()
-            batch_losses = functional.cross_entropy(logits, batch.labels, reduction="none")
-            require_finite(batch_losses, batch)
-            rows = list(batch.indices)
-            chosen[rows] = logits.argmax(dim=1).numpy()
-            labels[rows] = batch.labels.numpy()
-            losses[rows] = batch_losses.double().numpy()
-            advance(len(rows))
+
+    def logits_of(batch: Batch) -> Tensor:
+        logits: Tensor = runner.model(**batch.arguments(runner.model)).logits
+        return logits
+
+    def finish(batch: Batch, logits: Tensor) -> int:
+        logits = logits.float().cpu()
+        batch_losses = functional.cross_entropy(logits, batch.labels, reduction="none")
+        require_finite(batch_losses, batch)
+        rows = list(batch.indices)
+        chosen[rows] = logits.argmax(dim=1).numpy()
+        labels[rows] = batch.labels.numpy()
+        losses[rows] = batch_losses.double().numpy()
+        return len(rows)
+
+    batches = labelled_examples(tokenizer, runner.model, text).batches(batch_tokens)
+    run_forward(runner, batches, logits_of, finish, (what, len(text), "examples"), progress)
     return Predictions(chosen, labels, losses)
 
 
@@ -74,8 +85,8 @@ def accuracy(predictions: Predictions) -> float:
 
 def f1_scores(predictions: Predictions) -> dict[int, float]:
     """`F1 = 2 TP / (2 TP + FP + FN)` of every class that is chosen or right somewhere; their mean is macro F1."""
-    found = {}
+    scores = {}
     for number in np.union1d(predictions.chosen, predictions.labels).tolist():
         chosen, right = predictions.chosen == number, predictions.labels == number
-        found[int(number)] = float(2 * np.sum(chosen & right) / (np.sum(chosen) + np.sum(right)))
-    return found
+        scores[int(number)] = float(2 * np.sum(chosen & right) / (np.sum(chosen) + np.sum(right)))
+    return scores

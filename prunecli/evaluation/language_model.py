@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from prunecli.evaluation.layer_major import Runner, in_memory
+from prunecli.progress import Progress, silent
 from prunecli.running.encoding import padding_id
-from prunecli.running.examples import Batch
-from prunecli.running.losses import require_finite, token_losses
+from prunecli.running.losses import measure_losses
 from prunecli.running.masking import mlm_examples
+from prunecli.running.runner import Runner
 from prunecli.running.windows import lm_windows, window_examples
 
 
@@ -39,74 +37,57 @@ class TextLosses:
 
 
 def lm_losses(
-    model: Any,
+    runner: Runner,
     tokenizer: Any,
     texts: Sequence[str],
     batch_tokens: int,
     *,
     context: int | None = None,
     stride: int | None = None,
-    advance: Callable[[float], None] = lambda _tokens: None,
-    run: Runner = in_memory,
+    what: str = "reading",
+    progress: Progress = silent,
 ) -> TextLosses:
     """Losses of a causal language model; each token is predicted once, in the windows of `lm_windows`.
 
     Args:
         context, stride: see `lm_windows`.
-        advance: called with the tokens of each finished batch, padding left out.
-        run: how passes are run: with the whole model in memory, or layer by layer.
+        what: is done, for the progress.
 
     Raises:
-        PruneError: as `lm_windows`; a loss that is not finite.
+        PruneError: as `lm_windows` and `runner`; a loss that is not finite.
     """
-    windows = lm_windows(tokenizer, model, texts, context=context, stride=stride)
-    batches = window_examples(windows, padding_id(model, tokenizer)).batches(batch_tokens)
-    made = _losses(model, batches, len(windows), advance, run)
+    windows = lm_windows(tokenizer, runner.model, texts, context=context, stride=stride)
+    batches = window_examples(windows, padding_id(runner.model, tokenizer)).batches(batch_tokens)
+    nats_of_windows, tokens_of_windows = measure_losses(runner, batches, len(windows), what, progress)
     owners = np.array([window.text for window in windows])
     nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
-    np.add.at(nats, owners, made.nats)
-    np.add.at(tokens, owners, made.tokens)
+    np.add.at(nats, owners, nats_of_windows)
+    np.add.at(tokens, owners, tokens_of_windows)
     return TextLosses(nats, tokens)
 
 
 def mlm_losses(
-    model: Any,
+    runner: Runner,
     tokenizer: Any,
     texts: Sequence[str],
     batch_tokens: int,
     *,
     context: int | None = None,
     seed: int = 0,
-    advance: Callable[[float], None] = lambda _tokens: None,
-    run: Runner = in_memory,
+    what: str = "reading",
+    progress: Progress = silent,
 ) -> TextLosses:
     """Losses of a masked language model on the tokens that `mlm_examples` hides.
 
+    Args:
+        context, seed: see `mlm_examples`.
+        what: is done, for the progress.
+
     Raises:
-        PruneError: as `mlm_examples`; a loss that is not finite.
+        PruneError: as `mlm_examples` and `runner`; a loss that is not finite.
     """
-    batches = mlm_examples(tokenizer, model, texts, context=context, seed=seed).batches(batch_tokens)
-    return _losses(model, batches, len(texts), advance, run)
-
-
-def _losses(
-    model: Any,
-    batches: Sequence[Batch],
-    examples: int,
-    advance: Callable[[float], None],
-    run: Runner,
-) -> TextLosses:
-    nats, tokens = np.zeros(examples), np.zeros(examples, np.int64)
-
-    def finish(number: int, found: tuple[Tensor, Tensor]) -> None:
-        (sums, counts), batch = found, batches[number]
-        require_finite(sums, batch)
-        nats[list(batch.indices)] = sums.double().cpu().numpy()
-        tokens[list(batch.indices)] = counts.numpy()
-        advance(int(batch.inputs["attention_mask"].sum()))
-
-    run(batches, [partial(token_losses, model, batch) for batch in batches], finish)
-    return TextLosses(nats, tokens)
+    examples = mlm_examples(tokenizer, runner.model, texts, context=context, seed=seed)
+    return TextLosses(*measure_losses(runner, examples.batches(batch_tokens), len(texts), what, progress))
 
 
 def perplexity(loss: float) -> float:

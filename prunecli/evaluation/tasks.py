@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from prunecli.evaluation.options import LEVEL, EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.layerwise.runner import RunReport
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
@@ -22,6 +21,8 @@ from prunecli.text.plain import PlainText
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.evaluation import Evaluation
+    from prunecli.running.layerwise.runner import RunReport
+    from prunecli.running.runner import Runner
 
 
 OtherTask = Literal["classification", "mlm", "lm"]
@@ -34,16 +35,11 @@ TESTS: Mapping[OtherTask, tuple[str, str]] = {
 """Task -> the test of significance, and the score that it tests."""
 LAYER_MAJOR: tuple[OtherTask, ...] = ("lm", "mlm")
 """Tasks that can run layer by layer."""
-Advance = Callable[[float], None]
-
-
-def ignored(_done: float) -> None:
-    """An `Advance` that nobody listens to."""
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What is found of one checkpoint.
+    """What one checkpoint scores.
 
     Attributes:
         scores: of all texts.
@@ -137,130 +133,111 @@ def _measure(
     progress: Progress,
     report: Callable[[str, RunReport], None],
 ) -> _Measured:
-    from prunecli.modules.loading import load_model
+    from prunecli.modules.loading import choose_device, load_model
+    from prunecli.modules.precision import choose_dtype
+    from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+    from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
+    runner: Runner
     if options.memory is not None and isinstance(text, PlainText):
-        work = RunReport()
-        found = _by_layer(label, checkpoint, tokenizer, task, text, context, options, progress, work)
-        report(label, work)
-        return found
-    model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
-    if isinstance(text, LabelledText):
-        with progress(f"{label}: classifying", len(text), "examples") as advance:
-            found = _classes(model, tokenizer, text, options, advance)
+        device, run_report = choose_device(options.device), RunReport()
+        dtype = choose_dtype(options.dtype, checkpoint, device)
+        resources = Resources(device, dtype, options.memory, options.spill_directory)
+        runner = Layerwise(checkpoint, resources, run_report)
     else:
-        with progress(f"{label}: reading", None, "tokens") as advance:
-            found = (_causal if task == "lm" else _masked)(model, tokenizer, text, context, options, advance)
-    del model
+        run_report = None
+        runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
+    if isinstance(text, LabelledText):
+        measured = _classes(runner, tokenizer, text, options, f"{label}: classifying", progress)
+    else:
+        measure = _causal if task == "lm" else _masked
+        measured = measure(runner, tokenizer, text, context, options, f"{label}: reading", progress)
+    if run_report is not None:
+        report(label, run_report)
+    del runner
     gc.collect()  # before the next checkpoint is loaded
-    return found
-
-
-def _by_layer(
-    label: str,
-    checkpoint: Checkpoint,
-    tokenizer: Any,
-    task: OtherTask,
-    text: PlainText,
-    context: int | None,
-    options: EvaluationOptions,
-    progress: Progress,
-    work: RunReport,
-) -> _Measured:
-    from prunecli.evaluation.layer_major import by_layer
-    from prunecli.modules.loading import choose_device
-    from prunecli.modules.precision import choose_dtype
-    from prunecli.running.layerwise.runner import Layerwise, Resources
-
-    assert options.memory is not None
-    device = choose_device(options.device)
-    dtype = choose_dtype(options.dtype, checkpoint, device)
-    session = Layerwise(checkpoint, Resources(device, dtype, options.memory, options.spill_directory), work)
-    run = by_layer(session, f"{label}: reading", progress)
-    measure = _causal if task == "lm" else _masked
-    return measure(session.skeleton.model, tokenizer, text, context, options, run=run)
+    return measured
 
 
 def _causal(
-    model: Any,
+    runner: Runner,
     tokenizer: Any,
     text: PlainText,
     context: int | None,
     options: EvaluationOptions,
-    advance: Advance = ignored,
-    **how: Any,
+    what: str,
+    progress: Progress,
 ) -> _Measured:
     from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
     from prunecli.running.lengths import window_length
 
-    length = window_length(model, tokenizer, context)
-    stride = length - 1 if options.stride is None else options.stride
-    windows = {"context": length, "stride": stride}
-    made = lm_losses(
-        model,
-        tokenizer,
-        text.texts,
-        options.decoding.batch_tokens,
-        advance=advance,
-        context=length,
-        stride=stride,
-        **how,
+    length = window_length(runner.model, tokenizer, context)
+    windows = {"context": length, "stride": length - 1 if options.stride is None else options.stride}
+    losses = lm_losses(
+        runner, tokenizer, text.texts, options.decoding.batch_tokens, **windows, what=what, progress=progress
     )
     scores = {
-        "perplexity": perplexity(made.loss),
-        "loss": made.loss,
-        "bits_per_byte": bits_per(made, text.texts, utf8_bytes),
-        "bits_per_character": bits_per(made, text.texts, len),
-        "tokens": int(made.tokens.sum()),
+        "perplexity": perplexity(losses.loss),
+        "loss": losses.loss,
+        "bits_per_byte": bits_per(losses, text.texts, utf8_bytes),
+        "bits_per_character": bits_per(losses, text.texts, len),
+        "tokens": int(losses.tokens.sum()),
     }
     sizes = np.array([utf8_bytes(one) for one in text.texts])
-    return _Measured(scores, made.nats / np.log(2) / sizes, windows)
+    return _Measured(scores, losses.nats / np.log(2) / sizes, windows)
 
 
 def _masked(
-    model: Any,
+    runner: Runner,
     tokenizer: Any,
     text: PlainText,
     context: int | None,
     options: EvaluationOptions,
-    advance: Advance = ignored,
-    **how: Any,
+    what: str,
+    progress: Progress,
 ) -> _Measured:
     from prunecli.evaluation.language_model import mlm_losses, perplexity
     from prunecli.running.lengths import window_length
 
-    length = window_length(model, tokenizer, context)
-    made = mlm_losses(
-        model,
+    length = window_length(runner.model, tokenizer, context)
+    losses = mlm_losses(
+        runner,
         tokenizer,
         text.texts,
         options.decoding.batch_tokens,
         context=length,
         seed=options.seed,
-        advance=advance,
-        **how,
+        what=what,
+        progress=progress,
     )
-    scores = {"perplexity": perplexity(made.loss), "loss": made.loss, "tokens": int(made.tokens.sum())}
-    return _Measured(scores, made.nats / np.maximum(made.tokens, 1), {"context": length})
+    scores = {"perplexity": perplexity(losses.loss), "loss": losses.loss, "tokens": int(losses.tokens.sum())}
+    return _Measured(scores, losses.nats / np.maximum(losses.tokens, 1), {"context": length})
 
 
 def _classes(
-    model: Any, tokenizer: Any, text: LabelledText, options: EvaluationOptions, advance: Advance
+    runner: Runner,
+    tokenizer: Any,
+    text: LabelledText,
+    options: EvaluationOptions,
+    what: str,
+    progress: Progress,
 ) -> _Measured:
     from prunecli.evaluation.classification import accuracy, classify, f1_scores
 
-    made = classify(model, tokenizer, text, options.decoding.batch_tokens, advance=advance)
-    by_class = f1_scores(made)
-    names = model.config.id2label
+    predictions = classify(
+        runner, tokenizer, text, options.decoding.batch_tokens, what=what, progress=progress
+    )
+    by_class = f1_scores(predictions)
+    names = runner.model.config.id2label
     scores = {
-        "accuracy": accuracy(made),
+        "accuracy": accuracy(predictions),
         "f1": float(np.mean(list(by_class.values()))),
-        "loss": float(made.losses.mean()),
+        "loss": float(predictions.losses.mean()),
         "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
     }
-    return _Measured(scores, made.right)
+    return _Measured(scores, predictions.right)
 
 
 def _evaluation(
@@ -275,19 +252,18 @@ def _evaluation(
 
     baseline = next(iter(measured))
     results = []
-    for label, found in measured.items():
+    for label, one in measured.items():
         scores = {
-            name: round(value, 6) if isinstance(value, float) else value
-            for name, value in found.scores.items()
+            name: round(value, 6) if isinstance(value, float) else value for name, value in one.scores.items()
         }
         compared: dict[str, Any] = {}
         if label != baseline:
-            compared["p_value"] = _p_value(task, measured[baseline].values, found.values)
+            compared["p_value"] = _p_value(task, measured[baseline].values, one.values)
         results.append(
             Evaluated(
                 checkpoint=label,
                 dtype=options.dtype,
-                **found.windows,
+                **one.windows,
                 **sizes(opened[label]),
                 scores=scores,
                 **compared,
@@ -307,5 +283,5 @@ def _evaluation(
 def _p_value(task: OtherTask, baseline: NDArray[Any], values: NDArray[Any]) -> float | None:
     from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 
-    found = (mcnemar_test if task == "classification" else paired_t_test)(baseline, values)
-    return None if found is None else round(found, 6)
+    p_value = (mcnemar_test if task == "classification" else paired_t_test)(baseline, values)
+    return None if p_value is None else round(p_value, 6)

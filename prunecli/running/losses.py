@@ -6,15 +6,22 @@ not depend on the batch that the example is in.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from prunecli.errors import DataError
 from prunecli.modules.logits import Logits
+from prunecli.progress import Progress, silent
+from prunecli.running.batches import run_backward, run_forward
 from prunecli.running.examples import IGNORED, Batch
+from prunecli.running.runner import Runner
 
 
 def token_losses(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -70,3 +77,60 @@ def require_finite(losses: Tensor, batch: Batch, text: str | None = None) -> Non
             "not a finite number",
             "The weights are damaged, or overflow the type: try --dtype float32.",
         )
+
+
+def measure_losses(
+    runner: Runner, batches: Sequence[Batch], count: int, what: str, progress: Progress = silent
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """`token_losses` of all batches.
+
+    Args:
+        count: of the examples.
+        what: is done, for the progress.
+
+    Returns:
+        Of each example `[count]` the sum of the counted tokens' cross-entropies, and how many there are; 0 of examples
+        in no batch.
+
+    Raises:
+        DataError: a loss is not finite.
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    nats, tokens = np.zeros(count), np.zeros(count, np.int64)
+
+    def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
+        sums, counts = losses
+        require_finite(sums, batch)
+        nats[list(batch.indices)] = sums.double().cpu().numpy()
+        tokens[list(batch.indices)] = counts.numpy()
+        return int(batch.inputs["attention_mask"].sum())
+
+    run_forward(
+        runner, batches, partial(token_losses, runner.model), finish, (what, None, "tokens"), progress
+    )
+    return nats, tokens
+
+
+def differentiate_losses(
+    runner: Runner, batches: Mapping[str, Sequence[Batch]], what: str, progress: Progress = silent
+) -> None:
+    """Backward passes of the sum of each batch's `example_losses`; what comes of them is for an observer.
+
+    The examples of a batch do not interact, so the gradient of the sum of their losses holds each example's own.
+
+    Args:
+        batches: what a message calls their text -> batches.
+        what: is done, for the progress.
+
+    Raises:
+        DataError: a loss is not finite.
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    texts = [text for text, of_text in batches.items() for _ in of_text]
+    every = [batch for of_text in batches.values() for batch in of_text]
+
+    def start(number: int, losses: Tensor) -> Tensor:
+        require_finite(losses.detach(), every[number], texts[number])
+        return losses.sum()
+
+    run_backward(runner, every, partial(example_losses, runner.model), start, what, progress)

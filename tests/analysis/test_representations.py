@@ -17,6 +17,7 @@ from prunecli.errors import DataError, OutputError, UnsupportedModelError
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.encoding import text_examples, translation_examples
+from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families.records import CASES
@@ -42,7 +43,7 @@ class Subject:
         else:
             text = ParallelText("val", dict(zip(PAIR, (SOURCES, TARGETS), strict=True)))
             batches = translation_examples(self.tokenizer, self.model, text, [PAIR]).batches(batch_tokens)
-        return represent(self.model, self.components, batches, directory)
+        return represent(InMemory(self.model), self.components, batches, directory)
 
     def alone(self, sentence: int) -> dict[str, torch.Tensor]:
         """The inputs of one sentence without any padding."""

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.classification import Predictions, accuracy, classify, f1_scores
 from prunecli.modules.loading import load_model
+from prunecli.running.runner import InMemory
 from prunecli.text.labelled import read_labelled
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
@@ -21,7 +24,7 @@ def classifier(tmp_path_factory):
     path = tiny_family(
         tmp_path_factory.mktemp("c"), "bert", architectures=["BertForSequenceClassification"], num_labels=3
     )
-    return load_model(path, device="cpu"), load_tokenizer(path)
+    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
 
 @pytest.fixture
@@ -32,13 +35,19 @@ def text(tmp_path):
 
 @pytest.mark.parametrize("batch_tokens", [1, 20, 1000])
 def test_choices_are_those_of_single_examples(classifier, text, batch_tokens):
-    model, tokenizer = classifier
+    runner, tokenizer = classifier
     steps = []
-    found = classify(model, tokenizer, text, batch_tokens, advance=steps.append)
+
+    @contextmanager
+    def progress(*line):
+        assert line == ("classifying", len(text), "examples")
+        yield steps.append
+
+    found = classify(runner, tokenizer, text, batch_tokens, progress=progress)
     assert sum(steps) == len(text)
     assert found.labels.tolist() == [0, 1, 2, 2, 1]
     for index, sentence in enumerate(text.texts):
-        logits = logits_of(model, input_ids=tokenizer(sentence)["input_ids"])
+        logits = logits_of(runner.model, input_ids=tokenizer(sentence)["input_ids"])
         assert found.chosen[index] == int(np.argmax(logits))
         assert found.losses[index] == pytest.approx(nll(logits, int(found.labels[index])), abs=1e-5)
 
@@ -68,10 +77,10 @@ def test_f1_is_the_harmonic_mean_of_precision_and_recall(pairs):
 
 
 def test_the_wrong_model_and_unknown_labels_are_refused(classifier, text, tmp_path):
-    model, tokenizer = classifier
+    runner, tokenizer = classifier
     (tmp_path / "bad.tsv").write_text("0\ta\nsurprise\tb\n")
     with pytest.raises(DataError, match="line 2: the model knows no label 'surprise'"):
-        classify(model, tokenizer, read_labelled(tmp_path / "bad.tsv"), 100)
+        classify(runner, tokenizer, read_labelled(tmp_path / "bad.tsv"), 100)
     path = tiny_family(tmp_path / "mlm", "bert")
     with pytest.raises(UnsupportedModelError, match="BertForMaskedLM"):
-        classify(load_model(path, device="cpu"), tokenizer, text, 100)
+        classify(InMemory(load_model(path, device="cpu")), tokenizer, text, 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from prunecli.modules.loading import load_model
 from prunecli.running.examples import IGNORED
 from prunecli.running.losses import example_losses
 from prunecli.running.masking import mlm_examples
+from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll
@@ -30,43 +32,53 @@ LINES = ("the hat on a hen", "no", "then ten of the hats " * 9)
 @pytest.fixture(scope="module")
 def causal(tmp_path_factory):
     path = tiny_family(tmp_path_factory.mktemp("lm"), "gpt2")
-    return load_model(path, device="cpu"), load_tokenizer(path)
+    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
 
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory):
     path = tiny_family(tmp_path_factory.mktemp("mlm"), "bert")
-    return load_model(path, device="cpu"), load_tokenizer(path)
+    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
+
+
+def recording(steps):
+    """A progress whose steps are kept."""
+
+    @contextmanager
+    def progress(*_line):
+        yield steps.append
+
+    return progress
 
 
 @pytest.mark.parametrize("context", [2, 7, 64])
 def test_windows_of_a_context_lose_only_what_is_before_them(causal, context):
     """Each token from those before it in its window, whose first is the last of the window before."""
-    model, tokenizer = causal
-    found = lm_losses(model, tokenizer, LINES, 100, context=context)
+    runner, tokenizer = causal
+    found = lm_losses(runner, tokenizer, LINES, 100, context=context)
     for line, nats in zip(LINES, found.nats, strict=True):
         ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
         expected = 0.0
         for start in range(0, len(ids) - 1, context - 1):
             window = ids[start : start + context]
-            expected += causal_nll(model, window, len(window) - 1)
+            expected += causal_nll(runner.model, window, len(window) - 1)
         assert nats == pytest.approx(expected, rel=1e-5)
 
 
 def test_progress_counts_the_tokens_that_are_read(masked):
     """Not the hidden ones alone, of which there are a few."""
-    model, tokenizer = masked
+    runner, tokenizer = masked
     steps = []
-    mlm_losses(model, tokenizer, LINES, 1000, advance=steps.append)
+    mlm_losses(runner, tokenizer, LINES, 1000, progress=recording(steps))
     lengths = [min(64, len(tokenizer(line, verbose=False)["input_ids"])) for line in LINES]
     assert sum(steps) == sum(lengths)
 
 
 @pytest.mark.parametrize("stride", [None, 10, 63])
 def test_losses_are_those_of_single_windows(causal, stride):
-    model, tokenizer = causal
+    runner, tokenizer = causal
     steps = []
-    found = lm_losses(model, tokenizer, LINES, 100, stride=stride, advance=steps.append)
+    found = lm_losses(runner, tokenizer, LINES, 100, stride=stride, progress=recording(steps))
     expected, tokens = [], []
     for line in LINES:
         ids = [2, *tokenizer(line, verbose=False)["input_ids"]]
@@ -75,7 +87,7 @@ def test_losses_are_those_of_single_windows(causal, stride):
             window = ids[begin : begin + 64]
             new = begin + len(window) - done
             if new > 0:
-                nats, done = nats + causal_nll(model, window, new), done + new
+                nats, done = nats + causal_nll(runner.model, window, new), done + new
         expected.append(nats)
         tokens.append(len(ids) - 1)
     assert found.nats.tolist() == pytest.approx(expected, rel=1e-5)
@@ -88,19 +100,19 @@ def test_losses_are_those_of_single_windows(causal, stride):
 
 
 def test_batches_do_not_change_losses(causal, masked):
-    for measure, (model, tokenizer) in ((lm_losses, causal), (mlm_losses, masked)):
-        one, many = (measure(model, tokenizer, LINES, size) for size in (1, 1000))
+    for measure, (runner, tokenizer) in ((lm_losses, causal), (mlm_losses, masked)):
+        one, many = (measure(runner, tokenizer, LINES, size) for size in (1, 1000))
         assert one.nats.tolist() == pytest.approx(many.nats.tolist(), rel=1e-5)
         assert one.tokens.tolist() == many.tokens.tolist()
 
 
 def test_masked_losses_are_those_of_the_objective(masked):
-    model, tokenizer = masked
-    found = mlm_losses(model, tokenizer, LINES, 1000, seed=5)
-    for batch in mlm_examples(tokenizer, model, LINES, seed=5).batches(1):
+    runner, tokenizer = masked
+    found = mlm_losses(runner, tokenizer, LINES, 1000, seed=5)
+    for batch in mlm_examples(tokenizer, runner.model, LINES, seed=5).batches(1):
         (index,) = batch.indices
         assert found.tokens[index] == int((batch.labels != IGNORED).sum())
-        mean = example_losses(model, batch).item()
+        mean = example_losses(runner.model, batch).item()
         assert found.nats[index] / found.tokens[index] == pytest.approx(mean, rel=1e-5)
 
 
@@ -119,10 +131,10 @@ def test_perplexity_stays_a_number():
 
 def test_a_damaged_model_is_refused(tmp_path):
     path = tiny_family(tmp_path / "lm", "gpt2")
-    model, tokenizer = load_model(path, device="cpu"), load_tokenizer(path)
-    model.get_input_embeddings().weight.data[:] = math.nan
+    runner, tokenizer = InMemory(load_model(path, device="cpu")), load_tokenizer(path)
+    runner.model.get_input_embeddings().weight.data[:] = math.nan
     with pytest.raises(DataError, match="not a finite number"):
-        lm_losses(model, tokenizer, LINES, 100)
+        lm_losses(runner, tokenizer, LINES, 100)
 
 
 def test_the_wrong_kind_of_model_is_refused(causal, masked):

@@ -11,10 +11,10 @@ import torch
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
 from prunecli.evaluation.language_model import TextLosses, lm_losses, mlm_losses
-from prunecli.evaluation.layer_major import by_layer, need_of
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
 from prunecli.modules.loading import load_model
+from prunecli.running.batches import batch_cost
 from prunecli.running.examples import Batch
 from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.budget import (
@@ -22,7 +22,8 @@ from prunecli.running.layerwise.budget import (
     backward_bytes,
     output_bytes,
 )
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
 from tests.families import DECODERS, ENCODERS, tiny_family
 from tests.tiny import tiny_nllb_moe
@@ -35,15 +36,13 @@ MEASURES: dict[str, Any] = {**dict.fromkeys(DECODERS, lm_losses), **dict.fromkey
 def layered(path: Path, model_type: str, memory: int = PLENTY, **more: Any) -> tuple[TextLosses, RunReport]:
     work, kind = RunReport(), more.pop("dtype", torch.float32)
     with open_model(path) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, kind, memory, more.pop("spill", None)), work)
-        run = by_layer(session, "predicting", *more.pop("progress", ()))
-        tokenizer = load_tokenizer(path)
-        return MEASURES[model_type](session.skeleton.model, tokenizer, LINES, 40, run=run, **more), work
+        runner = Layerwise(checkpoint, Resources(CPU, kind, memory, more.pop("spill", None)), work)
+        return MEASURES[model_type](runner, load_tokenizer(path), LINES, 40, **more), work
 
 
 def whole(path: Path, model_type: str, dtype: str = "float32", **more: Any) -> TextLosses:
-    model = load_model(path, device="cpu", dtype=dtype)
-    return MEASURES[model_type](model, load_tokenizer(path), LINES, 40, **more)
+    runner = InMemory(load_model(path, device="cpu", dtype=dtype))
+    return MEASURES[model_type](runner, load_tokenizer(path), LINES, 40, **more)
 
 
 def assert_same(one: TextLosses, other: TextLosses) -> None:
@@ -81,7 +80,7 @@ def test_blocks_of_positions(model_type: str, tmp_path: Path, monkeypatch: pytes
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
-    monkeypatch.setattr(machinery.Room, "in_memory", lambda _self, _plan: memory)
+    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
 
 
@@ -130,27 +129,28 @@ def test_a_shard_cut_short_meanwhile(tmp_path: Path) -> None:
         def __exit__(self, *_: Any) -> None: ...
 
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
-        layered(path, "gpt2", progress=(Cutting,))
+        layered(path, "gpt2", progress=Cutting)
 
 
 def test_a_loss_that_is_not_finite_names_the_text(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "gpt2")
     with open_model(path) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
-        model, tokenizer = session.skeleton.model, load_tokenizer(path)
-        final = model.transformer.ln_f.register_forward_hook(lambda _m, _i, output: output * float("nan"))
+        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        final = runner.model.transformer.ln_f.register_forward_hook(
+            lambda _m, _i, output: output * float("nan")
+        )
         with pytest.raises(DataError, match="example 1: the loss is nan"):
-            lm_losses(model, tokenizer, LINES[:1], 40, run=by_layer(session, "x"))
+            lm_losses(runner, load_tokenizer(path), LINES[:1], 40)
         final.remove()
 
 
 def test_a_batch_takes_the_logits_of_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = torch.ones(2, 500, dtype=torch.long)
     with open_model(tiny_family(tmp_path / "a", "llama")) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
-        session.skeleton.model.config.vocab_size = 128_000
-        need = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=False)
-        back = need_of(session, Batch({"input_ids": ids}, ids, (0, 1)), backward=True)
+        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        runner.model.config.vocab_size = 128_000
+        need = batch_cost(runner, Batch({"input_ids": ids}, ids, (0, 1)), backward=False)
+        back = batch_cost(runner, Batch({"input_ids": ids}, ids, (0, 1)), backward=True)
     logits, hidden = 262 * 128_000 * 4, 1000 * 12 * 32 * 4  # 2^25 / 128,000 positions
     assert need.activations == 2 * logits + hidden
     assert back.activations == 2 * 3 * logits + hidden
@@ -161,9 +161,9 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
     ids, targets = torch.ones(2, 5, dtype=torch.long), torch.ones(2, 7, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": targets}, targets, (0, 1))
     with open_model(tiny_family(tmp_path / "a", "m2m_100")) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
-        vocabulary, shape = session.skeleton.model.config.vocab_size, session.shape
-        forward, back = (need_of(session, batch, backward=way) for way in (False, True))
+        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        vocabulary, shape = runner.model.config.vocab_size, runner.shape
+        forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
     assert forward.activations == max(
         output_bytes(shape, vocabulary, 14, backward=False),
         activation_bytes(shape, 2, 7, 5),
@@ -172,8 +172,8 @@ def test_what_a_batch_takes(tmp_path: Path) -> None:
         output_bytes(shape, vocabulary, 14, backward=True), backward_bytes(shape, 2, 7, 5)
     )
     encoder, decoder = 2 * 5 * 32 * 4, 2 * 7 * 32 * 4
-    assert sum(forward.states) == encoder + decoder
-    assert sum(back.states) == 3 * encoder + 2 * decoder + encoder + decoder, (
+    assert forward.states == (encoder + decoder,)
+    assert back.states == (3 * encoder + 2 * decoder + encoder + decoder,), (
         "every layer's output, and gradients"
     )
 
@@ -182,11 +182,11 @@ def test_what_a_batch_takes_in_a_mixture_of_experts(tmp_path: Path) -> None:
     ids = torch.ones(2, 5, dtype=torch.long)
     batch = Batch({"input_ids": ids, "decoder_input_ids": ids}, ids, (0, 1))
     with open_model(tiny_nllb_moe(tmp_path / "a", layers=4)) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), RunReport())
-        forward, back = (need_of(session, batch, backward=way) for way in (False, True))
-        width = session.shape.d_model
+        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY))
+        forward, back = (batch_cost(runner, batch, backward=way) for way in (False, True))
+        width = runner.shape.d_model
     output, rows = 10 * width * 4, 10 * 2 * width * 4
-    assert sum(forward.states) == 2 * (output + rows)
-    assert sum(back.states) == 2 * (5 * output + 2 * rows + 2 * rows), (
+    assert forward.states == (2 * (output + rows),)
+    assert back.states == (2 * (5 * output + 2 * rows + 2 * rows),), (
         "two sparse layers; rows and gradients of one"
     )

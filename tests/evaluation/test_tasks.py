@@ -13,6 +13,7 @@ from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import evaluate_task
 from prunecli.modules.loading import load_model
+from prunecli.running.runner import InMemory
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
@@ -56,7 +57,7 @@ def labelled(folder):
 
 
 def _open(path):
-    return load_model(path, device="cpu"), load_tokenizer(path)
+    return InMemory(load_model(path, device="cpu")), load_tokenizer(path)
 
 
 def test_language_models_side_by_side(causal, text, tmp_path):

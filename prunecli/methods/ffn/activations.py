@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,9 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.running.batches import run_forward
 from prunecli.running.examples import Batch
+from prunecli.running.runner import InMemory, Runner
 from prunecli.text.choice import Dataset
 
 
@@ -35,11 +38,11 @@ def measure_activations(
         PruneError: a model or text that cannot be used.
     """
     model, batches = model_and_batches(checkpoint, data, options, say)
-    return unit_activations(model, checkpoint.layout.ffns, batches, progress)
+    return unit_activations(InMemory(model), checkpoint.layout.ffns, batches, progress)
 
 
 def unit_activations(
-    model: Any, layers: Sequence[FfnLayer], batches: Sequence[Batch], progress: Progress = silent
+    runner: Runner, layers: Sequence[FfnLayer], batches: Sequence[Batch], progress: Progress = silent
 ) -> dict[str, NDArray[np.float64]]:
     """Mean over the real tokens of |a_u|, for each hidden unit u of each FFN.
 
@@ -47,7 +50,7 @@ def unit_activations(
     FFN, the mean is over all of them.
 
     Args:
-        model: what `load_model` made, in evaluation mode.
+        runner: of a model that is held whole.
         layers: the FFNs of its checkpoint.
         batches: of text; padding is left out by their masks.
 
@@ -60,72 +63,76 @@ def unit_activations(
     """
     if not batches:
         raise DataError("no text to measure activations on", "Give text with at least one line.")
+    observer, model = UnitObserver(layers), runner.model
     total = sum(len(batch.indices) for batch in batches)
-    with (
-        torch.no_grad(),
-        _watched(model, layers) as watch,
-        progress("measuring activations", total, "examples") as advance,
-    ):
-        for batch in batches:
-            inputs = batch.arguments(model.base_model)
-            watch.real = watch.encoder_real = inputs["attention_mask"].bool()
-            watch.decoder_real = inputs.get("decoder_attention_mask", watch.real).bool()
-            model.base_model(**inputs)
-            advance(len(batch.indices))
-    found = {name: sums.cpu().numpy() / watch.tokens[name] for name, sums in watch.sums.items()}
-    for name, values in found.items():
-        if not np.isfinite(values).all():
-            raise PruneError(
-                f"{name}: the activation of a hidden unit is not finite.",
-                "The weights are damaged, or overflow the type they are run in: use --keep-units norms.",
-            )
-    return found
+
+    def forward(batch: Batch) -> None:
+        observer.begin(batch, runner.device)
+        model.base_model(**batch.arguments(model.base_model))
+
+    def finish(batch: Batch, _output: None) -> int:
+        return len(batch.indices)
+
+    with observer.watching(model):
+        run_forward(runner, batches, forward, finish, ("measuring activations", total, "examples"), progress)
+    return observer.take()
 
 
-class _Watch:
-    """Sums that grow with each forward pass.
+class UnitObserver:
+    """Sums the absolute activations of hidden units over real tokens: an `Observer`.
 
-    Attributes:
-        sums: FFN -> `[width]` float64, the sum of |a| over tokens.
-        tokens: FFN -> how many tokens.
-        real: `[batch, length]`, which tokens of the stack that runs are no padding.
+    Args:
+        layers: the FFNs of the checkpoint.
     """
 
-    real: Tensor
-    encoder_real: Tensor
-    decoder_real: Tensor
+    _mask: Tensor
+    """`[batch, length]` bool: which tokens of the stack that runs are no padding."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.tokens: dict[str, int] = {}
+    def __init__(self, layers: Sequence[FfnLayer]) -> None:
+        self._layers = layers
+        self._sums: dict[str, Tensor] = {}
+        self._tokens: dict[str, int] = {}
 
-    def decoding(self, *_: Any) -> None:
-        """The decoder begins."""
-        self.real = self.decoder_real
+    def begin(self, batch: Batch, device: torch.device) -> None:
+        """What runs next; its encoder, or only stack, first."""
+        self._mask = batch.inputs["attention_mask"].bool().to(device)
+        self._decoder_mask = batch.inputs.get("decoder_attention_mask", self._mask).bool().to(device)
 
-    def add(self, name: str) -> Any:
-        """A hook of the output layer of an FFN."""
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """See `Observer`."""
+        with ExitStack() as hooks:
+            if model.config.is_encoder_decoder:
+                hooks.callback(model.get_decoder().register_forward_pre_hook(self._decode).remove)
+            for layer in self._layers:
+                if not (layer.removed or layer.is_sparse or layer.is_shared):
+                    name = module_name(model, f"{layer.name}.{output_layer(layer.tensors)}")
+                    hook = partial(self._add, layer.name)
+                    hooks.callback(model.get_submodule(name).register_forward_pre_hook(hook).remove)
+            yield
 
-        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            units = inputs[0].view(
-                *self.real.shape, -1
-            )  # OPT's are of all tokens, one sentence behind another
-            active = units[self.real].abs().sum(dim=0, dtype=torch.float32).double()
-            self.sums[name] = self.sums[name] + active if name in self.sums else active
-            self.tokens[name] = self.tokens.get(name, 0) + int(self.real.sum())
+    def take(self) -> dict[str, NDArray[np.float64]]:
+        """The means since the last call.
 
-        return hook
+        Raises:
+            PruneError: an activation was not finite.
+        """
+        means = {name: sums.cpu().numpy() / self._tokens[name] for name, sums in self._sums.items()}
+        self._sums, self._tokens = {}, {}
+        for name, values in means.items():
+            if not np.isfinite(values).all():
+                raise PruneError(
+                    f"{name}: the activation of a hidden unit is not finite.",
+                    "The weights are damaged, or overflow the type they are run in: use --keep-units norms.",
+                )
+        return means
 
+    def _decode(self, *_: Any) -> None:
+        self._mask = self._decoder_mask
 
-@contextmanager
-def _watched(model: Any, layers: Sequence[FfnLayer]) -> Iterator[_Watch]:
-    watch = _Watch()
-    with ExitStack() as hooks:
-        if model.config.is_encoder_decoder:
-            hooks.callback(model.get_decoder().register_forward_pre_hook(watch.decoding).remove)
-        for layer in layers:
-            if not (layer.removed or layer.is_sparse or layer.is_shared):
-                name = module_name(model, f"{layer.name}.{output_layer(layer.tensors)}")
-                module = model.get_submodule(name)
-                hooks.callback(module.register_forward_pre_hook(watch.add(layer.name)).remove)
-        yield watch
+    def _add(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        # OPT's are of all tokens, one sentence behind another.
+        units = inputs[0].view(*self._mask.shape, -1)
+        active = units[self._mask].abs().sum(dim=0, dtype=torch.float32).double()
+        self._sums[name] = self._sums[name] + active if name in self._sums else active
+        self._tokens[name] = self._tokens.get(name, 0) + int(self._mask.sum())

@@ -17,7 +17,7 @@ from prunecli.evaluation.decoding import DecodingOptions, generate, generation_s
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import masked_heads
-from prunecli.modules.replay import Outputs, recording, replaying, unchanged_below
+from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import Batch
 from prunecli.running.lengths import length_limit, max_positions
@@ -29,28 +29,28 @@ from prunecli.text.tokens import encode
 Example = tuple[str, int]
 """What a message calls the text, and the example's number in it."""
 Outcome = Any
-"""What is found of an example: a loss, 1 or 0 for right or wrong, a translation."""
+"""Of an example: its loss, 1 or 0 for right or wrong, or its translation."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """The model with some heads of one attention masked.
+class HeadMask:
+    """Some heads of one attention masked.
 
     Attributes:
         layer: the attention.
-        mask: xi_h (2.3) of each head that it holds: 0 removes it.
+        values: xi_h (2.3) of each head that it holds: 0 removes it.
     """
 
     layer: AttentionLayer
-    mask: tuple[float, ...]
+    values: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One batch of the work.
+class Measurement:
+    """What is measured of one batch.
 
     Attributes:
-        examples: which.
+        examples: of the batch.
         run: gives the outcome of each with the model as it is at the time.
         decodes: it calls the decoder step by step, so that only the encoder can be shared.
     """
@@ -60,101 +60,96 @@ class Piece:
     decodes: bool = False
 
 
-def without_each(layers: Sequence[AttentionLayer]) -> list[Variant]:
+def without_each(layers: Sequence[AttentionLayer]) -> list[HeadMask]:
     """The model without each head in turn (3.2), in the order of `layers`."""
     return [
-        Variant(layer, tuple(float(other != head) for other in range(layer.num_heads)))
+        HeadMask(layer, tuple(float(other != head) for other in range(layer.num_heads)))
         for layer in layers
         for head in range(layer.num_heads)
     ]
 
 
-def only_each(layers: Sequence[AttentionLayer]) -> list[Variant]:
+def only_each(layers: Sequence[AttentionLayer]) -> list[HeadMask]:
     """The model with each head in turn alone in its layer (3.3)."""
     return [
-        Variant(layer, tuple(float(other == head) for other in range(layer.num_heads)))
+        HeadMask(layer, tuple(float(other == head) for other in range(layer.num_heads)))
         for layer in layers
         for head in range(layer.num_heads)
     ]
 
 
-def outcomes(
+def measure_masked(
     checkpoint: Checkpoint,
     model: Any,
-    pieces: Sequence[Piece],
-    variants: Sequence[Variant],
+    measurements: Sequence[Measurement],
+    masks: Sequence[HeadMask],
     progress: Progress = silent,
 ) -> tuple[list[Example], list[list[Outcome]]]:
-    """Run every piece with the whole model and with each variant.
+    """Run every measurement with the whole model and with each mask.
 
     Args:
         model: what `load_model` made of `checkpoint`.
 
     Returns:
-        The examples, sorted, and their outcomes: those of the whole model, then those of each variant.
+        The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
     """
     layers = checkpoint.layout.attentions
-    found: list[dict[Example, Outcome]] = [{} for _ in range(1 + len(variants))]
-    total = sum(len(piece.examples) for piece in pieces) * len(found)
+    whole: dict[Example, Outcome] = {}
+    masked: list[dict[Example, Outcome]] = [{} for _ in masks]
+    total = sum(len(measurement.examples) for measurement in measurements) * (1 + len(masks))
     with torch.inference_mode(), progress("running without heads", total, "examples") as advance:
-        for piece in pieces:
-            below = unchanged_below(model, checkpoint, decoder=not piece.decodes)
-            needed = dict.fromkeys(name for variant in variants for name in below[variant.layer.name])
+        for measurement in measurements:
+            below = unchanged_below(model, checkpoint, decoder=not measurement.decodes)
+            needed = dict.fromkeys(name for mask in masks for name in below[mask.layer.name])
             with recording(model, needed) as kept:
-                found[0].update(zip(piece.examples, piece.run(), strict=True))
-            advance(len(piece.examples))
-            for place, variant in zip(found[1:], variants, strict=True):
-                shared = {name: kept[name] for name in below[variant.layer.name]}
-                place.update(zip(piece.examples, _run(model, layers, variant, piece, shared), strict=True))
-                advance(len(piece.examples))
-    examples = sorted(found[0])
-    return examples, [[by_example[example] for example in examples] for by_example in found]
+                whole.update(zip(measurement.examples, measurement.run(), strict=True))
+            advance(len(measurement.examples))
+            for outcomes, mask in zip(masked, masks, strict=True):
+                shared = {name: kept[name] for name in below[mask.layer.name]}
+                values = {mask.layer.name: torch.tensor(mask.values)}
+                with replaying(model, shared), masked_heads(model, layers, values):
+                    outcomes.update(zip(measurement.examples, measurement.run(), strict=True))
+                advance(len(measurement.examples))
+    examples = sorted(whole)
+    return examples, [[outcomes[example] for example in examples] for outcomes in (whole, *masked)]
 
 
-def _run(
-    model: Any, layers: Sequence[AttentionLayer], variant: Variant, piece: Piece, shared: Outputs
-) -> list[Outcome]:
-    mask = {variant.layer.name: torch.tensor(variant.mask)}
-    with replaying(model, shared), masked_heads(model, layers, mask):
-        return piece.run()
-
-
-def loss_pieces(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Piece]:
+def loss_measurements(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Measurement]:
     """Each example's mean token loss; `batches`: what a message calls their text -> batches."""
-    return _pieces(batches, lambda batch, text: _losses(model, batch, text))
+    return _measurements(batches, partial(_losses, model))
 
 
-def accuracy_pieces(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Piece]:
-    """1 for each example whose class the model finds, 0 for others."""
-    return _pieces(batches, lambda batch, _text: _right(model, batch))
+def accuracy_measurements(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Measurement]:
+    """1 for each example whose class the model chooses, 0 for others."""
+    return _measurements(batches, partial(_right, model))
 
 
-def _pieces(
+def _measurements(
     batches: Mapping[str, Sequence[Batch]], run: Callable[[Batch, str], list[Outcome]]
-) -> list[Piece]:
+) -> list[Measurement]:
     return [
-        Piece(tuple((text, index) for index in batch.indices), partial(run, batch, text))
-        for text, found in batches.items()
-        for batch in found
+        Measurement(tuple((text, index) for index in batch.indices), partial(run, batch, text))
+        for text, of_text in batches.items()
+        for batch in of_text
     ]
 
 
 def _losses(model: Any, batch: Batch, text: str) -> list[float]:
     losses = example_losses(model, batch)
     require_finite(losses, batch, text)
-    found: list[float] = losses.tolist()
-    return found
+    values: list[float] = losses.tolist()
+    return values
 
 
-def _right(model: Any, batch: Batch) -> list[float]:
+def _right(model: Any, batch: Batch, _text: str) -> list[float]:
     logits = model(**batch.arguments(model)).logits
     right: list[float] = (logits.argmax(dim=-1).cpu() == batch.labels).double().tolist()
     return right
 
 
-def translation_pieces(
+def translation_measurements(
     model: Any, tokenizer: Any, text: ParallelText, pair: tuple[str, str], options: DecodingOptions
-) -> list[Piece]:
+) -> list[Measurement]:
     """The translation of each sentence of `pair[0]` into `pair[1]`, by beam search.
 
     Raises:
@@ -165,11 +160,11 @@ def translation_pieces(
 
     def run(rows: Sequence[int]) -> list[str]:
         limit = options.max_new_tokens or length_limit(len(sources[rows[0]]), max_positions(model.config))
-        made = generate(model, [sources[i] for i in rows], tokenizer.pad_token_id, settings, limit)
-        return [found.strip() for found in tokenizer.batch_decode(made, skip_special_tokens=True)]
+        outputs = generate(model, [sources[i] for i in rows], tokenizer.pad_token_id, settings, limit)
+        return [line.strip() for line in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
 
     name = pair_name(*pair)
     return [
-        Piece(tuple((name, index) for index in rows), partial(run, rows), decodes=True)
+        Measurement(tuple((name, index) for index in rows), partial(run, rows), decodes=True)
         for rows in length_bucketed([len(source) for source in sources], options.batch_tokens)
     ]

@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.methods.heads.ablate import (
-    Piece,
-    Variant,
-    accuracy_pieces,
-    loss_pieces,
+    HeadMask,
+    Measurement,
+    accuracy_measurements,
+    loss_measurements,
+    measure_masked,
     only_each,
-    outcomes,
-    translation_pieces,
+    translation_measurements,
     without_each,
 )
 from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
-from prunecli.methods.heads.score import HeadSums, gradient_importance
+from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import HeadScores, Method, Per, ReportedHeads
-from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
-from prunecli.running.examples import Batch, Examples
-from prunecli.running.masking import mlm_examples
-from prunecli.running.windows import lm_windows, window_examples
+from prunecli.running.batches import task_batches
+from prunecli.running.examples import Batch
+from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset
-from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tasks import TaskName
 
@@ -62,7 +62,7 @@ class AblationOptions:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LoadedModel:
     """An open checkpoint, its running model and its tokenizer."""
 
     checkpoint: Checkpoint
@@ -84,30 +84,31 @@ def check_metric(task: TaskName, metric: str | None) -> Metric:
 
 
 def score_by_gradient(
-    subject: Subject,
+    runner: Runner,
+    checkpoint: Checkpoint,
+    tokenizer: Any,
     data: Dataset,
     batch_tokens: int,
     progress: Progress = silent,
     *,
     per: Per = "example",
-    importance: Callable[..., HeadSums] = gradient_importance,
 ) -> HeadScores:
     """Importance of every head (4.1), summed over the examples of `data`, or over their tokens.
 
     Args:
+        runner: of `checkpoint`.
         per: what the absolute value is taken of.
-        importance: `gradient_importance`, or a `GradientByLayer` whose session's skeleton is the model.
 
     Raises:
-        PruneError: text, model or losses that cannot be used.
+        PruneError: text, model, memory or losses that cannot be used.
     """
-    layers = subject.checkpoint.layout.attentions
-    batches = _batches(subject, data, batch_tokens)
-    sums = importance(subject.model, layers, batches, progress, per=per)
-    run = [batch for found in batches.values() for batch in found]
+    layers = checkpoint.layout.attentions
+    batches = task_batches(tokenizer, runner.model, data, batch_tokens)
+    sums = gradient_importance(runner, layers, batches, progress, per=per)
+    run = [batch for of_text in batches.values() for batch in of_text]
     count = sum(len(batch.indices) for batch in run)
     tokens = _tokens(layers, run) if per == "token" else {}
-    return _scores(subject, data.task, "gradient", layers, count, sums, per=per, tokens=tokens)
+    return _scores(checkpoint, data.task, "gradient", layers, count, sums, per=per, tokens=tokens)
 
 
 def _tokens(layers: Sequence[AttentionLayer], batches: Sequence[Batch]) -> dict[str, int]:
@@ -121,7 +122,7 @@ def _tokens(layers: Sequence[AttentionLayer], batches: Sequence[Batch]) -> dict[
 
 
 def score_by_ablation(
-    subject: Subject,
+    loaded: LoadedModel,
     data: Dataset,
     method: Method,
     options: AblationOptions,
@@ -137,34 +138,27 @@ def score_by_ablation(
     Raises:
         PruneError: text, model or options that cannot be used.
     """
-    layers = subject.checkpoint.layout.attentions
-    variants = (without_each if method == "ablation" else only_each)(layers)
-    count, found = _effects(subject, data, variants, options, progress)
-    made = {}
-    for metric in sorted(found, key=lambda name: name != options.metric):
-        effects = found[metric]
-        by_layer = {
-            layer.name: np.array(_of(layer, variants, effects.values), dtype=np.float64) for layer in layers
-        }
-        p_values = {
-            layer.name: np.array(_of(layer, variants, effects.p_values), dtype=np.float64) for layer in layers
-        }
-        made[metric] = _scores(
-            subject,
+    layers = loaded.checkpoint.layout.attentions
+    masks = (without_each if method == "ablation" else only_each)(layers)
+    count, effects = _effects(loaded, data, masks, options, progress)
+    return {
+        metric: _scores(
+            loaded.checkpoint,
             data.task,
             method,
             layers,
             count,
-            by_layer,
+            _by_layer(layers, effects[metric].values),
             metric=metric,
-            base=effects.base,
-            p_values=p_values,
+            base=effects[metric].base,
+            p_values=_by_layer(layers, effects[metric].p_values),
         )
-    return made
+        for metric in sorted(effects, key=lambda name: name != options.metric)
+    }
 
 
 def report_best(
-    subject: Subject,
+    loaded: LoadedModel,
     data: Dataset,
     best: dict[str, int],
     options: AblationOptions,
@@ -175,12 +169,12 @@ def report_best(
     Args:
         best: attention's name -> original id of the head.
     """
-    layers = [layer for layer in subject.checkpoint.layout.attentions if layer.name in best]
-    variants = [
-        Variant(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
+    layers = [layer for layer in loaded.checkpoint.layout.attentions if layer.name in best]
+    masks = [
+        HeadMask(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
     ]
-    count, found = _effects(subject, data, variants, options, progress)
-    effects = found[options.metric]
+    count, by_metric = _effects(loaded, data, masks, options, progress)
+    effects = by_metric[options.metric]
     names = [layer.name for layer in layers]
     return ReportedHeads(
         metric=options.metric,
@@ -191,12 +185,16 @@ def report_best(
     )
 
 
-def _of(layer: AttentionLayer, variants: Sequence[Variant], values: Sequence[float]) -> list[float]:
-    return [value for variant, value in zip(variants, values, strict=True) if variant.layer is layer]
+def _by_layer(layers: Sequence[AttentionLayer], values: Sequence[float]) -> dict[str, NDArray[np.float64]]:
+    """Attention's name -> `[heads]` of `values`, which are of all heads in the order of `layers`."""
+    remaining = iter(values)
+    return {
+        layer.name: np.array(list(islice(remaining, layer.num_heads)), dtype=np.float64) for layer in layers
+    }
 
 
 def _scores(
-    subject: Subject,
+    checkpoint: Checkpoint,
     task: TaskName,
     method: Method,
     layers: Sequence[AttentionLayer],
@@ -206,8 +204,8 @@ def _scores(
 ) -> HeadScores:
     return HeadScores(
         method=method,
-        fingerprint=subject.checkpoint.fingerprint,
-        model_type=subject.checkpoint.require_architecture().model_type,
+        fingerprint=checkpoint.fingerprint,
+        model_type=checkpoint.require_architecture().model_type,
         task=task,
         examples=count,
         heads={layer.name: layer.heads for layer in layers},
@@ -217,54 +215,37 @@ def _scores(
 
 
 def _effects(
-    subject: Subject,
+    loaded: LoadedModel,
     data: Dataset,
-    variants: Sequence[Variant],
+    masks: Sequence[HeadMask],
     options: AblationOptions,
     progress: Progress,
 ) -> tuple[int, dict[Metric, Effects]]:
     """How many examples there are, and the effects by metric."""
-    pieces = _pieces(subject, data, options)
-    examples, found = outcomes(subject.checkpoint, subject.model, pieces, variants, progress)
+    examples, outcomes = measure_masked(
+        loaded.checkpoint, loaded.model, measurements(loaded, data, options), masks, progress
+    )
     if options.metric not in TEXT_METRICS:
-        return len(examples), {options.metric: mean_effects(options.metric, found)}
+        return len(examples), {options.metric: mean_effects(options.metric, outcomes)}
     assert isinstance(data.text, ParallelText)
     lines = {pair_name(*pair): data.text.sentences[pair[1]] for pair in data.pairs}
     references = [lines[name][index] for name, index in examples]
     with progress("testing significance", None, "resamples"):
-        return len(examples), text_effects(found, references, options.samples, options.seed)
+        return len(examples), text_effects(outcomes, references, options.samples, options.seed)
 
 
-def _pieces(subject: Subject, data: Dataset, options: AblationOptions) -> list[Piece]:
-    model, tokenizer, text = subject.model, subject.tokenizer, data.text
+def measurements(loaded: LoadedModel, data: Dataset, options: AblationOptions) -> list[Measurement]:
+    """What is measured of each batch of `data`.
+
+    Raises:
+        PruneError: text or model that cannot be used.
+    """
+    model, tokenizer, text = loaded.model, loaded.tokenizer, data.text
     if options.metric in TEXT_METRICS and isinstance(text, ParallelText):
         return [
-            piece
+            measurement
             for pair in data.pairs
-            for piece in translation_pieces(model, tokenizer, text, pair, options.decoding)
+            for measurement in translation_measurements(model, tokenizer, text, pair, options.decoding)
         ]
-    batches = _batches(subject, data, options.decoding.batch_tokens)
-    if options.metric == "accuracy":
-        return accuracy_pieces(model, batches)
-    return loss_pieces(model, batches)
-
-
-def _batches(subject: Subject, data: Dataset, batch_tokens: int) -> dict[str, list[Batch]]:
-    """What a message calls a text -> its batches."""
-    model, tokenizer, text = subject.model, subject.tokenizer, data.text
-    require_task(model, data.task)
-    examples: dict[str, Examples]
-    if isinstance(text, ParallelText):
-        examples = {
-            pair_name(*pair): translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs
-        }
-    elif isinstance(text, LabelledText):
-        examples = {str(text.path): labelled_examples(tokenizer, model, text)}
-    else:
-        name = ", ".join(map(str, text.files))
-        if data.task == "mlm":
-            examples = {name: mlm_examples(tokenizer, model, text.texts, context=data.context)}
-        else:
-            windows = lm_windows(tokenizer, model, text.texts, context=data.context)
-            examples = {name: window_examples(windows, padding_id(model, tokenizer))}
-    return {name: made.batches(batch_tokens) for name, made in examples.items()}
+    batches = task_batches(tokenizer, model, data, options.decoding.batch_tokens)
+    return (accuracy_measurements if options.metric == "accuracy" else loss_measurements)(model, batches)

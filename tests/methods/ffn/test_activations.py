@@ -16,6 +16,7 @@ from prunecli.methods.ffn.activations import unit_activations
 from prunecli.methods.ffn.plan import FfnOptions
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import Batch
+from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_ffn_method import made_of
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
@@ -86,7 +87,9 @@ def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
     model = load(directory)
     both = model.config.is_encoder_decoder
     with open_model(directory) as opened:
-        found = unit_activations(model, opened.layout.ffns, [batch_of((0, 1), both), batch_of((2,), both)])
+        found = unit_activations(
+            InMemory(model), opened.layout.ffns, [batch_of((0, 1), both), batch_of((2,), both)]
+        )
     expected = by_hand(load(directory), directory, case)
     assert set(found) == set(expected)
     for name, values in expected.items():
@@ -108,7 +111,7 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
             model(**batch_of((row,), both=True).inputs)
         tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
     with open_model(shared) as opened:
-        found = unit_activations(load(shared), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
+        found = unit_activations(InMemory(load(shared)), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
     assert list(found) == ["model.encoder.layers.0"]
     np.testing.assert_allclose(found["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
 
@@ -116,7 +119,7 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
 def test_no_text(tmp_path: Path) -> None:
     directory = tiny(tmp_path / "model", "gpt2")
     with open_model(directory) as opened, pytest.raises(DataError, match="no text"):
-        unit_activations(load(directory), opened.layout.ffns, [])
+        unit_activations(InMemory(load(directory)), opened.layout.ffns, [])
 
 
 def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
@@ -130,4 +133,4 @@ def test_activations_that_are_no_numbers(tmp_path: Path) -> None:
             PruneError, match=r"model\.layers\.\d\.mlp: the activation of a hidden unit is not finite"
         ),
     ):
-        unit_activations(load(broken), opened.layout.ffns, [batch_of((0, 1), both=False)])
+        unit_activations(InMemory(load(broken)), opened.layout.ffns, [batch_of((0, 1), both=False)])

@@ -12,12 +12,12 @@ import torch
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.methods.heads.ablate import (
-    Variant,
-    accuracy_pieces,
-    loss_pieces,
+    HeadMask,
+    accuracy_measurements,
+    loss_measurements,
+    measure_masked,
     only_each,
-    outcomes,
-    translation_pieces,
+    translation_measurements,
     without_each,
 )
 from prunecli.modules.attention import output_projections
@@ -35,11 +35,11 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
 
 
-def zeroed(subject: Subject, variant: Variant) -> Any:
-    """The output projection's part of the one head that `variant` removes is zero within the block."""
-    projection: Any = output_projections(subject.model, subject.layers)[variant.layer.name]
+def zeroed(subject: Subject, mask: HeadMask) -> Any:
+    """The output projection's part of the one head that `mask` removes is zero within the block."""
+    projection: Any = output_projections(subject.model, subject.layers)[mask.layer.name]
     axis = 0 if type(projection).__name__ == "Conv1D" else 1
-    return scaled_head(projection.weight, len(variant.mask), variant.mask.index(0.0), axis, 0.0)
+    return scaled_head(projection.weight, len(mask.values), mask.values.index(0.0), axis, 0.0)
 
 
 def single_losses(subject: Subject) -> list[float]:
@@ -51,14 +51,14 @@ def single_losses(subject: Subject) -> list[float]:
 
 
 def test_losses_without_each_head(subject: Subject) -> None:
-    variants = without_each(subject.layers)
-    pieces = loss_pieces(subject.model, {"val": subject.batches(40)})
-    examples, (base, *found) = outcomes(subject.checkpoint, subject.model, pieces, variants)
+    masks = without_each(subject.layers)
+    measurements = loss_measurements(subject.model, {"val": subject.batches(40)})
+    examples, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
     assert examples == [("val", index) for index in range(len(LINES))]
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
-    for variant, losses in list(zip(variants, found, strict=True))[::3]:
-        with zeroed(subject, variant):
-            np.testing.assert_allclose(losses, single_losses(subject), rtol=1e-4, err_msg=variant.layer.name)
+    for mask, losses in list(zip(masks, found, strict=True))[::3]:
+        with zeroed(subject, mask):
+            np.testing.assert_allclose(losses, single_losses(subject), rtol=1e-4, err_msg=mask.layer.name)
         assert losses != base
     np.testing.assert_allclose(base, single_losses(subject), rtol=1e-4)
 
@@ -66,12 +66,12 @@ def test_losses_without_each_head(subject: Subject) -> None:
 def test_nothing_stays_behind(subject: Subject) -> None:
     before = [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()]
     broken = subject.batches(1000)[0]
-    pieces = loss_pieces(subject.model, {"val": [broken]})
+    measurements = loss_measurements(subject.model, {"val": [broken]})
     with torch.no_grad():
         kept = subject.model.get_input_embeddings().weight.clone()
         subject.model.get_input_embeddings().weight.fill_(float("nan"))
         with pytest.raises(DataError, match="val, example"):
-            outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers)[:1])
+            measure_masked(subject.checkpoint, subject.model, measurements, without_each(subject.layers)[:1])
         subject.model.get_input_embeddings().weight.copy_(kept)
     assert [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in subject.model.modules()] == before
     assert not any("forward" in vars(module) for module in subject.model.modules())
@@ -80,9 +80,9 @@ def test_nothing_stays_behind(subject: Subject) -> None:
 def test_translations_without_each_head(tmp_path: Path) -> None:
     for model_type in ("nllb-moe", "m2m_100", "t5"):
         subject = Subject(tmp_path / model_type, model_type)
-        variants = without_each(subject.layers)
-        pieces = translation_pieces(subject.model, subject.tokenizer, TEXT, PAIR, DECODING)
-        _, (base, *found) = outcomes(subject.checkpoint, subject.model, pieces, variants)
+        masks = without_each(subject.layers)
+        measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, DECODING)
+        _, (base, *found) = measure_masked(subject.checkpoint, subject.model, measurements, masks)
         sources = TEXT.sentences[PAIR[0]]
 
         def whole(subject: Subject = subject, sources: Any = sources) -> list[str]:
@@ -90,20 +90,20 @@ def test_translations_without_each_head(tmp_path: Path) -> None:
             return [translation.text for translation in made]
 
         assert base == whole()
-        for variant, texts in list(zip(variants, found, strict=True))[::4]:
-            with zeroed(subject, variant):
-                assert texts == whole(), variant.layer.name
+        for mask, texts in list(zip(masks, found, strict=True))[::4]:
+            with zeroed(subject, mask):
+                assert texts == whole(), mask.layer.name
 
 
 def test_only_one_head_of_a_layer(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "bert")
-    variants = only_each(subject.layers)
-    assert len(variants) == 12
-    assert variants[5].mask == (0.0, 1.0, 0.0, 0.0)
-    assert variants[5].layer.layer == 1
-    pieces = loss_pieces(subject.model, {"val": subject.batches(40)})
-    found = outcomes(subject.checkpoint, subject.model, pieces, variants)[1][1 + 5]
-    weight = output_projections(subject.model, subject.layers)[variants[5].layer.name].weight
+    masks = only_each(subject.layers)
+    assert len(masks) == 12
+    assert masks[5].values == (0.0, 1.0, 0.0, 0.0)
+    assert masks[5].layer.layer == 1
+    measurements = loss_measurements(subject.model, {"val": subject.batches(40)})
+    found = measure_masked(subject.checkpoint, subject.model, measurements, masks)[1][1 + 5]
+    weight = output_projections(subject.model, subject.layers)[masks[5].layer.name].weight
     with (
         scaled_head(weight, 4, 0, 1, 0.0),
         scaled_head(weight, 4, 2, 1, 0.0),
@@ -120,12 +120,12 @@ def test_the_encoder_runs_once_per_batch_for_heads_of_the_decoder(tmp_path: Path
         module.self_attn.register_forward_hook(lambda *_, number=number: calls.append(number))
         for number, module in enumerate((lowest, highest))
     ]
-    pieces = translation_pieces(subject.model, subject.tokenizer, TEXT, PAIR, DECODING)
-    outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers))
+    measurements = translation_measurements(subject.model, subject.tokenizer, TEXT, PAIR, DECODING)
+    measure_masked(subject.checkpoint, subject.model, measurements, without_each(subject.layers))
     for hook in hooks:
         hook.remove()
-    assert calls.count(0) == len(pieces) * (1 + 4)  # the whole model, and its own four heads
-    assert calls.count(1) == len(pieces) * (1 + 12)  # and all heads of the encoder's three layers
+    assert calls.count(0) == len(measurements) * (1 + 4)  # the whole model, and its own four heads
+    assert calls.count(1) == len(measurements) * (1 + 12)  # and all heads of the encoder's three layers
 
 
 def test_accuracy(tmp_path: Path) -> None:
@@ -135,8 +135,10 @@ def test_accuracy(tmp_path: Path) -> None:
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    pieces = accuracy_pieces(subject.model, {"val": batches})
-    found = outcomes(subject.checkpoint, subject.model, pieces, without_each(subject.layers)[:2])[1]
+    measurements = accuracy_measurements(subject.model, {"val": batches})
+    found = measure_masked(subject.checkpoint, subject.model, measurements, without_each(subject.layers)[:2])[
+        1
+    ]
     with torch.inference_mode():
         ids = [torch.tensor([subject.tokenizer(line)["input_ids"]]) for line in LINES]
         right = [
@@ -149,5 +151,5 @@ def test_accuracy(tmp_path: Path) -> None:
 def test_a_language_that_the_tokenizer_lacks(tmp_path: Path) -> None:
     subject = Subject(tmp_path / "m", "m2m_100")
     with pytest.raises(DataError, match="eng_Cyrl"):
-        translation_pieces(subject.model, subject.tokenizer, TEXT, ("eng_Latn", "eng_Cyrl"), DECODING)
+        translation_measurements(subject.model, subject.tokenizer, TEXT, ("eng_Latn", "eng_Cyrl"), DECODING)
     assert encode(subject.tokenizer, ["a"], "eng_Latn")

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from prunecli.errors import CheckpointError, DataError, OutputError, UsageError
-from prunecli.methods.heads.layer_major import GradientByLayer
 from prunecli.methods.heads.score import HeadSums, gradient_importance
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import logits
@@ -18,7 +17,8 @@ from prunecli.results.heads import Per
 from prunecli.running.encoding import labelled_examples
 from prunecli.running.examples import IGNORED, Batch
 from prunecli.running.layerwise import runner as machinery
-from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
+from prunecli.running.runner import InMemory
 from prunecli.text.labelled import read_labelled
 from tests.families.records import CASES, FAMILIES
 from tests.methods.heads.test_score import LINES, Subject
@@ -33,12 +33,10 @@ def layered(
 ) -> tuple[HeadSums, RunReport]:
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
+        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, memory, more.pop("spill", None)), work)
         named = {"val": batches[:1], "more": batches[1:]}
-        found = GradientByLayer(session)(
-            session.skeleton.model, subject.layers, named, *more.pop("progress", ()), **more
-        )
-        assert all(parameter.grad is None for parameter in session.skeleton.model.parameters())
+        found = gradient_importance(runner, subject.layers, named, **more)
+        assert all(parameter.grad is None for parameter in runner.model.parameters())
     return found, work
 
 
@@ -78,12 +76,12 @@ def test_classes(tmp_path: Path) -> None:
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    wanted = gradient_importance(subject.model, subject.layers, {"val": batches})
+    wanted = gradient_importance(InMemory(subject.model), subject.layers, {"val": batches})
     assert_close(layered(subject, batches)[0], wanted)
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch, memory: int, disk: int = 1 << 40) -> None:
-    monkeypatch.setattr(machinery.Room, "in_memory", lambda _self, _plan: memory)
+    monkeypatch.setattr(Room, "in_memory", lambda _self, _plan: memory)
     monkeypatch.setattr(machinery, "disk_room", lambda _directory: disk)
 
 
@@ -108,9 +106,8 @@ def test_what_is_reckoned_is_what_is_kept(
     monkeypatch.setattr(Layerwise, "groups", lambda *args: groups.append(real(*args)) or groups[0])
     no_room(monkeypatch, 0)
     _, work = layered(subject, subject.batches(1000))
-    ((group,),) = groups
-    (kept,) = group.cost.states
-    assert 0.4 * kept < work.spilled_bytes < 1.05 * kept + 4096
+    ((states,),) = (group.cost.states for group in groups[0])
+    assert 0.4 * states < work.spilled_bytes < 1.05 * states + 4096
 
 
 def test_groups_where_there_is_no_room_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +147,7 @@ def test_a_shard_cut_short_meanwhile(after: int, tmp_path: Path) -> None:
         def __exit__(self, *_: Any) -> None: ...
 
     with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated while it was read"):
-        layered(subject, subject.batches(40), progress=(Cutting,))
+        layered(subject, subject.batches(40), progress=Cutting)
 
 
 def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> None:
@@ -160,14 +157,14 @@ def test_a_loss_that_is_not_finite_names_text_and_example(tmp_path: Path) -> Non
     batches[1].labels[0, 1] = 0
     work = RunReport()
     with open_model(subject.checkpoint.path) as checkpoint:
-        session = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
-        model, seen = session.skeleton.model, []
+        runner = Layerwise(checkpoint, Resources(CPU, torch.float32, PLENTY), work)
+        seen: list[Any] = []
 
         def hurt(_module: Any, _inputs: Any, output: Any) -> Any:
             seen.append(output)
             return output * float("nan") if len(seen) == 2 else output
 
-        model.cls.register_forward_hook(hurt)
+        runner.model.cls.register_forward_hook(hurt)
         expected = rf"more, example {batches[1].indices[0] + 1}: the loss is nan"
         with pytest.raises(DataError, match=expected):
-            GradientByLayer(session)(model, subject.layers, {"val": batches[:1], "more": batches[1:]})
+            gradient_importance(runner, subject.layers, {"val": batches[:1], "more": batches[1:]})

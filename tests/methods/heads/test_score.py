@@ -21,6 +21,7 @@ from prunecli.results.heads import Per
 from prunecli.running.encoding import labelled_examples, padding_id, translation_examples
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.masking import mlm_examples
+from prunecli.running.runner import InMemory
 from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.labelled import read_labelled
 from prunecli.text.parallel import ParallelText
@@ -69,7 +70,7 @@ class Subject:
 
     def score(self, batch_tokens: int = 40, per: Per = "example") -> HeadSums:
         batches = {"val": self.batches(batch_tokens)}
-        return gradient_importance(self.model, self.layers, batches, per=per)
+        return gradient_importance(InMemory(self.model), self.layers, batches, per=per)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -120,7 +121,7 @@ def test_it_is_the_derivative_by_the_mask(subject: Subject) -> None:
 @torch.no_grad()
 def test_per_token_it_is_the_derivative_by_the_mask_of_each_position(subject: Subject) -> None:
     model, (batch, *_) = copy.deepcopy(subject.model).double(), subject.batches(1)
-    found = gradient_importance(subject.model, subject.layers, {"val": [batch]}, per="token")
+    found = gradient_importance(InMemory(subject.model), subject.layers, {"val": [batch]}, per="token")
     loss = losses_of(subject, model)[batch.indices[0]]
     exact = not CASES[model.config.model_type].float32_parts
     step, tolerance = (1e-5, 1e-4) if exact else (1e-3, 2e-3)
@@ -164,7 +165,7 @@ def test_classes(tmp_path: Path) -> None:
     (tmp_path / "labelled").write_text("".join(f"{i % 3}\t{line}\n" for i, line in enumerate(LINES)))
     text = read_labelled(tmp_path / "labelled")
     batches = labelled_examples(subject.tokenizer, subject.model, text).batches(60)
-    found = gradient_importance(subject.model, subject.layers, {"val": batches})
+    found = gradient_importance(InMemory(subject.model), subject.layers, {"val": batches})
 
     model = copy.deepcopy(subject.model).double()
 
@@ -200,10 +201,11 @@ def test_absolute_values_are_per_example(tmp_path: Path) -> None:
     """The sum over two examples scored apart is that of both: signs of examples do not cancel."""
     subject = Subject(tmp_path / "m", "m2m_100")
     one, two = (
-        gradient_importance(subject.model, subject.layers, {"v": [batch]}) for batch in subject.batches(1)[:2]
+        gradient_importance(InMemory(subject.model), subject.layers, {"v": [batch]})
+        for batch in subject.batches(1)[:2]
     )
     both = gradient_importance(
-        subject.model,
+        InMemory(subject.model),
         subject.layers,
         {"v": subject.batches(1)[:1], "w": subject.batches(1)[1:2]},
     )
@@ -222,6 +224,6 @@ def test_a_loss_that_is_not_finite_names_the_example(value: float, tmp_path: Pat
         subject.model.get_input_embeddings().weight[token] = value
     wrong = next(b.indices[0] for b in batches if token in b.inputs["input_ids"]) if token in others else None
     with pytest.raises(DataError, match="my text, example") as caught:
-        gradient_importance(subject.model, subject.layers, {"my text": batches})
+        gradient_importance(InMemory(subject.model), subject.layers, {"my text": batches})
     expected = hurt.indices[0] if wrong is None else wrong
     assert f"example {expected + 1}:" in str(caught.value)

@@ -1,0 +1,185 @@
+"""Batches of a task through a runner: forwards, or forwards and back; what they cost, and the progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from prunecli.progress import Progress, silent
+from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
+from prunecli.running.examples import Batch, Examples
+from prunecli.running.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
+from prunecli.running.masking import mlm_examples
+from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
+from prunecli.running.windows import lm_windows, window_examples
+from prunecli.text.choice import Dataset
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText, pair_name
+
+if TYPE_CHECKING:
+    from prunecli.running.layerwise.runner import Layerwise
+
+Line = tuple[str, float | None, str]
+"""Of the progress: what is done, in how many units (None: unknown), and the unit."""
+
+
+def task_batches(tokenizer: Any, model: Any, data: Dataset, batch_tokens: int) -> dict[str, list[Batch]]:
+    """What a message calls a text (a pair of languages, or its files) -> its batches, for the losses of its task.
+
+    Raises:
+        UnsupportedModelError: the model has no head for the task.
+        UsageError: the model has fewer positions than the context.
+        DataError: text that cannot be used.
+    """
+    text = data.text
+    examples: dict[str, Examples]
+    require_task(model, data.task)
+    if isinstance(text, ParallelText):
+        examples = {
+            pair_name(*pair): translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs
+        }
+    elif isinstance(text, LabelledText):
+        examples = {str(text.path): labelled_examples(tokenizer, model, text)}
+    else:
+        name = ", ".join(map(str, text.files))
+        if data.task == "mlm":
+            examples = {name: mlm_examples(tokenizer, model, text.texts, context=data.context)}
+        else:
+            windows = lm_windows(tokenizer, model, text.texts, context=data.context)
+            examples = {name: window_examples(windows, padding_id(model, tokenizer))}
+    return {name: of_text.batches(batch_tokens) for name, of_text in examples.items()}
+
+
+def run_forward(
+    runner: Runner,
+    batches: Sequence[Batch],
+    forward: Callable[[Batch], Any],
+    finish: Callable[[Batch, Any], float],
+    line: Line = ("running", None, "batches"),
+    progress: Progress = silent,
+    *,
+    observer: Observer | None = None,
+    reduce: Callable[[Batch, Any], None] = ignored,
+) -> None:
+    """Run a forward pass of each batch, without gradients.
+
+    Args:
+        forward: of a batch with the runner's model.
+        finish: is given each batch, in order, and what its pass returned; returns how many units are done by it.
+        line: of the progress, where the model is held whole.
+        observer: watches the runner's model.
+        reduce: is given each batch, in order, and what the observer saw of its pass; layer by layer once a layer.
+
+    Raises:
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    groups = list(runner.groups(batches, partial(batch_cost, backward=False)))
+    with _shown(runner, groups, line, progress) as (advance, step):
+        for group in groups:
+            with runner.running(group, step) as run:
+                run.forward(
+                    [partial(forward, batch) for batch in group.batches],
+                    observer=observer,
+                    reduce=partial(_reduced, group, reduce),
+                    finish=partial(_finished, group, finish, advance),
+                )
+
+
+def _reduced(group: Group[Batch], reduce: Callable[[Batch, Any], None], seen: list[Any]) -> None:
+    for batch, of_pass in zip(group.batches, seen, strict=False):  # without an observer nothing was seen
+        reduce(batch, of_pass)
+
+
+def _finished(
+    group: Group[Batch], finish: Callable[[Batch, Any], float], advance: Advance, number: int, output: Any
+) -> None:
+    advance(finish(group.batches[number], output))
+
+
+def run_backward(
+    runner: Runner,
+    batches: Sequence[Batch],
+    forward: Callable[[Batch], Any],
+    start: Callable[[int, Any], Tensor],
+    what: str,
+    progress: Progress = silent,
+) -> None:
+    """Run a forward pass of each batch, and back; parameters get no gradients, what hooks ask for does.
+
+    Args:
+        forward: of a batch with the runner's model.
+        start: from the number of a batch and what its pass returned to the scalar that is differentiated.
+        what: is done, for the progress.
+
+    Raises:
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    groups = list(runner.groups(batches, partial(batch_cost, backward=True)))
+    line = what, sum(len(batch.indices) for batch in batches), "examples"
+    with _shown(runner, groups, line, progress, ways=2) as (advance, step):
+        for group in groups:
+            with runner.running(group, step) as run:
+                passes = [partial(forward, batch) for batch in group.batches]
+                run.backward(passes, partial(_started, group.start, start))
+            advance(sum(len(batch.indices) for batch in group.batches))
+
+
+def _started(first: int, start: Callable[[int, Any], Tensor], number: int, output: Any) -> Tensor:
+    return start(first + number, output)
+
+
+@contextmanager
+def _shown(
+    runner: Runner, groups: Sequence[Group[Batch]], line: Line, progress: Progress, *, ways: int = 1
+) -> Iterator[tuple[Advance, Advance]]:
+    """One line of progress: an `Advance` by units of `line`, and one by passes through layers, one of them `ignored`.
+
+    Args:
+        ways: how often a batch goes through all layers.
+    """
+    what, total, unit = line
+    if not runner.layerwise:
+        with progress(what, total, unit) as advance:
+            yield advance, ignored
+        return
+    passes = sum(len(group.batches) for group in groups)
+    steps = ways * runner.steps({"encoder": passes, "decoder": passes})
+    how = "layer by layer" if len(groups) < 2 else f"layer by layer, in {len(groups)} groups"
+    with progress(f"{what}, {how}", steps, "batches x layers") as advance:
+        yield ignored, advance
+
+
+def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool) -> BatchCost:
+    """What a batch takes: its widest layer or its logits, and what is kept of it between layers.
+
+    Args:
+        backward: whether it goes back too, for which the output of every layer is kept.
+    """
+    shape, config = runner.shape, runner.model.config
+    rows, keys = batch.inputs["input_ids"].shape
+    lengths = {
+        "encoder": keys,
+        "decoder": batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"]).shape[1],
+    }
+    of_layer = backward_bytes if backward else activation_bytes
+    labels = batch.labels
+    values, tokens = (
+        (config.vocab_size, labels.numel()) if labels.dim() > 1 else (config.num_labels, rows * keys)
+    )
+    activations = output_bytes(shape, int(values), tokens, backward=backward)
+    states = 0
+    for side, length in lengths.items():
+        stages = [stage for stage in runner.skeleton.stages if stage.side == side]
+        if not stages:
+            continue
+        activations = max(activations, of_layer(shape, rows, length, keys))
+        output = rows * length * shape.d_model * shape.itemsize
+        biases = shape.heads * length * (length + keys) * shape.itemsize if runner.has_position_bias else 0
+        sent = state_bytes(shape, rows * length, rows * length) - output
+        kept = len(stages) * output + sum(stage.ffn is not None for stage in stages) * sent
+        states += output + biases + (kept + 2 * sent if backward else sent)
+    return BatchCost(activations, (states,))
