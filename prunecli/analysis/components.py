@@ -76,8 +76,10 @@ def _of_layer(stack: Stack, ffn: FfnLayer) -> Iterator[Component]:
 
 
 def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:
-    """Where the components lie that both models have, in the order of the first: the diagonal of a matrix."""
-    places = {component.key: place for place, component in enumerate(second)}
+    """Positions of the components that both models have, in the order of the first: the diagonal of a matrix."""
+    positions = {component.key: position for position, component in enumerate(second)}
     return [
-        (place, places[component.key]) for place, component in enumerate(first) if component.key in places
+        (position, positions[component.key])
+        for position, component in enumerate(first)
+        if component.key in positions
     ]

@@ -112,13 +112,13 @@ def parallel_portions(text: ParallelText, pairs: Sequence[tuple[str, str]]) -> t
     Raises:
         DataError: a pair has fewer than `LEAST` sentences.
     """
-    made = []
+    portions = []
     for pair in pairs:
         lines = zip(text.sentences[pair[0]], text.sentences[pair[1]], strict=True)
         both = [line for line in lines if line[0].strip() and line[1].strip()]
         sources, targets = tuple(line[0] for line in both), tuple(line[1] for line in both)
-        made.append(_enough(Portion(pair_name(*pair), sources, targets, pair)))
-    return tuple(made)
+        portions.append(_enough(Portion(pair_name(*pair), sources, targets, pair)))
+    return tuple(portions)
 
 
 def plain_portions(text: PlainText) -> tuple[Portion, ...]:
@@ -166,18 +166,18 @@ def compare(
     (label, first), *others = checkpoints.items()
     with tempfile.TemporaryDirectory(prefix="prunecli-") as directory:
         scratch = Path(directory)
-        kept = dict(_represented(label, first, portions, options, scratch, progress, keep=True))
+        own = dict(_represented(label, first, portions, options, scratch, progress, keep=True))
+        shape = next(iter(own.values()))
         if not others:
-            found = [_similarities((own,), options, counts[name]) for name, own in kept.items()]
-            return {label: _comparison(first, kept, None, {}, found)}
-        made = {}
+            similarities = [_similarities((outputs,), options, counts[name]) for name, outputs in own.items()]
+            return {label: _comparison([(first, shape)], similarities)}
+        comparisons = {}
         for label, other in others:
-            found, last = [], {}
-            for name, second in _represented(label, other, portions, options, scratch, progress):
-                found.append(_similarities((kept[name], second), options, counts[name]))
-                last = {name: second}
-            made[label] = _comparison(first, kept, other, last, found)
-        return made
+            similarities = []
+            for name, outputs in _represented(label, other, portions, options, scratch, progress):
+                similarities.append(_similarities((own[name], outputs), options, counts[name]))
+            comparisons[label] = _comparison([(first, shape), (other, outputs)], similarities)
+        return comparisons
 
 
 def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
@@ -252,34 +252,34 @@ def _batches(tokenizer: Any, model: Any, portion: Portion, options: SimilarityOp
 
 
 def _similarities(
-    found: Sequence[Representations], options: SimilarityOptions, k: int | None
+    models: Sequence[Representations], options: SimilarityOptions, k: int | None
 ) -> dict[Measure, NDArray[np.float64]]:
+    """Measure -> the similarities of all components of `models`, a square matrix."""
     from prunecli.analysis.cka import linear_cka
     from prunecli.analysis.lns import local_neighbourhood_similarity
 
-    features = [array for one in found for array in one.features]
-    made: dict[Measure, NDArray[np.float64]] = {}
+    features = [array for model in models for array in model.features]
+    similarities: dict[Measure, NDArray[np.float64]] = {}
     if "cka" in options.measures:
-        made["cka"] = linear_cka(features)
+        similarities["cka"] = linear_cka(features)
     if k is not None:
-        made["lns"] = local_neighbourhood_similarity(features, k)
-    return made
+        similarities["lns"] = local_neighbourhood_similarity(features, k)
+    return similarities
 
 
 def _comparison(
-    first: Checkpoint,
-    firsts: Mapping[str, Representations],
-    second: Checkpoint | None,
-    seconds: Mapping[str, Representations],
-    found: Sequence[Mapping[Measure, NDArray[np.float64]]],
+    models: Sequence[tuple[Checkpoint, Representations]],
+    similarities: Sequence[Mapping[Measure, NDArray[np.float64]]],
 ) -> Comparison:
-    one, two = next(iter(firsts.values())), next(iter(seconds.values()), None)
+    """Of one or two models, from the similarities on each portion."""
+    (checkpoint, outputs), *others = models
+    other = others[0] if others else None
     return Comparison(
-        one.components,
-        () if two is None else two.components,
-        (_removed(first), () if second is None else _removed(second)),
-        (one.width, 0 if two is None else two.width),
-        {measure: np.mean([row[measure] for row in found], axis=0) for measure in found[0]},
+        outputs.components,
+        other[1].components if other else (),
+        (_removed(checkpoint), _removed(other[0]) if other else ()),
+        (outputs.width, other[1].width if other else 0),
+        {measure: np.mean([each[measure] for each in similarities], axis=0) for measure in similarities[0]},
     )
 
 
