@@ -118,8 +118,8 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
 def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mapping[str, Any]:
     """config.json of the model that has the layers of `after`, of those that it has by `before`.
 
-    Every list with an entry a layer keeps those of its layers; a rule by which windows follow from a layer's number
-    becomes such a list.
+    Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
+    from a layer's number becomes such a list.
     """
     kept = {
         stack.side: _positions(stack.side, sizes.depth(stack), before, after) for stack in sizes.family.stacks
@@ -139,8 +139,13 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
         types = [
             "sliding_attention" if (number + 1) % period else "full_attention" for number in range(depth)
         ]
-    if isinstance(types, list) and len(types) == depth:
-        config["layer_types"] = [types[number] for number in numbers]
+    rotary = config.get("no_rope_layers")
+    if rotary is None and family.no_rope_interval is not None:
+        interval = sizes.count(family.no_rope_interval)
+        rotary = [int((number + 1) % interval != 0) for number in range(depth)]
+    for key, values in (("layer_types", types), ("no_rope_layers", rotary)):
+        if isinstance(values, list) and len(values) == depth:
+            config[key] = [values[number] for number in numbers]
     if family.window_start is not None and sizes.count(family.window_start) < depth:
         start = sizes.count(family.window_start)
         config[family.window_start] = sum(number < start for number in numbers)
