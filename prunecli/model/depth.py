@@ -22,6 +22,9 @@ Rename = Callable[[str], str | None]
 
 Value = TypeVar("Value")
 
+PRUNE_LAYERS = "prune-layers"
+"""The command whose steps of history name the layers that went, as they were numbered then."""
+
 DEPTH_ALIAS = "num_hidden_layers"
 """What some config.json hold beside the family's own key; transformers takes it for the depth of the first stack."""
 
@@ -64,6 +67,36 @@ def renaming(family: Architecture, kept: Kept) -> Rename:
         return name
 
     return rename
+
+
+def renaming_since(family: Architecture, structure: Structure, fingerprint: str | None) -> Rename | None:
+    """From names in the checkpoint of this fingerprint to those in the one of `structure`, which was made from it.
+
+    By the steps of history; None where none of these removed layers.
+    """
+    sources = [step.get("source", {}).get("fingerprint") for step in structure.history]
+    later = structure.history[sources.index(fingerprint) :] if fingerprint in sources else ()
+    renames = [
+        renaming(family, _others(step["arguments"]["removed"], structure))
+        for step in later
+        if step.get("command") == PRUNE_LAYERS and "removed" in step.get("arguments", {})
+    ]
+
+    def rename(name: str) -> str | None:
+        found: str | None = name
+        for step in renames:
+            found = None if found is None else step(found)
+        return found
+
+    return rename if renames else None
+
+
+def _others(removed: Kept, structure: Structure) -> Kept:
+    """The layers that stay, and numbers of some that never were."""
+    return {
+        side: [number for number in range(structure.original_layers.get(side, 0)) if number not in numbers]
+        for side, numbers in removed.items()
+    }
 
 
 def heirs(ffns: Sequence[FfnLayer], rename: Rename) -> dict[str, str]:
