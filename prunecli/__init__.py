@@ -28,11 +28,14 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.factorize import fit_embeddings
     from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
+    from prunecli.methods.experts.collect import collect_gates
     from prunecli.methods.experts.plan import Amount, ExpertOptions, ExpertPlan, plan_experts
     from prunecli.methods.experts.rewrite import rewrite_experts
+    from prunecli.methods.experts.score import CollectOptions
     from prunecli.methods.ffn.arrange import FfnPlan
     from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
     from prunecli.methods.ffn.rewrite import rewrite_ffn
+    from prunecli.methods.heads.collect import ScoreOptions, score_heads
     from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
     from prunecli.methods.heads.rewrite import rewrite_heads
     from prunecli.methods.vocabulary.plan import VocabularyPlan, plan_vocabulary
@@ -52,6 +55,9 @@ _MODULES = {
     "methods.embeddings.factorize": ("fit_embeddings",),
     "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),
+    "methods.experts.collect": ("collect_gates",),
+    "methods.experts.score": ("CollectOptions",),
+    "methods.heads.collect": ("ScoreOptions", "score_heads"),
     "methods.experts.plan": ("Amount", "ExpertOptions", "ExpertPlan", "plan_experts"),
     "methods.experts.rewrite": ("rewrite_experts",),
     "methods.ffn.arrange": ("FfnPlan",),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -35,11 +34,7 @@ if TYPE_CHECKING:
 ROWS_SHOWN = 12
 
 
-class Mode(str, enum.Enum):
-    """Where the decoder's tokens come from."""
-
-    forced = "forced"
-    beam = "beam"
+Mode = Literal["forced", "beam"]
 
 
 def collect_gates(
@@ -53,7 +48,7 @@ def collect_gates(
     mode: Annotated[
         Mode,
         typer.Option("--mode", help="forced: run on the reference, fast; beam: search."),
-    ] = Mode.forced,
+    ] = "forced",
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
     batch_tokens: BatchTokensOption = 4096,
     max_sentences: MaxSentencesOption = None,
@@ -73,67 +68,49 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
-    from prunecli.tensors.documents import refuse_unwritable, write_json
+    from prunecli.tensors.documents import refuse_unwritable
     from prunecli.tensors.quantities import parse_size
     from prunecli.text.choice import TextChoice
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
+    choice = TextChoice(
+        data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=demo.DATA
+    )
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
-            if process_group.is_main:  # which alone writes it
+            if process_group.is_main:  # before a model is fetched
                 refuse_unwritable(output, force=force)
             opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint)))
-            opened.require_mixtures()  # a model without experts is refused before anything heavy is loaded
-            choice = TextChoice(
-                data,
-                split,
-                source_file,
-                target_file,
-                langs,
-                pairs,
-                max_sentences=max_sentences,
-                demo=demo.DATA,
-            )
-            text, chosen = choice.parallel(console.note)
 
             from prunecli.methods.experts.collect import collect_gates as collect
-            from prunecli.methods.experts.resume import forget
             from prunecli.methods.experts.score import CollectOptions
 
         collected = collect(
             opened,
-            text,
-            chosen,
-            CollectOptions(mode.value, beam, batch_tokens),
+            choice,
+            CollectOptions(mode, beam, batch_tokens),
+            output,
+            force=force,
             device=device,
             dtype=dtype,
             memory=budget,
             spill_directory=spill_dir,
-            output=output,
             process_group=process_group,
             progress=console.progress(quiet),
             say=console.note,
         )
-        if collected.report is not None:
-            report_run(collected.report)
-        with process_group.in_step():
-            if process_group.is_main:
-                payload = {
-                    **header(collected.statistics.FORMAT, [opened], None),
-                    **collected.statistics.to_json(),
-                }
-                write_json(output, payload, force=force)
-        forget(output)
+    if collected.report is not None:
+        report_run(collected.report)
     if not process_group.is_main:
         return
     if json:
-        console.print_json({name: value for name, value in payload.items() if name != "entries"})
+        document = {**header(collected.statistics.FORMAT, [opened], None), **collected.statistics.to_json()}
+        console.print_json({name: value for name, value in document.items() if name != "entries"})
     elif not quiet:
         _show(collected.statistics)
         console.note(f"Written to {output}.")

@@ -17,12 +17,12 @@ from prunecli.methods.experts.metrics import metric_values, random_values
 from prunecli.methods.experts.select import Request, keep_count, select_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
+from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import read_parallel
 from prunecli.text.tokens import load_tokenizer
 
 LANGUAGES = ("qba_Latn", "qka_Latn", "qna_Latn", "qno_Latn")
 DIRECTIONS = [("qba_Latn", "qka_Latn"), ("qka_Latn", "qna_Latn"), ("qna_Latn", "qba_Latn")]
-PAIRS = [(a, b) for a in LANGUAGES for b in LANGUAGES if a != b]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def scores() -> Mapping[str, float]:
     """chrF++ of 12 test sentences in three directions, greedy, 80 % of the experts removed, balanced."""
     model, tokenizer = load_model(CHECKPOINT, device="cpu"), load_tokenizer(CHECKPOINT)
     with open_model(CHECKPOINT) as opened:
-        text = read_parallel(DATA, "val", LANGUAGES).first(60)
-        gates = collect_gates(opened, text, PAIRS, device="cpu").statistics
+        choice = TextChoice(data=DATA, langs=",".join(LANGUAGES), max_sentences=60)
+        gates = collect_gates(opened, choice, device="cpu").statistics
         layers = opened.require_mixtures()
     request = Request(keep=keep_count(0.8, sum(len(layer.experts) for layer in layers)), balance=Fraction(1))
     values = {

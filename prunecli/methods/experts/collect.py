@@ -14,9 +14,9 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.experts.batches import Pair
-from prunecli.methods.experts.resume import PartialRun
+from prunecli.methods.experts.resume import PartialRun, forget
 from prunecli.methods.experts.score import DEFAULT, CollectOptions, score
-from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.loading import choose_device, load_model
 from prunecli.modules.machine import free_memory
@@ -33,10 +33,13 @@ from prunecli.modules.precision import (
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
+from prunecli.results.header import header
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
+from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
+from prunecli.text.choice import TextChoice
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import load_tokenizer
 
@@ -58,29 +61,32 @@ class Collected:
 
 
 def collect_gates(
-    checkpoint: Checkpoint,
-    text: ParallelText,
-    pairs: Sequence[Pair],
+    model: Checkpoint | Path | str,
+    choice: TextChoice,
     options: CollectOptions = DEFAULT,
+    output: str | Path | None = None,
     *,
+    force: bool = False,
     device: str = "auto",
     dtype: str = "auto",
     memory: int | None = None,
     spill_directory: Path | None = None,
-    output: Path | None = None,
     process_group: ProcessGroup = ALONE,
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Collected:
-    """Run a mixture of experts over the text of `pairs` and sum what its routers do (2212.09811, 4.1-4.2).
+    """Run a mixture of experts over text and sum what its routers do (2212.09811, 4.1-4.2).
 
     Args:
+        model: an open model, a directory or a name of the hub.
+        choice: of parallel text.
+        output: file that the statistics are written to; None: none. What is done is kept beside it while the run goes
+            on, and the same call goes on from there.
+        force: replace `output`.
         device, dtype: to compute on, and in.
         memory: bytes within which the model is run layer by layer; None: it is held whole where it fits.
         spill_directory: for the states of batches that find no room in it; None: the one for temporary files.
-        output: where the result is to go. What is done is kept beside it while the run goes on, and the same call goes
-            on from there; `resume.forget` removes it.
-        process_group: all of its processes call this, and have the same result.
+        process_group: all of its processes call this, and have the same result; the first writes.
         say: hears what is chosen, gone on from and kept.
 
     Raises:
@@ -89,23 +95,28 @@ def collect_gates(
         MemoryShortError: the model does not fit, and is to search.
         DataError: a language that the tokenizer lacks.
         CheckpointError: weights that cannot be read.
-        OutputError: no room for the states.
+        OutputError: `output` exists, or there is no room for the states.
         PruneError: another process has ended.
     """
+    path = None if output is None else Path(output)
     with process_group.in_step():
-        checkpoint.require_mixtures()
+        if path is not None and process_group.is_main:
+            refuse_unwritable(path, force=force)
+        checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
+        checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
+        text, pairs = choice.parallel(say)
         where = _own_device(choose_device(device))
         key = _key(checkpoint, text, pairs, options, dtype)
-        partial_run = PartialRun(output, key, process_group, say)
+        partial_run = PartialRun(path, key, process_group, say)
     kind = _dtype(checkpoint, options, where, dtype, partial_run.dtype(), process_group, say)
     key["compute"] = str(kind)
     process_group.require_same({**key, "device": where.type, "memory": memory is None})
     if memory is None:
         memory = memory_for(checkpoint, options, where, kind, process_group, say)
-    tokenizer, report = load_tokenizer(checkpoint.path), None
+    report = None if memory is None else RunReport()
     with partial_run.kept() as (state, save):
         runner: Runner
-        if memory is None:
+        if memory is None or report is None:
             runner = InMemory(load_model(checkpoint.path, device=where, dtype=kind), process_group)
         else:
             if options.mode != "forced":
@@ -113,17 +124,25 @@ def collect_gates(
                     "--mode beam needs the whole model in memory: each step of a search goes through all layers",
                     "Use --mode forced, or leave --memory out on a machine that holds the model.",
                 )
-            report, snapshots = RunReport(), partial_run.snapshots(state)
             resources = Resources(where, kind, memory, spill_directory)
+            snapshots = partial_run.snapshots(state)
             runner = Layerwise(
                 checkpoint, resources, report, process_group=process_group, snapshots=snapshots
             )
+        tokenizer = load_tokenizer(checkpoint.path)
         statistics = score(
             runner, checkpoint, tokenizer, text, pairs, options, state=state, save=save, progress=progress
         )
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
-    return Collected(replace(statistics, dtype=dtype_name(kind)), report)
+    statistics = replace(statistics, dtype=dtype_name(kind))
+    if path is not None:
+        with process_group.in_step():
+            if process_group.is_main:
+                document = {**header(statistics.FORMAT, [checkpoint], None), **statistics.to_json()}
+                write_json(path, document, force=force)
+        forget(path)
+    return Collected(statistics, report)
 
 
 def _key(
