@@ -10,9 +10,9 @@ from typing import Any, get_args
 import pytest
 
 from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
-from prunecli.methods.ffn.arrange import INITS, ORDERS
-from prunecli.methods.ffn.configurations import NAMES, TREATMENTS
+from prunecli.methods.ffn.arrange import INITS
 from prunecli.methods.ffn.plan import KEEP_UNITS
+from prunecli.methods.sharing import NAMES, ORDERS, TREATMENTS
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands.calls import Result, call, repeats

@@ -13,18 +13,14 @@ from typing import Any, Literal, get_args
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.configurations import Treatment
+from prunecli.methods.sharing import SIDES, Order, Treatment, in_groups, owners, refuse_parting
 from prunecli.model.ffn import FfnLayer
 
 Init = Literal["mean", "first", "last", "concat"]
 INITS: tuple[Init, ...] = get_args(Init)
-Order = Literal["sequence", "cycle", "cycle-reverse"]
-ORDERS: tuple[Order, ...] = get_args(Order)
 
 MATCH: Literal["match"] = "match"
 """The width at which the shared FFNs have as many hidden units as all that they stand for."""
-
-SIDES: tuple[Side, ...] = get_args(Side)
 
 
 @dataclass(frozen=True)
@@ -142,9 +138,13 @@ def arrange_ffn(layers: Sequence[FfnLayer], request: Request) -> FfnPlan:
     kept = [layer for layer in held.values() if request.treatment(layer.side) == "keep"]
     clusters = [
         *((members, True) for members in _shared(list(held.values()), request)),
-        *((tuple(layer for layer in kept if layer.owner == owner), False) for owner in _owners(kept)),
+        *((tuple(layer for layer in kept if layer.owner == owner), False) for owner in owners(kept)),
     ]
-    _check_whole([members for members, _ in clusters])
+    refuse_parting(
+        [members for members, _ in clusters],
+        "FFN",
+        "Share them together (encoder and decoder: --config SharedEncDec), or drop one side.",
+    )
     used = {layer.owner for members, _ in clusters for layer in members}
     lost = sum({layer.owner: layer.width for layer in dropped if layer.owner not in used}.values())
     count = sum(is_shared for _, is_shared in clusters)
@@ -158,28 +158,6 @@ def arrange_ffn(layers: Sequence[FfnLayer], request: Request) -> FfnPlan:
         removed=tuple(layer.name for layer in dense if layer.removed or layer in dropped),
         sparse=tuple(layer.name for layer in layers if layer.is_sparse),
     )
-
-
-def group_numbers(layers: int, groups: int, order: Order) -> list[int]:
-    """The group of each of `layers` layers (Appendix A; Takase and Kiyono, 2104.06022).
-
-    Of six layers in three groups: `sequence` 0 0 1 1 2 2, `cycle` 0 1 2 0 1 2, `cycle-reverse` 0 1 2 2 1 0; the last
-    round of the latter is reversed, those before it are not.
-
-    Raises:
-        UsageError: the groups do not divide the layers.
-    """
-    if not 0 < groups <= layers or layers % groups:
-        divisors = [str(number) for number in range(1, layers + 1) if layers % number == 0]
-        what = "more groups than layers" if groups > layers else "the groups would be of different sizes"
-        what = "that is no number of groups" if groups < 1 else what
-        raise UsageError(
-            f"--groups {groups}: {layers} FFNs to share; {what}.", f"Choose one of {', '.join(divisors)}."
-        )
-    if order == "sequence":
-        return [layer // (layers // groups) for layer in range(layers)]
-    numbers = [layer % groups for layer in range(layers)]
-    return numbers if order == "cycle" else numbers[:-groups] + numbers[-groups:][::-1]
 
 
 def _check_sides(layers: Sequence[FfnLayer], request: Request) -> None:
@@ -225,27 +203,9 @@ def _shared(held: Sequence[FfnLayer], request: Request) -> list[tuple[FfnLayer, 
     if request.across:
         own = {"encoder": [*own["encoder"], *own["decoder"]], "decoder": []}
     for side in SIDES:
-        if request.treatment(side) != "share" or not own[side]:
-            continue
-        numbers = group_numbers(len(own[side]), groups.get(side, 1), request.order)
-        for number in range(max(numbers) + 1):
-            found.append(
-                tuple(layer for layer, mine in zip(own[side], numbers, strict=True) if mine == number)
-            )
+        if request.treatment(side) == "share" and own[side]:
+            found += in_groups(own[side], groups.get(side, 1), request.order)
     return found
-
-
-def _check_whole(clusters: Sequence[tuple[FfnLayer, ...]]) -> None:
-    """Refuses to part layers that share an FFN."""
-    first: dict[str, int] = {}
-    for number, members in enumerate(clusters):
-        for layer in members:
-            if first.setdefault(layer.owner, number) != number:
-                other = next(one for one in clusters[first[layer.owner]] if one.owner == layer.owner)
-                raise UsageError(
-                    f"{layer.name} and {other.name} share one FFN already and would be parted.",
-                    "Share them together (encoder and decoder: --config SharedEncDec), or drop one side.",
-                )
 
 
 def _group(members: Sequence[FfnLayer], request: Request, lost: int) -> Group:
@@ -276,7 +236,3 @@ def _group(members: Sequence[FfnLayer], request: Request, lost: int) -> Group:
 def _kept(members: Sequence[FfnLayer]) -> Group:
     width = members[0].width
     return Group(tuple(layer.name for layer in members), (members[0].owner,), None, width, width)
-
-
-def _owners(layers: Sequence[FfnLayer]) -> list[str]:
-    return list(dict.fromkeys(layer.owner for layer in layers))

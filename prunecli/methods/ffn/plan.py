@@ -10,9 +10,9 @@ import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Init, Order, Request, arrange_ffn
-from prunecli.methods.ffn.configurations import Treatment, find_configuration
+from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Init, Request, arrange_ffn
 from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+from prunecli.methods.sharing import Order, Treatment, find_configuration
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.ffn.arrange import ORDERS, FfnPlan, Group, Request, arrange_ffn, group_numbers
+from prunecli.methods.ffn.arrange import FfnPlan, Group, Request, arrange_ffn
+from prunecli.methods.sharing import ORDERS, group_numbers
 from prunecli.model.ffn import FfnLayer
 from tests.reference import ffn as reference
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.methods.ffn.configurations import CONFIGURATIONS, NAMES, find_configuration
+from prunecli.methods.sharing import CONFIGURATIONS, NAMES, find_configuration
 
 BOTH = ("encoder", "decoder")
 
