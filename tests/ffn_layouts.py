@@ -20,8 +20,8 @@ LAYOUTS = {name: CASES[name].ffns for name in (*FAMILIES, "t5-gated")}
 
 
 def tiny(directory: Path, case: str, **changes: Any) -> Path:
-    """The tiny checkpoint of a case of `LAYOUTS`; the two stacks of a model have FFNs of one width."""
-    widths = LAYOUTS[case].width_keys
+    """The tiny checkpoint of a case; the two stacks of a model have FFNs of one width."""
+    widths = CASES[case].ffns.width_keys
     if len(widths) == 2:
         changes = {**dict.fromkeys(widths, CASES[case].config[widths[0]]), **changes}
     return tiny_family(directory, case, **changes)

@@ -22,12 +22,13 @@ from prunecli.architectures.qwen2 import QWEN2
 from prunecli.architectures.qwen3 import QWEN3
 from prunecli.architectures.records import Architecture
 from prunecli.architectures.roberta import ROBERTA
+from prunecli.architectures.smollm3 import SMOLLM3
 from prunecli.architectures.t5 import T5
 from prunecli.architectures.xlm_roberta import XLM_ROBERTA
 
 _SEQ2SEQ = (NLLB_MOE, M2M_100, MARIAN, PEGASUS, BART, MBART, T5, MT5)
 _ENCODERS = (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT)
-_DECODERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA2, GEMMA3, PHI3)
+_DECODERS = (GPT2, OPT, LLAMA, MISTRAL, QWEN2, QWEN3, SMOLLM3, GEMMA2, GEMMA3, PHI3)
 
 FAMILIES: dict[str, Architecture] = {
     family.model_type: family for family in (*_SEQ2SEQ, *_ENCODERS, *_DECODERS)

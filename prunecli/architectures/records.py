@@ -238,6 +238,8 @@ class Architecture:
         window_period: every so many-th layer sees all tokens, the others a window, where config.json has no
             `layer_types` (nor another number under `sliding_window_pattern`); None: no such rule.
         window_start: config key of the first layer that sees a window; None: no such key.
+        no_rope_interval: config key of a period: every so many-th layer has no rotary positions, where config.json has
+            no `no_rope_layers`; None: no such rule.
         numbered: config key that makes what a layer computes depend on its number; None: nothing does.
     """
 
@@ -265,4 +267,5 @@ class Architecture:
     embedding: TokenEmbedding | None = None
     window_period: int | None = None
     window_start: str | None = None
+    no_rope_interval: str | None = None
     numbered: str | None = None

@@ -57,6 +57,7 @@ def model_card(
         *([_sizes(parameters, nbytes)] if not is_trained else []),
         *_loading(layout),
         *_sentences(matter, config),
+        *_kept("layers", structure.layers, structure.original_layers, "stack"),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
         *_ffns(layout),

@@ -22,6 +22,9 @@ Rename = Callable[[str], str | None]
 
 Value = TypeVar("Value")
 
+PRUNE_LAYERS = "prune-layers"
+"""The command whose steps of history name the layers that went, as they were numbered then."""
+
 DEPTH_ALIAS = "num_hidden_layers"
 """What some config.json hold beside the family's own key; transformers takes it for the depth of the first stack."""
 
@@ -64,6 +67,36 @@ def renaming(family: Architecture, kept: Kept) -> Rename:
         return name
 
     return rename
+
+
+def renaming_since(family: Architecture, structure: Structure, fingerprint: str | None) -> Rename | None:
+    """From names in the checkpoint of this fingerprint to those in the one of `structure`, which was made from it.
+
+    By the steps of history; None where none of these removed layers.
+    """
+    sources = [step.get("source", {}).get("fingerprint") for step in structure.history]
+    later = structure.history[sources.index(fingerprint) :] if fingerprint in sources else ()
+    renames = [
+        renaming(family, _others(step["arguments"]["removed"], structure))
+        for step in later
+        if step.get("command") == PRUNE_LAYERS and "removed" in step.get("arguments", {})
+    ]
+
+    def rename(name: str) -> str | None:
+        found: str | None = name
+        for step in renames:
+            found = None if found is None else step(found)
+        return found
+
+    return rename if renames else None
+
+
+def _others(removed: Kept, structure: Structure) -> Kept:
+    """The layers that stay, and numbers of some that never were."""
+    return {
+        side: [number for number in range(structure.original_layers.get(side, 0)) if number not in numbers]
+        for side, numbers in removed.items()
+    }
 
 
 def heirs(ffns: Sequence[FfnLayer], rename: Rename) -> dict[str, str]:
@@ -118,8 +151,8 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
 def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mapping[str, Any]:
     """config.json of the model that has the layers of `after`, of those that it has by `before`.
 
-    Every list with an entry a layer keeps those of its layers; a rule by which windows follow from a layer's number
-    becomes such a list.
+    Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
+    from a layer's number becomes such a list.
     """
     kept = {
         stack.side: _positions(stack.side, sizes.depth(stack), before, after) for stack in sizes.family.stacks
@@ -139,8 +172,13 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
         types = [
             "sliding_attention" if (number + 1) % period else "full_attention" for number in range(depth)
         ]
-    if isinstance(types, list) and len(types) == depth:
-        config["layer_types"] = [types[number] for number in numbers]
+    rotary = config.get("no_rope_layers")
+    if rotary is None and family.no_rope_interval is not None:
+        interval = sizes.count(family.no_rope_interval)
+        rotary = [int((number + 1) % interval != 0) for number in range(depth)]
+    for key, values in (("layer_types", types), ("no_rope_layers", rotary)):
+        if isinstance(values, list) and len(values) == depth:
+            config[key] = [values[number] for number in numbers]
     if family.window_start is not None and sizes.count(family.window_start) < depth:
         start = sizes.count(family.window_start)
         config[family.window_start] = sum(number < start for number in numbers)

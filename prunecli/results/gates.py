@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError
+from prunecli.model.depth import renaming_since
 from prunecli.results.tabled import Tabled, Tables
 
 if TYPE_CHECKING:
@@ -296,6 +297,23 @@ def ratio(numerator: Array, denominator: Array) -> NDArray[np.float64]:
     result = np.zeros(np.shape(numerator), np.float64)
     np.divide(numerator, bottom, out=result, where=bottom != 0)
     return result
+
+
+def numbered(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
+    """The statistics of the layers that `checkpoint` has, under their names there: it may have lost some since."""
+    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, statistics.fingerprint)
+    if rename is None:
+        return statistics
+    names = [rename(name) for name in statistics.layers]
+    kept = [index for index, name in enumerate(names) if name is not None]
+    return replace(
+        statistics,
+        layers=tuple(name for name in names if name is not None),
+        entries={
+            pair: GateSums(*(getattr(sums, name)[kept] for name in SUMS))
+            for pair, sums in statistics.entries.items()
+        },
+    )
 
 
 def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
+from prunecli.model.depth import renaming_since
 from prunecli.results.gates import checked_array
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.documents import read_json
@@ -249,6 +250,26 @@ class HeadScores(Tabled):
 
 def _lists(arrays: Mapping[str, Array]) -> dict[str, list[float]]:
     return {name: array.tolist() for name, array in arrays.items()}
+
+
+def numbered(scores: HeadScores, checkpoint: Checkpoint) -> HeadScores:
+    """The scores under the names that the attentions have in `checkpoint`, which may have lost layers since."""
+    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, scores.fingerprint)
+    if rename is None:
+        return scores
+
+    def own(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {new: value for name, value in values.items() if (new := rename(name)) is not None}
+
+    return replace(
+        scores,
+        heads=own(scores.heads),
+        values=own(scores.values),
+        tokens=own(scores.tokens),
+        p_values=own(scores.p_values),
+        also=(),
+        reported=None,
+    )
 
 
 def read_scores(path: Path) -> HeadScores:

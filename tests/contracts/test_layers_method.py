@@ -8,9 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
@@ -20,6 +22,10 @@ from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
+from prunecli.results.gates import GateStatistics, GateSums
+from prunecli.results.gates import numbered as numbered_gates
+from prunecli.results.heads import HeadScores
+from prunecli.results.heads import numbered as numbered_heads
 from tests.contracts.method_contract import (
     Method,
     MethodContract,
@@ -220,3 +226,41 @@ def test_one_layer_of_each_stack_stays(tmp_path: Path, layers: str) -> None:
     source = tiny_family(tmp_path / "source", "bart")
     with open_model(source) as opened, pytest.raises(UsageError, match="would stay"):
         made_of(opened, LayerOptions(layers=layers))
+
+
+def test_scores_of_the_original_follow_their_layers(tmp_path: Path) -> None:
+    """Layer 0 goes, then what was layer 1."""
+    source = tiny_family(tmp_path / "source", "gpt2")
+    with open_model(source) as opened:
+        names = [layer.name for layer in opened.layout.attentions]
+        values = {name: np.array([1.0, 2, 3, 4]) + 10 * number for number, name in enumerate(names)}
+        heads = dict.fromkeys(names, (0, 1, 2, 3))
+        scores = HeadScores("gradient", opened.fingerprint, "gpt2", "lm", 1, heads, values)
+    options = HeadOptions(scores=scores, count=2, normalize="none")
+    once = written(source, lambda at: made_of(at, LayerOptions(layers="0")), tmp_path / "once")
+    with open_model(once) as opened:
+        assert plan_heads(opened, options).kept == {names[0]: (2, 3), names[1]: (0, 1, 2, 3)}
+    twice = written(once, lambda at: made_of(at, LayerOptions(layers="0")), tmp_path / "twice")
+    with open_model(twice) as opened:
+        assert plan_heads(opened, options).kept == {names[0]: (2, 3)}
+        assert numbered_heads(scores, opened).values[names[0]].tolist() == [21, 22, 23, 24]
+
+
+def test_gates_of_the_original_follow_their_layers(tmp_path: Path) -> None:
+    """Of the sparse encoder layers 1 and 3 the first goes, and the other is number 2."""
+    source = tiny_family(tmp_path / "source", "nllb-moe")
+    with open_model(source) as opened:
+        names = tuple(layer.name for layer in opened.mixtures)
+        rows = np.arange(4.0)[:, None] * np.ones((1, 8))
+        sums = GateSums(np.arange(4), *(rows for _ in range(5)))
+        gates = GateStatistics(
+            opened.fingerprint, "nllb-moe", "forced", names, 8, 2, {"eng_Latn-fra_Latn": sums}
+        )
+    out = written(source, lambda at: made_of(at, LayerOptions(layers="encoder:1")), tmp_path / "out")
+    with open_model(out) as opened:
+        found = numbered_gates(gates, opened)
+        assert found.layers == tuple(layer.name for layer in opened.mixtures)
+        assert found.layers == ("model.encoder.layers.2.ffn", *names[2:])
+        assert found.entries["eng_Latn-fra_Latn"].tokens.tolist() == [1, 2, 3]
+        assert found.entries["eng_Latn-fra_Latn"].top1[:, 0].tolist() == [1, 2, 3]
+        plan_experts(opened, ExpertOptions(gates=gates, amount=Amount(ratio=0.5)))

@@ -13,13 +13,25 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
-from prunecli.methods.vocabulary.rewrite import trimmed_tensors, vocabulary_axes
+from prunecli.methods.vocabulary.plan import plan_vocabulary
+from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary, trimmed_tensors, vocabulary_axes
+from prunecli.methods.vocabulary.select import VocabularyOptions
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.opening import result_config, shim_classes
-from prunecli.model.rewrite import Rewrite
+from prunecli.model.opening import shim_classes
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.pipeline import apply
+from prunecli.text.choice import Lines
 from prunecli.text.tokens import load_tokenizer
 from tests.commands.vocabulary import run, trimmed
-from tests.contracts.method_contract import digests, load, written
+from tests.contracts.method_contract import (
+    Method,
+    MethodContract,
+    WrittenFiles,
+    batch_for,
+    load,
+    logits_of,
+    written,
+)
 from tests.families import tiny_family
 from tests.families.records import CASES, own_layouts
 from tests.methods.vocabulary.makers import KINDS, SEEN
@@ -28,14 +40,25 @@ from tests.tiny import tiny_nllb_moe
 LINES = ("the tin hat", "a hen on the tin", "then on")
 
 
-OWN_LAYOUT = own_layouts(name for name in CASES if name != "opt-narrow")
+TRIMMED = tuple(case for case in CASES if case != "opt-narrow")
+once_a_layout = pytest.mark.parametrize("case", own_layouts(TRIMMED))
 
 
-@pytest.fixture(params=[name for name in CASES if name != "opt-narrow"])
-def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    if request.param == "nllb-moe":
-        return tiny_nllb_moe(tmp_path / "source", shards=2, pickled=True, vocab=90)
-    return tiny_family(tmp_path / "source", request.param)
+def tiny(directory: Path, case: str) -> Path:
+    """The tiny checkpoint of a case; that of NLLB-MoE has more rows than its tokenizer has tokens."""
+    if case == "nllb-moe":
+        return tiny_nllb_moe(directory, shards=2, pickled=True, vocab=90)
+    return tiny_family(directory, case)
+
+
+@pytest.fixture(params=TRIMMED)
+def case(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def source(case: str, tmp_path: Path) -> Path:
+    return tiny(tmp_path / "source", case)
 
 
 def kept_ids(source: Path, output: Path) -> list[int]:
@@ -54,28 +77,65 @@ def logits(model: Any, tokenizer: Any, line: str) -> Any:
         return model(input_ids=ids, **targets).logits
 
 
-def same_logits(source: Path, output: Path, lines: tuple[str, ...], *, classes: bool = False) -> None:
-    """Those of the kept tokens equal the original's; a classifier's are all the same."""
+def same_logits(source: Path, output: Path, lines: tuple[str, ...]) -> None:
+    """Those of the kept tokens equal the original's."""
     import torch
 
     before, after = load(source), load(output)
     tokenizers = load_tokenizer(source), load_tokenizer(output)
     kept = kept_ids(source, output)
     for line in lines:
-        wanted, found = logits(before, tokenizers[0], line), logits(after, tokenizers[1], line)
-        wanted = wanted if classes else wanted[..., kept]
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        expected = logits(before, tokenizers[0], line)[..., kept]
+        torch.testing.assert_close(logits(after, tokenizers[1], line), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_logits_of_the_kept_tokens_are_those_of_the_original(source: Path, tmp_path: Path) -> None:
-    trimmed(source, tmp_path / "out", LINES)
-    config = json.loads((source / "config.json").read_text())
-    classes = "BertForSequenceClassification" in config["architectures"]
-    same_logits(source, tmp_path / "out", LINES, classes=classes)
-    tokenizers = load_tokenizer(source), load_tokenizer(tmp_path / "out")
-    assert len(tokenizers[1]) < len(tokenizers[0])
-    for line in LINES:
-        assert tokenizers[0].tokenize(line) == tokenizers[1].tokenize(line)
+def to_lines(source: Checkpoint, **options: Any) -> Rewrite:
+    """To the tokens of `LINES`."""
+    lines = Lines(LINES, (), (), (), None)
+    return rewrite_vocabulary(source, plan_vocabulary(source, lines, VocabularyOptions(**options)))
+
+
+class Trimming(Method):
+    """To the tokens of `LINES`."""
+
+    @pytest.fixture(autouse=True)
+    def _case(self, tmp_path: Path) -> None:
+        self.path, self.folder = tmp_path / "source", tmp_path / "trimmed"
+
+    def make_source(self, directory: Path, case: str) -> Path:
+        return tiny(directory, case)
+
+    def keep_everything(self, source: Checkpoint) -> Rewrite:
+        outputs = trimmed_tensors(source, range(source.config["vocab_size"]))
+        return rewritten(source, source.structure, outputs)
+
+    def reduce(self, source: Checkpoint) -> Rewrite:
+        return to_lines(source)
+
+    def impossible(self, source: Checkpoint) -> Rewrite:
+        return to_lines(source, keep=("☃",))
+
+    def masked_logits(self, model: Any, rewrite: Rewrite) -> Any:
+        """Those of the kept tokens, for the same tokens; a classifier's are all there are."""
+        import torch
+
+        with open_model(self.path) as source:
+            apply(source, rewrite, self.folder)
+        kept = torch.tensor(kept_ids(self.path, self.folder))
+        assert len(kept) < model.config.vocab_size
+        inputs = batch_for(load(self.folder).config)
+        old = {name: kept[value] if name.endswith("input_ids") else value for name, value in inputs.items()}
+        logits = logits_of(model, old)
+        return logits if logits.shape[-1] == model.config.num_labels else logits[..., kept]
+
+
+class TestEveryFamily(Trimming, MethodContract):
+    pass
+
+
+@once_a_layout
+class TestEveryLayout(Trimming, WrittenFiles):
+    pass
 
 
 def test_plain_transformers_opens_the_result(source: Path, tmp_path: Path) -> None:
@@ -101,20 +161,7 @@ def test_plain_transformers_opens_the_result(source: Path, tmp_path: Path) -> No
     )
 
 
-@pytest.mark.parametrize("source", OWN_LAYOUT, indirect=True)
-def test_two_runs_give_identical_bytes_and_leave_the_input_as_it_was(source: Path, tmp_path: Path) -> None:
-    before = digests(source)
-    one, other = (trimmed(source, tmp_path / name, LINES) for name in ("one", "other"))
-    assert digests(one) == digests(other)
-    assert digests(source) == before
-    assert {path.name for path in one.iterdir()} - {path.name for path in source.iterdir()} <= {
-        "README.md",
-        "modeling_prunecli.py",
-        "model.safetensors",
-    }
-
-
-@pytest.mark.parametrize("source", OWN_LAYOUT, indirect=True)
+@once_a_layout
 def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> None:
     trimmed(source, tmp_path / "first", LINES)
     trimmed(tmp_path / "first", tmp_path / "second", LINES[:1])
@@ -124,23 +171,6 @@ def test_trimming_twice_equals_trimming_once(source: Path, tmp_path: Path) -> No
         assert all(second.read(name).tobytes() == direct.read(name).tobytes() for name in second.tensors)
         assert len(second.structure.history) == 2
     assert kept_ids(source, tmp_path / "second") == kept_ids(source, tmp_path / "direct")
-
-
-@pytest.mark.parametrize("source", OWN_LAYOUT, indirect=True)
-def test_keeping_everything_is_bit_identical(source: Path, tmp_path: Path) -> None:
-    def everything(opened: Checkpoint) -> Rewrite:
-        size = opened.config["vocab_size"]
-        return Rewrite(
-            opened.structure, trimmed_tensors(opened, range(size)), result_config(opened, opened.structure)
-        )
-
-    written(source, everything, tmp_path / "out")
-    with open_model(source) as before, open_model(tmp_path / "out") as after:
-        assert list(before.tensors) == list(after.tensors)
-        assert before.fingerprint == after.fingerprint
-        for name, info in before.tensors.items():
-            assert after.info(name) == info
-            assert before.read(name).tobytes() == after.read(name).tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)

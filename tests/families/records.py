@@ -320,6 +320,7 @@ FAMILIES: dict[str, Family] = {
         LLAMA.kin("mistral", "MistralForCausalLM", {"sliding_window": None}),
         LLAMA.kin("qwen2", "Qwen2ForCausalLM", {}, template=None),
         LLAMA.kin("qwen3", "Qwen3ForCausalLM", {"head_dim": 6}, template=None),
+        LLAMA.kin("smollm3", "SmolLM3ForCausalLM", {"no_rope_layer_interval": 2}, template=None),
         GEMMA2,
         GEMMA2.kin("gemma3_text", "Gemma3ForCausalLM", {}),
         LLAMA.kin(  # gate and up are one tensor; so are query, key and value

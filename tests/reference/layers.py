@@ -1,4 +1,4 @@
-"""How far a layer moves the hidden states, restated slowly (2403.03853, eq. 1; 2403.17887, eq. 7)."""
+"""How far a layer moves the hidden states, restated slowly (2403.03853, eq. 1; 2403.17887, 3.2)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from prunecli.methods.experts.select import Selection, select_experts
 from prunecli.methods.experts.selection import read_experts
 from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import SparseLayer
-from prunecli.results.gates import GateStatistics, Mode, check_matches, merge
+from prunecli.results.gates import GateStatistics, Mode, check_matches, merge, numbered
 from prunecli.results.published import read_gates
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _values(
             None,
         )
     if isinstance(options.gates, GateStatistics):
-        statistics = options.gates
+        statistics = numbered(options.gates, checkpoint)
         check_matches(statistics, checkpoint)
     else:
         statistics = read_all(checkpoint, options.gates, layers)
@@ -240,7 +240,7 @@ def read_all(
     for path in paths:
         if not path.exists():
             raise StatisticsError(f"{path}: no such file", "Collect it first: prunecli collect-gates.")
-        parts.append(read_gates(path, names, experts))
+        parts.append(numbered(read_gates(path, names, experts), checkpoint))
         try:
             check_matches(parts[-1], checkpoint)
         except StatisticsError as error:

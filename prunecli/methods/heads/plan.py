@@ -13,7 +13,7 @@ from prunecli.methods.heads.selection import read_selection
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
-from prunecli.results.heads import HeadScores, Method, check_matches, merge, read_scores
+from prunecli.results.heads import HeadScores, Method, check_matches, merge, numbered, read_scores
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -154,8 +154,9 @@ def _importance(
     if options.metric != IMPORTANCE:
         raise UsageError(f"No metric {options.metric!r}.", f"Choose one of {', '.join(METRICS)}.")
     if isinstance(options.scores, HeadScores):
-        check_matches(options.scores, checkpoint, layers)
-        return options.scores.importance(), options.scores
+        scores = numbered(options.scores, checkpoint)
+        check_matches(scores, checkpoint, layers)
+        return scores.importance(), scores
     scores = read_all(checkpoint, options.scores, layers)
     try:
         return scores.importance(), scores
@@ -176,7 +177,7 @@ def read_all(
     for path in paths:
         if not path.exists():
             raise StatisticsError(f"{path}: no such file", "Score the heads first: prunecli score-heads.")
-        parts.append(read_scores(path))
+        parts.append(numbered(read_scores(path), checkpoint))
         try:
             check_matches(parts[-1], checkpoint, layers)
         except StatisticsError as error:

@@ -18,12 +18,12 @@ from prunecli.methods.layers.select import (
     random_scores,
     removed_count,
 )
+from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.history import given, history_step
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-COMMAND = "prune-layers"
 DEFAULT_RATIO = 0.25
 """What ShortGPT removes of its models (2403.03853, Table 2), rounded."""
 
@@ -146,7 +146,7 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
             "Only the last layers can go: --metric last.",
         )
     removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
-    step = history_step(COMMAND, checkpoint, given(_arguments(options, removed)))
+    step = history_step(PRUNE_LAYERS, checkpoint, given(_arguments(options, removed)))
     return LayerPlan(kept, scores, options.dtype, step, reasons)
 
 

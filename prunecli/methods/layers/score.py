@@ -51,8 +51,8 @@ def state_scores(
 ) -> Measured:
     """How far the states after a layer are from those before it.
 
-    By `cosine` a layer's score is 1 - mean cos(x_l, x_(l+1)) (ShortGPT's block influence, 2403.03853, eq. 1), and the
-    distance of layers i and j is mean arccos(cos(x_i, x_j)) / pi (2403.17887, eq. 7, there of the last token alone).
+    By `cosine` a layer's score is 1 - mean cos(x_l, x_(l+1)) (ShortGPT's block influence, 2403.03853), and the
+    distance of layers i and j is mean arccos(cos(x_i, x_j)) / pi (2403.17887, 3.2, there of the last token alone).
     By `cka` it is 1 - linear CKA (1905.00414) of x_l and x_(l+1), tokens being the examples.
 
     Args:

@@ -6,7 +6,6 @@ import errno
 import itertools
 import os
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +166,7 @@ def test_shared_and_removed_ffns(case: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["nllb-moe", "t5", "llama"])
 def test_bfloat16(model_type: str, tmp_path: Path) -> None:
-    make = tiny_nllb_moe if model_type == "nllb-moe" else partial(tiny_family, model_type=model_type)
-    path = make(tmp_path / "model", dtype="BF16")
+    path = tiny_family(tmp_path / "model", model_type, dtype="BF16")
     found, wanted = by_layer(path, dtype=torch.bfloat16), in_memory(path, "bfloat16")
     for name, gradients in wanted.items():
         for one, other in zip(found[name], gradients, strict=True):
@@ -211,8 +209,7 @@ def test_layers_are_gone_through_in_order_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["m2m_100", "nllb-moe"])
 def test_nothing_is_left_in_the_model(model_type: str, tmp_path: Path) -> None:
-    make = tiny_nllb_moe if model_type == "nllb-moe" else partial(tiny_family, model_type=model_type)
-    with open_model(make(tmp_path / "model")) as checkpoint:
+    with open_model(tiny_family(tmp_path / "model", model_type)) as checkpoint:
         run = Run(checkpoint)
         run.run()
         assert_clean(run.skeleton)

@@ -1,0 +1,263 @@
+"""`prunecli prune-layers`: remove whole transformer layers, write a checkpoint without them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    BatchTokensOption,
+    CheckpointArgument,
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    LangsOption,
+    MaxSentencesOption,
+    PairsOption,
+    QuietOption,
+    SeedOption,
+    TextFilesOption,
+    removed_share,
+)
+from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.evaluation.on_text import RunOptions
+    from prunecli.methods.layers.plan import LayerOptions, LayerPlan
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.text.choice import TextChoice
+
+FORMAT = "prunecli.layer-plan/1"
+
+
+class MetricName(str, Enum):
+    """Values of --metric."""
+
+    cosine = "cosine"
+    cka = "cka"
+    perplexity = "perplexity"
+    random = "random"
+    last = "last"
+
+
+class SideName(str, Enum):
+    """Values of --side."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+
+
+def prune_layers(
+    checkpoint: CheckpointArgument = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--ratio",
+            parser=removed_share,
+            metavar="R",
+            help="Fraction of the layers to remove, encoder and decoder ranked together; never less is removed. "
+            "Default: 0.25.",
+            show_default=False,
+        ),
+    ] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(
+            "--count", min=0, metavar="N", help="Layers to remove, instead of --ratio.", show_default=False
+        ),
+    ] = None,
+    side: Annotated[
+        SideName | None,
+        typer.Option("--side", help="The only stack that --ratio or --count count in.", show_default=False),
+    ] = None,
+    encoder: Annotated[
+        int | None,
+        typer.Option(
+            "--encoder", min=0, metavar="N", help="Layers that the encoder loses.", show_default=False
+        ),
+    ] = None,
+    decoder: Annotated[
+        int | None,
+        typer.Option(
+            "--decoder", min=0, metavar="N", help="Layers that the decoder loses.", show_default=False
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            "--layers",
+            metavar="LIST",
+            help="The layers to remove, by number from 0: 3,7-9; of a model with both stacks encoder:3,decoder:1-2.",
+            show_default=False,
+        ),
+    ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            "--keep",
+            metavar="LIST",
+            help="The layers to keep, written like --layers; a stack that it does not name keeps all.",
+            show_default=False,
+        ),
+    ] = None,
+    metric: Annotated[
+        MetricName | None,
+        typer.Option(
+            "--metric",
+            help="What a layer is worth: cosine or cka, how little its output is like its input; perplexity, how much "
+            "that of the text rises without it; last, how near it is to the beginning; random. The first three run "
+            "the model on --data or --text. Default: cosine.",
+            show_default=False,
+        ),
+    ] = None,
+    contiguous: Annotated[
+        bool,
+        typer.Option(
+            "--contiguous",
+            help="Layers side by side: those whose input is most like their output (an angle).",
+        ),
+    ] = False,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    langs: LangsOption = None,
+    pairs: PairsOption = None,
+    text: TextFilesOption = None,
+    max_sentences: MaxSentencesOption = None,
+    batch_tokens: BatchTokensOption = 4096,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = None,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
+    ] = Path("pruned-layers"),
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove whole layers, those that change the hidden states least; the result is a stock model with fewer.
+
+    One layer of each stack stays. Quality comes back by training: prunecli finetune.
+    """
+    from prunecli import demo
+    from prunecli.evaluation.on_text import RunOptions
+    from prunecli.methods.layers.plan import LayerOptions, refuse_contradictions
+    from prunecli.text.choice import TextChoice
+
+    options = LayerOptions(
+        ratio=ratio,
+        count=count,
+        encoder=encoder,
+        decoder=decoder,
+        layers=layers,
+        keep=keep,
+        side=None if side is None else side.value,
+        metric=None if metric is None else metric.value,
+        contiguous=contiguous,
+        dtype=dtype,
+        seed=seed,
+    )
+    choice = TextChoice(
+        data=data,
+        split=split,
+        langs=langs,
+        pairs=pairs,
+        files=tuple(text or ()),
+        max_sentences=max_sentences,
+        demo=demo.DATA,
+    )
+    refuse_contradictions(options)
+    named = next((name for name, is_given in choice.given.items() if is_given), None)
+    if not options.needs_text and named is not None:
+        raise UsageError(f"{named}: nothing here looks at text.", "Leave it out, or rank by --metric cosine.")
+    how = How(None if dry_run else output, force, quiet, json)
+    with how.open(checkpoint) as opened:
+        _run(opened, options, choice, RunOptions(batch_tokens, device), how)
+
+
+def _run(
+    checkpoint: Checkpoint, options: LayerOptions, choice: TextChoice, running: RunOptions, how: How
+) -> None:
+    from prunecli.methods.layers.rewrite import rewrite_layers
+
+    plan = _plan(checkpoint, options, choice, running, how)
+    how.note(*plan.reasons)
+    shown = how.apply(checkpoint, rewrite_layers(checkpoint, plan))
+    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
+
+
+def _plan(
+    checkpoint: Checkpoint, options: LayerOptions, choice: TextChoice, running: RunOptions, how: How
+) -> LayerPlan:
+    """The plan; text is read, and the model run, where the metric asks for it."""
+    from prunecli.methods.layers.plan import plan_layers
+
+    if not options.needs_text:
+        return plan_layers(checkpoint, options)
+    from prunecli.evaluation.on_text import describe, measured_text
+    from prunecli.methods.layers.score import measure_layers
+
+    data = measured_text(checkpoint, choice, f"--metric {options.metric or 'cosine'}", console.note)
+    return plan_layers(
+        checkpoint,
+        replace(options, text=describe(data, choice)),
+        lambda metric: measure_layers(checkpoint, data, running, metric, how.progress, console.note),
+    )
+
+
+def _rows(shown: Shown, plan: LayerPlan) -> list[dict[str, Any]]:
+    """Every layer of the source: its score, where it was ranked, and whether it stays."""
+    checkpoint = shown.result.source
+    return [
+        {
+            "name": layer.name,
+            "side": layer.side,
+            "layer": layer.number,
+            "original_layer": checkpoint.structure.original_layer(layer.side, layer.number),
+            "score": plan.scores[layer.side][layer.number] if layer.side in plan.scores else None,
+            "kept": layer.number in plan.kept[layer.side],
+        }
+        for layer in checkpoint.layout.layers
+    ]
+
+
+def _payload(shown: Shown, plan: LayerPlan, options: LayerOptions) -> dict[str, Any]:
+    rows = _rows(shown, plan)
+    return {
+        **shown.header(FORMAT, options.seed),
+        "layers_before": len(rows),
+        "layers_after": sum(row["kept"] for row in rows),
+        **shown.sizes(),
+        "kept": {side: list(numbers) for side, numbers in plan.kept.items()},
+        "layers": rows,
+    }
+
+
+def _show(shown: Shown, plan: LayerPlan) -> None:
+    rows = _rows(shown, plan)
+    if plan.scores:
+        cells = [
+            [
+                row["name"],
+                "-" if row["score"] is None else f"{row['score']:.4g}",
+                "" if row["kept"] else "removed",
+            ]
+            for row in rows
+        ]
+        console.show(console.table("Layers", ("Layer", "Score", ""), cells))
+    totals = [
+        [side, *removal(sum(row["side"] == side for row in rows), len(numbers))]
+        for side, numbers in plan.kept.items()
+    ]
+    console.show(console.table("Depth", ("Stack", "Before", "Kept", "Removed"), totals))
+    shown.show_sizes()
+    shown.show_place()

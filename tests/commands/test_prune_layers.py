@@ -1,0 +1,140 @@
+"""`prunecli prune-layers` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.commands.prune_layers import MetricName, SideName, prune_layers
+from prunecli.methods.layers.plan import METRICS
+from prunecli.model.checkpoint import open_model
+from prunecli.model.opening import shim_classes
+from tests.commands.calls import Result, call, refused, repeats
+from tests.families import tiny_family
+
+run = partial(call, prune_layers)
+
+
+def done(*arguments: object) -> Result:
+    result = run(*arguments)
+    assert result.status == 0, result.err
+    return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """m2m_100 has 3 encoder and 2 decoder layers, the others 3."""
+    folder = tmp_path_factory.mktemp("models")
+    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "gpt2", "bert")}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with texts."""
+    monkeypatch.chdir(tmp_path)
+    Path("text.txt").write_text("the hen\nten tins on\nthen no hen\n")
+    for language in ("eng_Latn", "fra_Latn"):
+        Path(f"val.{language}").write_text("the hen\nten tins on\nthen no hen\n")
+    return tmp_path
+
+
+def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
+    with open_model(directory) as opened:
+        opened.check()
+        return dict(opened.structure.layers)
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert tuple(name.value for name in MetricName) == METRICS
+    assert [name.value for name in SideName] == ["encoder", "decoder"]
+
+
+def test_named_layers_go(models: dict[str, Path]) -> None:
+    result = done(models["m2m_100"], "--layers", "encoder:1,decoder:0")
+    assert "Written: pruned-layers (stock layout)" in result.out
+    assert kept() == {"encoder": (0, 2), "decoder": (1,)}
+    with open_model(models["m2m_100"]) as full, open_model("pruned-layers") as pruned:
+        name = "model.{}.layers.{}.fc1.weight"
+        np.testing.assert_array_equal(
+            pruned.read(name.format("encoder", 1)), full.read(name.format("encoder", 2))
+        )
+        assert not shim_classes(pruned.config)
+        assert (pruned.config["encoder_layers"], pruned.config["decoder_layers"]) == (2, 1)
+        step = pruned.structure.history[-1]
+    assert step["arguments"] == {"removed": {"encoder": [1], "decoder": [0]}}
+    assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
+
+
+def test_kept_layers_stay(models: dict[str, Path]) -> None:
+    done(models["gpt2"], "--keep", "0,2")
+    assert kept() == {"decoder": (0, 2)}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_json_of_a_dry_run(metric: str, models: dict[str, Path]) -> None:
+    text = ("--text", "text.txt") if metric in ("cosine", "cka", "perplexity") else ()
+    shown = json.loads(
+        done(models["gpt2"], "--metric", metric, "--count", 1, *text, "--dry-run", "--json").out
+    )
+    assert shown["format"] == "prunecli.layer-plan/1"
+    assert (shown["layers_before"], shown["layers_after"]) == (3, 2)
+    scores = [layer["score"] for layer in shown["layers"]]
+    assert [layer["kept"] for layer in shown["layers"]] == [score != min(scores) for score in scores]
+    assert shown["stock"]["is_stock"]
+    assert shown["arguments"]["metric"] == metric
+    assert ("text" in shown["arguments"]) == bool(text)
+    assert not Path("pruned-layers").exists()
+
+
+def test_translation_takes_parallel_text(models: dict[str, Path]) -> None:
+    text = ("--data", ".", "--pairs", "eng_Latn-fra_Latn")
+    result = done(models["m2m_100"], "--encoder", 1, "--decoder", 1, *text)
+    assert "Layers by cosine (default)" in result.err
+    assert {side: len(numbers) for side, numbers in kept().items()} == {"encoder": 2, "decoder": 1}
+
+
+def test_masked_language_models_lose_what_they_miss_least(models: dict[str, Path]) -> None:
+    done(models["bert"], "--metric", "perplexity", "--count", 1, "--text", "text.txt")
+    assert len(kept()["encoder"]) == 2
+
+
+def test_layers_side_by_side(models: dict[str, Path]) -> None:
+    done(models["gpt2"], "--contiguous", "--count", 2, "--text", "text.txt")
+    assert kept()["decoder"] in ((0,), (2,))
+
+
+def test_without_an_amount_the_default_is_said(models: dict[str, Path]) -> None:
+    result = done(models["m2m_100"], "--metric", "random")
+    assert "No --ratio given: removing 25% of the layers." in result.err
+    assert sum(map(len, kept().values())) + ("decoder" not in kept()) * 2 + ("encoder" not in kept()) * 3 == 3
+
+
+def test_two_runs_write_the_same_bytes(models: dict[str, Path], tmp_path: Path) -> None:
+    repeats(prune_layers, tmp_path, models["gpt2"], "--text", "text.txt", "--count", 1)
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "message", "status"),
+    [
+        ("gpt2", ("--count", 1), "--metric cosine needs text", 2),
+        ("gpt2", ("--count", 3, "--metric", "last"), "at most 2 can", 2),
+        ("gpt2", ("--ratio", 0.5, "--count", 1), "--ratio does not go with --count", 2),
+        ("gpt2", ("--layers", 1, "--metric", "last"), "nothing is ranked", 2),
+        ("gpt2", ("--encoder", 1, "--metric", "last"), "The model has no encoder", 2),
+        ("gpt2", ("--layers", 1, "--text", "text.txt"), "nothing here looks at text", 2),
+        ("gpt2", ("--contiguous", "--metric", "cka"), "a run of layers has no cka", 2),
+        ("gpt2", ("--layers", "0-2"), "No layer of the decoder would stay", 2),
+        ("gpt2", ("--data", "."), "--data goes with models that translate", 2),
+        ("m2m_100", ("--text", "text.txt"), "--text goes with models that have one side", 2),
+        ("m2m_100", ("--layers", "1"), "of which stack", 2),
+        ("m2m_100", ("--contiguous", "--count", 1), "how many layers of each stack", 2),
+        ("m2m_100", ("--side", "encoder", "--encoder", 1), "--side does not go with", 2),
+    ],
+)
+def test_refusals(models: dict[str, Path], case: str, arguments: tuple, message: str, status: int) -> None:
+    refused(run(models[case], *arguments), message, status)
+    assert not Path("pruned-layers").exists()
