@@ -14,6 +14,8 @@ AMOUNTS: Mapping[str, frozenset[str]] = {
     "prune-experts": frozenset({"ratio", "keep", "experts_per_layer", "fit_bytes"}),
     "prune-heads": frozenset({"ratio", "count", "removed"}),
     "share-ffn": frozenset({"width"}),
+    "prune-ffn": frozenset({"ratio", "width"}),
+    "prune-layers": frozenset({"ratio", "count", "encoder", "decoder", "removed"}),
     "factorize-embeddings": frozenset({"map_dim", "expand_dim"}),
     "trim-vocabulary": frozenset({"min_count"}),
     "finetune": frozenset({"best"}),

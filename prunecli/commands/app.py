@@ -28,7 +28,7 @@ COMMANDS = {
     "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
     "Prune heads (1905.10650)": ("score-heads", "prune-heads"),
     "Share FFNs (2309.01826)": ("share-ffn",),
-    "Prune depth and width": ("prune-layers",),
+    "Prune depth and width": ("prune-layers", "prune-ffn"),
     "Shrink embeddings (1911.12385)": ("factorize-embeddings", "trim-vocabulary"),
     "Recover": ("finetune",),
     "Measure": ("evaluate", "bench-latency", "compare-models"),

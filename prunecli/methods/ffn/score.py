@@ -7,16 +7,21 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from prunecli.methods.ffn.arrange import Group
-from prunecli.methods.ffn.rewrite import tensor_expression
+from prunecli.methods.ffn.rewrite import is_output, tensor_expression
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.tensors.computing import values
 
 
-def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group) -> np.ndarray:
+def unit_norms(
+    checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Group, *, output_only: bool = False
+) -> np.ndarray:
     """The product over the FFN's matrices of the l2 norm of a unit's part: ||row of W1|| x ||column of W2||.
 
     Of the FFN that the group's initialisation makes; read block by block.
+
+    Args:
+        output_only: ||column of W2|| alone, what an activation of 1 adds to the output.
 
     Returns:
         `[init_width]`, float64.
@@ -30,6 +35,7 @@ def unit_norms(checkpoint: Checkpoint, layers: Mapping[str, FfnLayer], group: Gr
         (suffix, axis, block)
         for suffix, axis in member.tensors.items()
         if axis is not None and suffix.endswith("weight")
+        if not output_only or is_output(member.tensors, suffix)
         for block in range(member.blocks[suffix])
     ]
     for suffix, axis, block in matrices:

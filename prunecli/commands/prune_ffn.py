@@ -1,0 +1,213 @@
+"""`prunecli prune-ffn`: remove hidden units of feed-forward networks, write a checkpoint with narrower ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    BatchTokensOption,
+    CheckpointArgument,
+    DataOption,
+    DeviceOption,
+    DryRunOption,
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    LangsOption,
+    MaxSentencesOption,
+    PairsOption,
+    QuietOption,
+    SeedOption,
+    TextFilesOption,
+    removed_share,
+)
+from prunecli.commands.rewriting import How, Shown, removal
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.evaluation.on_text import RunOptions
+    from prunecli.methods.ffn.arrange import FfnPlan
+    from prunecli.methods.ffn.narrow import NarrowOptions
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.text.choice import TextChoice
+
+
+class ScoreName(str, Enum):
+    """Values of --score."""
+
+    activation = "activation"
+    activation_norm = "activation-norm"
+    norms = "norms"
+    random = "random"
+
+
+class SideName(str, Enum):
+    """Values of --side."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+
+
+def prune_ffn(
+    checkpoint: CheckpointArgument = None,
+    ratio: Annotated[
+        float | None,
+        typer.Option(
+            "--ratio",
+            parser=removed_share,
+            metavar="R",
+            help="Fraction of the hidden units to remove, of each FFN; never less is removed. Default: 0.25.",
+            show_default=False,
+        ),
+    ] = None,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            "--width",
+            min=1,
+            metavar="N",
+            help="Hidden units that every FFN keeps, instead of --ratio.",
+            show_default=False,
+        ),
+    ] = None,
+    side: Annotated[
+        SideName | None,
+        typer.Option("--side", help="The only stack whose FFNs get narrower.", show_default=False),
+    ] = None,
+    per_layer: Annotated[
+        bool,
+        typer.Option(
+            "--per-layer",
+            help="Rank the units of all FFNs together, each score divided by the l2 norm over its FFN: widths differ "
+            "then, which no stock config can say.",
+        ),
+    ] = False,
+    score: Annotated[
+        ScoreName | None,
+        typer.Option(
+            "--score",
+            help="What a unit is worth: activation, its mean |a| on --data or --text; activation-norm, that times the "
+            "norm of its output weights; norms, of all its weights; random. Default: activation-norm with text, norms "
+            "without.",
+            show_default=False,
+        ),
+    ] = None,
+    round_to: Annotated[
+        int,
+        typer.Option("--round-to", min=1, metavar="N", help="Widths become multiples of it, the next lower."),
+    ] = 1,
+    data: DataOption = None,
+    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    langs: LangsOption = None,
+    pairs: PairsOption = None,
+    text: TextFilesOption = None,
+    max_sentences: MaxSentencesOption = None,
+    batch_tokens: BatchTokensOption = 4096,
+    device: DeviceOption = "auto",
+    dense_only: Annotated[
+        bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
+    ] = False,
+    dtype: DtypeOption = None,
+    seed: SeedOption = 0,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
+    ] = Path("pruned-ffn"),
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Remove the hidden units of FFNs that matter least; of one width everywhere, the result is a stock model.
+
+    Quality comes back by training: prunecli finetune.
+    """
+    from prunecli import demo
+    from prunecli.evaluation.on_text import RunOptions
+    from prunecli.methods.ffn.narrow import MEASURED, NarrowOptions, refuse_contradictions
+    from prunecli.text.choice import TextChoice
+
+    choice = TextChoice(
+        data=data,
+        split=split,
+        langs=langs,
+        pairs=pairs,
+        files=tuple(text or ()),
+        max_sentences=max_sentences,
+        demo=demo.DATA,
+    )
+    named = next((name for name, is_given in choice.given.items() if is_given), None)
+    default = ScoreName.norms if named is None else ScoreName.activation_norm
+    options = NarrowOptions(
+        ratio=ratio,
+        width=width,
+        side=None if side is None else side.value,
+        per_layer=per_layer,
+        score=(score or default).value,
+        round_to=round_to,
+        dense_only=dense_only or checkpoint is None,
+        dtype=dtype,
+        seed=seed,
+    )
+    refuse_contradictions(options)
+    if options.score not in MEASURED and named is not None:
+        raise UsageError(f"{named}: --score {options.score} looks at no text.", "Leave it out.")
+    how = How(None if dry_run else output, force, quiet, json)
+    with how.open(checkpoint) as opened:
+        if checkpoint is None and not dense_only:
+            how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")
+        _run(opened, options, choice, RunOptions(batch_tokens, device), how)
+
+
+def _run(
+    checkpoint: Checkpoint, options: NarrowOptions, choice: TextChoice, running: RunOptions, how: How
+) -> None:
+    from prunecli.methods.ffn.rewrite import rewrite_ffn
+
+    plan = _plan(checkpoint, options, choice, running, how)
+    how.note(*plan.reasons)
+    shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
+    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
+
+
+def _plan(
+    checkpoint: Checkpoint, options: NarrowOptions, choice: TextChoice, running: RunOptions, how: How
+) -> FfnPlan:
+    """The plan; text is read, and the model run, where the score asks for it."""
+    from prunecli.methods.ffn.narrow import MEASURED, plan_widths
+
+    if options.score not in MEASURED:
+        return plan_widths(checkpoint, options)
+    from prunecli.evaluation.on_text import describe, measured_text
+    from prunecli.methods.ffn.activations import measure_activations
+
+    data = measured_text(checkpoint, choice, f"--score {options.score}", console.note)
+    return plan_widths(
+        checkpoint,
+        replace(options, text=describe(data, choice)),
+        lambda: measure_activations(checkpoint, data, running, how.progress, console.note),
+    )
+
+
+def _payload(shown: Shown, plan: FfnPlan, options: NarrowOptions) -> dict[str, Any]:
+    from prunecli.commands.ffn_table import ffn_payload
+
+    widths = {group.owner: group.init_width for group in plan.groups}
+    payload = ffn_payload(shown, plan)
+    groups = [{**group, "width_before": widths[group["owner"]]} for group in payload["groups"]]
+    return {**payload, "seed": options.seed, "groups": groups}
+
+
+def _show(shown: Shown, plan: FfnPlan) -> None:
+    names = {layer.name: layer.own_name for layer in shown.result.source.layout.ffns}
+    rows = [[names[group.owner], *removal(group.init_width, group.width)] for group in plan.groups]
+    before, after = (sum(getattr(group, key) for group in plan.groups) for key in ("init_width", "width"))
+    rows.append(["all FFNs", *removal(before, after)])
+    console.show(console.table("Hidden units", ("FFN", "Before", "Kept", "Removed"), rows))
+    shown.show_sizes()
+    shown.show_place()

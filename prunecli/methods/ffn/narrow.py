@@ -1,0 +1,255 @@
+"""Width pruning: which hidden units of each FFN stay. From a checkpoint, options and activations to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.ffn.arrange import FfnPlan, Group
+from prunecli.methods.ffn.score import best_units, unit_norms
+from prunecli.model.ffn import FfnLayer
+from prunecli.model.history import given, history_step
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+
+COMMAND = "prune-ffn"
+DEFAULT_RATIO = 0.25
+
+UnitScore = Literal["activation", "activation-norm", "norms", "random"]
+UNIT_SCORES: tuple[UnitScore, ...] = get_args(UnitScore)
+MEASURED: tuple[UnitScore, ...] = ("activation", "activation-norm")
+"""Those that look at text."""
+
+Activations = Callable[[], Mapping[str, np.ndarray]]
+"""Measures the mean |activation| of each hidden unit: name of an FFN that holds tensors -> `[width]`."""
+
+
+@dataclass(frozen=True)
+class NarrowOptions:
+    """What `prune-ffn` is asked.
+
+    Attributes:
+        ratio: fraction of the hidden units that go; with neither it nor `width`: DEFAULT_RATIO.
+        width: hidden units that every FFN keeps, instead.
+        side: the only side whose FFNs get narrower; None: both.
+        per_layer: whether the units of all FFNs are ranked together, so that widths differ; else each FFN loses the
+            same part of its own.
+        score: what a unit is worth.
+        round_to: widths become multiples of it.
+        dense_only: whether mixtures of experts are left as they are; else they are refused.
+        dtype: type of the result; None: as stored.
+        seed: of the score `random`.
+        text: what activations are measured on, for the history.
+    """
+
+    ratio: float | None = None
+    width: int | None = None
+    side: Side | None = None
+    per_layer: bool = False
+    score: UnitScore = "norms"
+    round_to: int = 1
+    dense_only: bool = False
+    dtype: str | None = None
+    seed: int = 0
+    text: Mapping[str, Any] | None = None
+
+
+def plan_widths(
+    checkpoint: Checkpoint, options: NarrowOptions, activations: Activations | None = None
+) -> FfnPlan:
+    """Choose the hidden units to keep. An FFN that several layers run counts once.
+
+    Args:
+        checkpoint: the source; its weights are read where units are scored by their norms.
+        options: see there.
+        activations: called where units are scored by their activations.
+
+    Raises:
+        UnsupportedModelError: the family is not declared, or a side has mixtures of experts.
+        UsageError: options that contradict each other, or that leave an FFN without units.
+        CheckpointError: the weights are damaged.
+    """
+    layers = checkpoint.layout.ffns
+    by_name = {layer.name: layer for layer in layers}
+    chosen = _chosen(layers, options)
+    groups = {
+        owner: _group(layers, by_name[owner])
+        for owner in dict.fromkeys(layer.owner for layer in layers if not (layer.removed or layer.is_sparse))
+    }
+    own = {owner: group for owner, group in groups.items() if owner in chosen}
+    refuse_contradictions(options)
+    scores = _scores(checkpoint, by_name, own, options, activations)
+    widths = _widths(own, scores, options)
+    units = {
+        owner: best_units(scores[owner], width) for owner, width in widths.items() if width < own[owner].width
+    }
+    narrowed = {
+        owner: Group(group.members, group.sources, None, group.width, widths.get(owner, group.width))
+        for owner, group in groups.items()
+    }
+    return FfnPlan(
+        groups=tuple(narrowed.values()),
+        removed=tuple(layer.name for layer in layers if layer.removed),
+        sparse=tuple(layer.name for layer in layers if layer.is_sparse),
+        units=units,
+        dtype=options.dtype,
+        seed=options.seed,
+        step=history_step(COMMAND, checkpoint, given(_arguments(options))),
+        reasons=_reasons(options),
+    )
+
+
+def refuse_contradictions(options: NarrowOptions) -> None:
+    """Refuse options that do not go together.
+
+    Raises:
+        UsageError: they do not, or say what cannot be.
+    """
+    if options.ratio is not None and options.width is not None:
+        raise UsageError("Give one of --ratio and --width.", "Each says how many hidden units go.")
+    if options.ratio is not None and not 0 <= options.ratio < 1:
+        raise UsageError(
+            f"--ratio {options.ratio:g} is outside [0, 1).",
+            "It is the fraction of the hidden units to remove: 0.25 removes 25 %.",
+        )
+    if options.width is not None and (options.width < 1 or options.per_layer):
+        what = "--per-layer: widths differ then." if options.per_layer else "an FFN of no width is none."
+        raise UsageError(
+            f"--width {options.width}: {what}", "Give --ratio, or to remove FFNs: prunecli share-ffn."
+        )
+    if options.per_layer and options.score == "random":
+        raise UsageError("--per-layer: random scores say nothing of layers.", "Leave --per-layer out.")
+
+
+def narrower(width: int, ratio: float, round_to: int) -> int:
+    """Units that stay of `width`: never less go than asked, what stays is a multiple of `round_to`, one at least."""
+    kept = width - ceil(Fraction(repr(float(ratio))) * width)
+    return min(width, max(kept // round_to * round_to, round_to)) if kept < width else width
+
+
+def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
+    """Names of the FFNs that get narrower."""
+    sides = [layer.side for layer in layers]
+    if options.side is not None and options.side not in sides:
+        raise UsageError(f"--side {options.side}: the model has no {options.side}.", "Leave it out.")
+    own = [layer for layer in layers if options.side in (None, layer.side) and not layer.removed]
+    dense = [layer for layer in own if not layer.is_sparse]
+    if not dense or (len(dense) < len(own) and not options.dense_only):
+        remedy = f"Add --dense-only to narrow the other {len(dense)} and leave these."
+        raise UnsupportedModelError(
+            f"{len(own) - len(dense)} of the {len(own)} FFNs are mixtures of experts."
+            if own
+            else "The model has no FFN left.",
+            remedy if dense else "Only a dense FFN can get narrower; see prunecli prune-experts.",
+        )
+    outside = next(
+        (
+            one
+            for one in layers
+            if options.side not in (None, one.side) and one.owner in {layer.owner for layer in dense}
+        ),
+        None,
+    )
+    if outside is not None:
+        raise UsageError(
+            f"--side {options.side}: {outside.name} runs an FFN of that side too.", "Leave --side out."
+        )
+    return {layer.owner for layer in dense}
+
+
+def _group(layers: Sequence[FfnLayer], owner: FfnLayer) -> Group:
+    members = [layer.name for layer in layers if layer.owner == owner.name and not layer.removed]
+    return Group(
+        (owner.name, *(name for name in members if name != owner.name)),
+        (owner.name,),
+        None,
+        owner.width,
+        owner.width,
+    )
+
+
+def _scores(
+    checkpoint: Checkpoint,
+    layers: Mapping[str, FfnLayer],
+    groups: Mapping[str, Group],
+    options: NarrowOptions,
+    activations: Activations | None,
+) -> dict[str, np.ndarray]:
+    """Owner -> `[width]`: what each hidden unit is worth."""
+    if options.score == "random":
+        generator = np.random.default_rng(options.seed)
+        return {owner: generator.random(group.width) for owner, group in groups.items()}
+    if options.score == "norms":
+        return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}
+    if options.score not in UNIT_SCORES:
+        raise UsageError(f"No score {options.score!r}.", f"Choose one of {', '.join(UNIT_SCORES)}.")
+    if activations is None:
+        raise UsageError(f"--score {options.score} needs text.", "Give --data or --text.")
+    measured = activations()
+    found = {owner: np.asarray(measured[owner], np.float64) for owner in groups}
+    if options.score == "activation":
+        return found
+    norms = {
+        owner: unit_norms(checkpoint, layers, group, output_only=True) for owner, group in groups.items()
+    }
+    return {owner: values * norms[owner] for owner, values in found.items()}
+
+
+def _widths(
+    groups: Mapping[str, Group], scores: Mapping[str, np.ndarray], options: NarrowOptions
+) -> dict[str, int]:
+    """Owner -> hidden units that stay."""
+    held = {owner: group.width for owner, group in groups.items()}
+    if options.width is not None:
+        wide = min(held.values())
+        if options.width > wide:
+            raise UsageError(
+                f"--width {options.width}: an FFN has {wide} hidden units.",
+                "To widen: prunecli share-ffn --width.",
+            )
+        return dict.fromkeys(held, options.width)
+    ratio = DEFAULT_RATIO if options.ratio is None else options.ratio
+    if not options.per_layer:
+        return {owner: narrower(width, ratio, options.round_to) for owner, width in held.items()}
+    total = sum(held.values())
+    kept = total - ceil(Fraction(repr(float(ratio))) * total)
+    relative = np.concatenate([scores[owner] / (np.linalg.norm(scores[owner]) or 1) for owner in held])
+    owners = np.repeat(np.arange(len(held)), list(held.values()))
+    best = np.argsort(-relative, kind="stable")[:kept]
+    counts = np.bincount(owners[best], minlength=len(held)).tolist()
+    return {
+        owner: min(width, max(count // options.round_to * options.round_to, options.round_to))
+        if count < width
+        else width
+        for (owner, width), count in zip(held.items(), counts, strict=True)
+    }
+
+
+def _arguments(options: NarrowOptions) -> dict[str, Any]:
+    return {
+        "ratio": options.ratio if options.width is not None or options.ratio is not None else DEFAULT_RATIO,
+        "width": options.width,
+        "side": options.side,
+        "per_layer": options.per_layer or None,
+        "score": options.score,
+        "round_to": None if options.round_to == 1 else options.round_to,
+        "text": None if options.text is None else dict(options.text),
+        "dense_only": options.dense_only or None,
+        "seed": options.seed if options.score == "random" else None,
+        "dtype": options.dtype,
+    }
+
+
+def _reasons(options: NarrowOptions) -> tuple[str, ...]:
+    default = options.ratio is None and options.width is None
+    lines = [f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the hidden units."] if default else []
+    how = "of all FFNs together" if options.per_layer else "of each FFN"
+    return (*lines, f"Hidden units {how} by {options.score}, the lowest go.")

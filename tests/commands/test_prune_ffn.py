@@ -1,0 +1,115 @@
+"""`prunecli prune-ffn` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from prunecli.commands.prune_ffn import ScoreName, SideName, prune_ffn
+from prunecli.methods.ffn.narrow import UNIT_SCORES
+from prunecli.model.checkpoint import open_model
+from tests.commands.calls import Result, call, refused, repeats
+from tests.families import tiny_family
+
+run = partial(call, prune_ffn)
+
+
+def done(*arguments: object) -> Result:
+    result = run(*arguments)
+    assert result.status == 0, result.err
+    return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """FFNs of 48 hidden units, 40 in the decoder of m2m_100."""
+    folder = tmp_path_factory.mktemp("models")
+    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "llama", "nllb-moe")}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with texts."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("text.txt", "val.eng_Latn", "val.fra_Latn"):
+        Path(name).write_text("the hen\nten tins on\nthen no hen\n")
+    return tmp_path
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert tuple(name.value for name in ScoreName) == UNIT_SCORES
+    assert [name.value for name in SideName] == ["encoder", "decoder"]
+
+
+def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
+    result = done(models["m2m_100"])
+    assert "No --ratio given: removing 25% of the hidden units." in result.err
+    assert "Hidden units of each FFN by norms" in result.err
+    assert "Written: pruned-ffn (stock layout)" in result.out
+    with open_model("pruned-ffn") as opened:
+        opened.check()
+        assert (opened.config["encoder_ffn_dim"], opened.config["decoder_ffn_dim"]) == (36, 30)
+        assert opened.structure.history[-1]["arguments"] == {"ratio": 0.25, "score": "norms"}
+
+
+def test_text_means_activations(models: dict[str, Path]) -> None:
+    text = ("--data", ".", "--pairs", "eng_Latn-fra_Latn")
+    result = done(models["m2m_100"], "--width", 16, *text)
+    assert "by activation-norm" in result.err
+    with open_model("pruned-ffn") as opened:
+        assert {layer.width for layer in opened.layout.ffns} == {16}
+
+
+@pytest.mark.parametrize("score", UNIT_SCORES)
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path]) -> None:
+    if per_layer and score == "random":
+        return
+    text = ("--text", "text.txt") if score.startswith("activation") else ()
+    more = (*text, *(("--per-layer",) if per_layer else ()))
+    shown = json.loads(
+        done(models["llama"], "--score", score, "--ratio", "50%", *more, "--dry-run", "--json").out
+    )
+    assert shown["format"] == "prunecli.ffn-plan/1"
+    assert [group["width_before"] for group in shown["groups"]] == [48] * 3
+    assert sum(group["width"] for group in shown["groups"]) == 72
+    assert shown["stock"]["is_stock"] != per_layer
+    assert ("text" in shown["arguments"]) == bool(text)
+    assert not Path("pruned-ffn").exists()
+
+
+def test_widths_are_rounded(models: dict[str, Path]) -> None:
+    done(models["llama"], "--ratio", 0.3, "--round-to", 8, "--score", "random", "--seed", 3)
+    with open_model("pruned-ffn") as opened:
+        assert opened.config["intermediate_size"] == 32
+
+
+def test_dense_ffns_between_experts(models: dict[str, Path]) -> None:
+    refused(run(models["nllb-moe"]), "4 of the 8 FFNs are mixtures of experts", 1)
+    done(models["nllb-moe"], "--dense-only", "--side", "encoder")
+    with open_model("pruned-ffn") as opened:
+        assert {layer.width for layer in opened.layout.ffns if layer.side == "encoder"} == {24, 32}
+
+
+def test_two_runs_write_the_same_bytes(models: dict[str, Path], tmp_path: Path) -> None:
+    repeats(prune_ffn, tmp_path, models["llama"], "--text", "text.txt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--ratio", 0.5, "--width", 3), "Give one of --ratio and --width"),
+        (("--width", 64), "an FFN has 48 hidden units"),
+        (("--score", "activation"), "--score activation needs text"),
+        (("--score", "norms", "--text", "text.txt"), "--score norms looks at no text"),
+        (("--per-layer", "--width", 3), "widths differ then"),
+        (("--side", "encoder"), "the model has no encoder"),
+        (("--data", "."), "--data goes with models that translate"),
+    ],
+)
+def test_refusals(models: dict[str, Path], arguments: tuple, message: str) -> None:
+    refused(run(models["llama"], *arguments), message, 2)
+    assert not Path("pruned-ffn").exists()

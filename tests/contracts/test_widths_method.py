@@ -1,0 +1,196 @@
+"""Width pruning keeps the contract of methods, in every declared family; one width everywhere is a stock model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.ffn.narrow import NarrowOptions, narrower, plan_widths
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.rewrite import Rewrite
+from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
+from tests.contracts.test_ffn_method import put
+from tests.families.records import own_layouts
+from tests.ffn_layouts import LAYOUTS, tiny, weights
+from tests.reference import ffn as reference
+
+
+def made_of(source: Checkpoint, options: NarrowOptions, activations: Any = None) -> Rewrite:
+    return rewrite_ffn(source, plan_widths(source, options, activations))
+
+
+def ffns_of(path: Path, case: str) -> dict[str, reference.Ffn]:
+    layout, held = LAYOUTS[case], weights(path)
+    return {
+        name: reference.read({part: held[f"{name}.{part}"] for part in layout.tensors}, layout.tensors)
+        for name in layout.names
+    }
+
+
+def worth(unit: reference.Unit) -> float:
+    """||row of W1|| x ||row of V|| x ||column of W2||."""
+    return float(np.prod([np.linalg.norm(vector) for vector in (*unit.inputs, unit.output)]))
+
+
+def masked(ffn: reference.Ffn, kept: set[int]) -> reference.Ffn:
+    """The other units add nothing."""
+    units = (
+        unit if number in kept else replace(unit, output=np.zeros_like(unit.output))
+        for number, unit in enumerate(ffn.units)
+    )
+    return replace(ffn, units=tuple(units))
+
+
+def best(values: list[float], count: int) -> set[int]:
+    return set(sorted(range(len(values)), key=lambda number: (-values[number], number))[:count])
+
+
+class WidthPruning(Method):
+    """40 % of all hidden units, ranked together."""
+
+    def make_source(self, directory: Path, case: str) -> Path:
+        self.case, self.path = case, tiny(directory, case)
+        return self.path
+
+    def keep_everything(self, source: Checkpoint) -> Rewrite:
+        return made_of(source, NarrowOptions(ratio=0.0, dense_only=True))
+
+    def reduce(self, source: Checkpoint) -> Rewrite:
+        return made_of(source, NarrowOptions(ratio=0.4, per_layer=True, dense_only=True))
+
+    def impossible(self, source: Checkpoint) -> Rewrite:
+        return made_of(source, NarrowOptions(width=10_000, dense_only=True))
+
+    def mask(self, model: Any, rewrite: Rewrite) -> None:
+        ffns = ffns_of(self.path, self.case)
+        ranked = []
+        for name, ffn in ffns.items():
+            values = [worth(unit) for unit in ffn.units]
+            norm = np.linalg.norm(values)
+            ranked += [(value / norm, name, number) for number, value in enumerate(values)]
+        ranked.sort(key=lambda one: -one[0])
+        kept = ranked[: len(ranked) - ceil(0.4 * len(ranked))]
+        widths = {}
+        for name, ffn in ffns.items():
+            own = {number for _, owner, number in kept if owner == name}
+            widths[name] = len(own)
+            put(model, name, reference.write(masked(ffn, own), LAYOUTS[self.case].tensors))
+        assert len(set(widths.values())) > 1
+        assert {name: change.width for name, change in rewrite.structure.ffn.items()} == widths
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+class TestEveryFamily(WidthPruning, MethodContract):
+    def test_one_width_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
+        import torch
+        import transformers
+
+        options = NarrowOptions(ratio=0.3, round_to=4, dense_only=True)
+        out = written(source, lambda opened: made_of(opened, options), tmp_path / "out")
+        original = self.original(source)
+        for name, ffn in ffns_of(source, case).items():
+            width = len(ffn.units) * 7 // 10 // 4 * 4
+            kept = best([worth(unit) for unit in ffn.units], width)
+            put(original, name, reference.write(masked(ffn, kept), LAYOUTS[case].tensors))
+        expected = logits_of(original)
+        torch.testing.assert_close(logits(out), expected, rtol=1e-5, atol=1e-5)
+        if case == "nllb-moe":  # never is
+            return
+        with open_model(out) as opened:
+            assert "auto_map" not in opened.config
+            kind = getattr(transformers, opened.config["architectures"][0])
+        opens = partial(kind.from_pretrained, output_loading_info=True, dtype=torch.float32)
+        model, report = opens(out)
+        assert report == opens(source)[1]  # Pegasus' computed positions are missing from every checkpoint
+        torch.testing.assert_close(logits_of(model.eval()), expected, rtol=1e-5, atol=1e-5)
+
+    def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
+        def pruned(width: int) -> Any:
+            return lambda opened: made_of(opened, NarrowOptions(width=width, dense_only=True))
+
+        written(source, pruned(20), tmp_path / "first")
+        written(tmp_path / "first", pruned(12), tmp_path / "second")
+        written(source, pruned(12), tmp_path / "direct")
+        assert weights(tmp_path / "second").keys() == weights(tmp_path / "direct").keys()
+        for name, value in weights(tmp_path / "direct").items():
+            np.testing.assert_array_equal(weights(tmp_path / "second")[name], value)
+
+
+@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
+class TestEveryLayout(WidthPruning, WrittenFiles):
+    pass
+
+
+@pytest.mark.parametrize("score", ["activation", "activation-norm"])
+def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
+    source = tiny(tmp_path / "source", "phi3")
+    ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
+    active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
+    with open_model(source) as opened:
+        plan = plan_widths(opened, NarrowOptions(width=10, score=score), lambda: active)
+    for name, ffn in ffns.items():
+        norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
+        assert set(plan.units[name]) == best(list(active[name] * norms), 10)
+
+
+def test_a_shared_ffn_counts_once(tmp_path: Path) -> None:
+    """And gets narrower in every layer that runs it."""
+    source = tiny(tmp_path / "source", "llama")
+    shared = written(
+        source, lambda at: rewrite_ffn(at, plan_ffn(at, FfnOptions(decoder="share"))), tmp_path / "shared"
+    )
+    out = written(shared, lambda at: made_of(at, NarrowOptions(ratio=0.5, per_layer=True)), tmp_path / "out")
+    with open_model(out) as opened:
+        opened.check()
+        assert {layer.width for layer in opened.layout.ffns} == {24}
+        assert {layer.owner for layer in opened.layout.ffns} == {"model.layers.0.mlp"}
+
+
+def test_one_side_alone(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "source", "bart")
+    with open_model(source) as opened:
+        made = made_of(opened, NarrowOptions(ratio=0.5, side="decoder"))
+        assert (made.config["encoder_ffn_dim"], made.config["decoder_ffn_dim"]) == (48, 24)
+        assert made_of(opened, NarrowOptions(side="encoder", score="random")).config["encoder_ffn_dim"] == 36
+
+
+@pytest.mark.parametrize(
+    ("width", "ratio", "round_to", "kept"),
+    [(48, 0.0, 32, 48), (48, 0.3, 1, 33), (48, 0.3, 8, 32), (48, 0.9, 8, 8), (10, 0.7, 1, 3), (4, 0.5, 8, 4)],
+)
+def test_widths_are_rounded_down(width: int, ratio: float, round_to: int, kept: int) -> None:
+    """0.7 of 10 removes 7, not the 8 of binary rounding; one multiple stays at least."""
+    assert narrower(width, ratio, round_to) == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"ratio": 1.0}, UsageError, "outside"),
+        ({"ratio": 0.5, "width": 3}, UsageError, "Give one of"),
+        ({"width": 100}, UsageError, "an FFN has 48 hidden units"),
+        ({"width": 3, "per_layer": True}, UsageError, "widths differ then"),
+        ({"score": "random", "per_layer": True}, UsageError, "say nothing of layers"),
+        ({"score": "activation"}, UsageError, "needs text"),
+        ({"side": "encoder"}, UsageError, "the model has no encoder"),
+    ],
+)
+def test_refusals(tmp_path: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with open_model(tiny(tmp_path / "source", "llama")) as opened, pytest.raises(error, match=message):
+        made_of(opened, NarrowOptions(**options))
+
+
+def test_mixtures_are_refused(tmp_path: Path) -> None:
+    with open_model(tiny(tmp_path / "source", "nllb-moe")) as opened:
+        with pytest.raises(UnsupportedModelError, match="4 of the 8 FFNs are mixtures"):
+            made_of(opened, NarrowOptions())
+        assert made_of(opened, NarrowOptions(dense_only=True))
