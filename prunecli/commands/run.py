@@ -43,7 +43,7 @@ def run(
     from prunecli.recipes.text import parse_override, read_recipe
 
     overrides = dict(parse_override(text) for text in assignments or [])
-    plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, _builtins())
+    plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, builtin_variables())
     state = state_file(recipe)
     if dry_run:
         for outcome in preview(plan.steps, read_state(state), force):
@@ -74,7 +74,7 @@ def run(
         _report(plan)
 
 
-def _builtins() -> Mapping[str, str]:
+def builtin_variables() -> Mapping[str, str]:
     """Variables of every recipe: the bundled model and its text."""
     from prunecli import demo
 

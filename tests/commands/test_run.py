@@ -87,7 +87,7 @@ def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("nllb-moe-54b", "flores200_dataset"):  # what one of them asks its user to fetch
         (tmp_path / name).mkdir()
-    assert resolve(path, read_recipe(path), signatures(), {}, command._builtins()).steps
+    assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
 
 
 def prunecli(directory, *arguments):
@@ -134,7 +134,7 @@ def test_the_recipe_of_the_page_is_one(tmp_path):
     page = (RECIPES[0].parents[1] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
     path = tmp_path / "page.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
-    recipe = resolve(path, read_recipe(path), signatures(), {}, command._builtins())
+    recipe = resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables())
     assert [step.command for step in recipe.steps] == ["collect-gates", "prune-experts", "prune-experts"]
 
 

@@ -113,7 +113,7 @@ def plan_embeddings(
     if options.cache and tables.unit is not None:
         return _cached(checkpoint, tables, options, text, is_tied)
     sides = _sides(checkpoint, tables, options, is_tied)
-    shape = _shape(tables, options, "input" in sides)
+    shape = chosen_shape(tables, options, "input" in sides)
     zero_row = None
     if "input" in sides:
         zero_row = zero_padding_id(checkpoint, checkpoint_table(checkpoint, f"{tables.input}.weight"))
@@ -222,7 +222,7 @@ def _sides(
     return found
 
 
-def _shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool) -> UnitShape:
+def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool) -> UnitShape:
     """The dimensions, those that are not given chosen so that they divide.
 
     Raises:

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
-from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, _shape, plan_embeddings
+from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, chosen_shape, plan_embeddings
 from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
@@ -30,7 +30,7 @@ def tables(model_dim: int) -> TokenTables:
 def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, groups: int) -> None:
     options = EmbeddingOptions(kind=kind, depth=depth, max_groups=groups)
     try:
-        shape = _shape(tables(model_dim), options, has_unit=True)
+        shape = chosen_shape(tables(model_dim), options, has_unit=True)
     except UsageError:  # no multiple of the groups is below the model's width
         with pytest.raises(UsageError):
             UnitShape(1000, model_dim - model_dim % groups, model_dim, 4 * model_dim, depth, groups, kind)
@@ -45,12 +45,12 @@ def test_what_is_left_out_divides(model_dim: int, kind: UnitKind, depth: int, gr
     ("model_dim", "n", "k"), [(1024, 128, 2048), (512, 64, 1024), (256, 32, 512), (96, 12, 192)]
 )
 def test_an_eighth_and_twice_the_width(model_dim: int, n: int, k: int) -> None:
-    shape = _shape(tables(model_dim), EmbeddingOptions(), has_unit=True)
+    shape = chosen_shape(tables(model_dim), EmbeddingOptions(), has_unit=True)
     assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (n, k, 3, 4)
 
 
 def test_given_dimensions_stay() -> None:
-    shape = _shape(
+    shape = chosen_shape(
         tables(512), EmbeddingOptions(map_dim=20, expand_dim=40, depth=1, max_groups=2), has_unit=True
     )
     assert (shape.map_dim, shape.expand_dim, shape.depth, shape.max_groups) == (20, 40, 1, 2)
@@ -69,7 +69,7 @@ def test_given_dimensions_stay() -> None:
 )
 def test_an_output_has_a_map_alone(options: EmbeddingOptions) -> None:
     with pytest.raises(UsageError):
-        _shape(tables(512), options, has_unit=False)
+        chosen_shape(tables(512), options, has_unit=False)
 
 
 @pytest.fixture
