@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from prunecli.evaluation.latency import decode
+from prunecli.evaluation.workloads import decode
 from prunecli.modules.loading import load_for_decoding
 from prunecli.modules.sparse_ffn import Router, Routing, SparseFFN
 

@@ -133,33 +133,33 @@ class Speed:
 
     Attributes:
         checkpoint: its label.
-        batch_size, beam: the setting.
-        mean, deviation: of the runs' tokens per second.
+        batch_size, setting: what it was measured at; a panel for each of the latter, such as "beam 5".
+        mean, deviation: over the runs.
     """
 
     checkpoint: str
     batch_size: int
-    beam: int
+    setting: str
     mean: float
     deviation: float
 
 
-def speed_lines(speeds: Sequence[Speed]) -> dict[int, dict[str, list[Speed]]]:
-    """Beam -> checkpoint -> its speeds by batch size; checkpoints in the order in which they come."""
+def speed_lines(speeds: Sequence[Speed]) -> dict[str, dict[str, list[Speed]]]:
+    """Setting -> checkpoint -> its speeds by batch size; checkpoints in the order in which they come."""
     names = dict.fromkeys(speed.checkpoint for speed in speeds)
     by_size = sorted(speeds, key=lambda speed: speed.batch_size)
     return {
-        beam: {
+        setting: {
             name: line
             for name in names
-            if (line := [s for s in by_size if (s.beam, s.checkpoint) == (beam, name)])
+            if (line := [s for s in by_size if (s.setting, s.checkpoint) == (setting, name)])
         }
-        for beam in sorted({speed.beam for speed in speeds})
+        for setting in dict.fromkeys(speed.setting for speed in speeds)
     }
 
 
-def speed_figure(speeds: Sequence[Speed]) -> Figure:
-    """Tokens per second against batch size (2309.01826, appendix D): a panel for each beam, a line for each checkpoint.
+def speed_figure(speeds: Sequence[Speed], unit: str = "tokens per second") -> Figure:
+    """Speed against batch size (2309.01826, appendix D): a panel for each setting, a line for each checkpoint.
 
     Bars are a standard deviation up and down.
 
@@ -168,9 +168,9 @@ def speed_figure(speeds: Sequence[Speed]) -> Figure:
     """
     if not speeds:
         raise PruneError("There is nothing to draw: no speed was measured.")
-    by_beam = speed_lines(speeds)
-    figure, (panels,) = new_figure(PANEL[0] * len(by_beam), PANEL[1], columns=len(by_beam))
-    for axes, (beam, lines) in zip(panels, by_beam.items(), strict=True):
+    by_setting = speed_lines(speeds)
+    figure, (panels,) = new_figure(PANEL[0] * len(by_setting), PANEL[1], columns=len(by_setting))
+    for axes, (setting, lines) in zip(panels, by_setting.items(), strict=True):
         for name, line in lines.items():
             axes.errorbar(
                 [speed.batch_size for speed in line],
@@ -187,8 +187,8 @@ def speed_figure(speeds: Sequence[Speed]) -> Figure:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_xlabel("batch size")
-        axes.set_ylabel("tokens per second")
-        axes.set_title(f"beam {beam}", fontsize=10)
+        axes.set_ylabel(unit)
+        axes.set_title(setting, fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend()
         _hide_spines(axes, "top", "right")

@@ -1,7 +1,8 @@
-"""`prunecli bench-latency`: decoding speed and memory of checkpoints, side by side."""
+"""`prunecli bench-latency`: speed and memory of checkpoints, side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,19 +12,23 @@ from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointsArgument,
     ComputeDtypeOption,
+    ContextOption,
     DataOption,
     DeviceOption,
     ForceOption,
     JsonOption,
+    LabelledOption,
     PairsOption,
     QuietOption,
     TableOption,
+    TaskOption,
+    TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    from prunecli.results.latency import Latency, Spread, Timed
+    from prunecli.results.latency import Latency, Spread, Timed, Timing
 
 
 def bench_latency(
@@ -31,14 +36,31 @@ def bench_latency(
     data: DataOption = None,
     split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "test",
     pairs: PairsOption = None,
-    sentences: Annotated[int, typer.Option("--sentences", min=1, help="Sentences per run.")] = 8,
+    task: TaskOption = None,
+    text: TextFilesOption = None,
+    labelled: LabelledOption = None,
+    context: ContextOption = None,
+    sentences: Annotated[
+        int, typer.Option("--sentences", min=1, help="Sentences, examples or prompts per run.")
+    ] = 8,
     batch_size: Annotated[
         str,
-        typer.Option("--batch-size", help="Sentences decoded at a time; a list for several.", metavar="N,…"),
+        typer.Option("--batch-size", help="Sentences at a time; a list for several.", metavar="N,…"),
     ] = "1",
-    beam: Annotated[str, typer.Option("--beam", help="Beam size; a list for several.", metavar="N,…")] = "5",
+    beam: Annotated[
+        str | None,
+        typer.Option(
+            "--beam",
+            help="Translation: beam size, a list for several; default: 5.",
+            metavar="N,…",
+            show_default=False,
+        ),
+    ] = None,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", min=2, help="Tokens generated per sentence, the same for all.")
+        int,
+        typer.Option(
+            "--new-tokens", min=2, help="Tokens generated per sentence or prompt, the same for all."
+        ),
     ] = 32,
     runs: Annotated[int, typer.Option("--runs", min=1, help="Timed runs.")] = 5,
     warm_up: Annotated[int, typer.Option("--warm-up", min=0, help="Runs before them that do not count.")] = 1,
@@ -54,7 +76,7 @@ def bench_latency(
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw tokens per second against batch size."),
+        typer.Option("--plot", metavar="FILE.png", help="Draw the speed against batch size."),
     ] = None,
     table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
@@ -63,6 +85,9 @@ def bench_latency(
     json: JsonOption = False,
 ) -> None:
     """Time the decoding of the same sentences to the same length, checkpoint by checkpoint in turns.
+
+    Classifiers (--labelled) and masked language models (--text) are timed by examples per second, language models
+    (--text) by the tokens per second that they read of a prompt and generate after it.
 
     The first checkpoint is the baseline of the ratios.
     """
@@ -76,7 +101,7 @@ def bench_latency(
 
     options = LatencyOptions(
         sentences=sentences,
-        beams=_numbers("--beam", beam),
+        beams=None if beam is None else _numbers("--beam", beam),
         batch_sizes=_numbers("--batch-size", batch_size),
         runs=runs,
         warm_up=warm_up,
@@ -88,8 +113,16 @@ def bench_latency(
     )
     check_outputs(output, plot, table, force=force)
     labels = labels_for(checkpoints_or_demo(checkpoints))
-    choice = TextChoice(data=data, split=split, pairs=pairs, demo=demo.DATA)
-    latency = run(labels, choice, options, console.progress(quiet), console.note)
+    choice = TextChoice(
+        data=data,
+        split=split,
+        pairs=pairs,
+        files=tuple(text or ()),
+        labelled=labelled,
+        context=context,
+        demo=demo.DATA,
+    )
+    latency = run(labels, choice, options, console.progress(quiet), console.note, task=task)
     write_json(output, latency.to_json(), force=force)
     write_table(table, latency, force=force)
     if plot is not None:
@@ -108,14 +141,14 @@ def _draw(latency: Latency, plot: Path) -> None:
         Speed(
             result.checkpoint,
             timing.batch_size,
-            timing.beam,
-            timing.tokens_per_second.mean,
-            timing.tokens_per_second.std,
+            timing.setting,
+            timing.rate[1].mean,
+            timing.rate[1].std,
         )
         for result in latency.results
         for timing in result.timings
     ]
-    save_figure(speed_figure(speeds), plot)
+    save_figure(speed_figure(speeds, latency.results[0].timings[0].rate[0]), plot)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
@@ -129,23 +162,14 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
 
 
 def _show(latency: Latency) -> None:
-    title = f"{_count(latency.sentences, 'sentence')} of {latency.pair}, {latency.new_tokens} new tokens each"
-    columns = ["checkpoint", "batch", "beam", "tokens/s", "s/sentence", "speed-up"]
-    rows = []
-    for index in range(len(latency.results[0].timings)):
-        for result in latency.results:
-            timing = result.timings[index]
-            rows.append(
-                [
-                    result.checkpoint,
-                    str(timing.batch_size),
-                    str(timing.beam),
-                    _spread(timing.tokens_per_second, 1),
-                    _spread(timing.seconds_per_sentence, 3),
-                    f"{timing.speedup.mean:.2f}x",
-                ]
-            )
-    console.show(console.table(title, columns, rows, keys=3))
+    cells = _cells(latency.results[0].timings[0])
+    rows = [
+        [result.checkpoint, *(cell(result.timings[index]) for cell in cells.values())]
+        for index in range(len(latency.results[0].timings))
+        for result in latency.results
+    ]
+    keys = 3 if latency.results[0].timings[0].setting else 2
+    console.show(console.table(latency.described, ["checkpoint", *cells], rows, keys=keys))
     console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results]))
     console.out(
         f"Mean ± deviation of {_count(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
@@ -153,6 +177,23 @@ def _show(latency: Latency) -> None:
     )
     if not latency.interleaved:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")
+
+
+def _cells(timing: Timing) -> dict[str, Callable[[Timing], str]]:
+    """Column -> what it says of a timing like this one."""
+    columns: dict[str, Callable[[Timing], str]] = {"batch": lambda row: str(row.batch_size)}
+    if timing.beam is not None:
+        columns["beam"] = lambda row: str(row.beam)
+    if timing.phase is not None:
+        columns["phase"] = lambda row: str(row.phase)
+    if timing.examples_per_second is not None:
+        columns["examples/s"] = lambda row: _spread(row.rate[1], 1)
+    columns["tokens/s"] = lambda row: _spread(row.tokens_per_second, 1)
+    if timing.examples_per_second is None:
+        columns["s/sentence" if timing.phase is None else "s/prompt"] = lambda row: _spread(
+            row.seconds_per_sentence, 3
+        )
+    return {**columns, "speed-up": lambda row: f"{row.speedup.mean:.2f}x"}
 
 
 _SIZES = ("parameters", "on disk", "load", "peak memory", "peak on GPU")

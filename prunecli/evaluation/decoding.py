@@ -107,10 +107,13 @@ def translate(
 def generate(
     model: Any, sources: Sequence[Sequence[int]], pad_id: int, settings: dict[str, Any], limit: int
 ) -> list[list[int]]:
-    """One batch through the model's `generate`; ids of each best hypothesis, the decoder's start included."""
+    """One batch through the model's `generate`; ids of each best hypothesis, the decoder's start included.
+
+    A decoder alone goes on where its prompt ends, so that padding is before the prompts.
+    """
     import torch
 
-    ids, mask = pad(sources, pad_id)
+    ids, mask = pad(sources, pad_id, left=not getattr(model.config, "is_encoder_decoder", False))
     with torch.inference_mode():
         outputs = model.generate(
             input_ids=ids.to(model.device),

@@ -1,34 +1,34 @@
-"""Decoding speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
+"""Speed of several checkpoints, run in turns so that a machine's drift hits all of them alike.
 
 Every checkpoint decodes the same sentences to the same number of tokens (end-of-sentence is held back), so
-that a model that stops early does not look fast. The mean of 5 runs, batch 1 and beam 5 are from 2309.01826, section 3.
+that a model that stops early does not look fast. The mean of 5 runs, batch 1 and beam 5 are from 2309.01826, section 3;
+examples per second of a model that does not generate are Table 4 of 1905.10650. What a task times is a `Workload`.
 """
 
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.evaluation.decoding import generate
 from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
-from prunecli.model.checkpoint import Checkpoint, directory_of
+from prunecli.evaluation.workloads import Phase, Workload, decoding, workload
+from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.lengths import max_positions
-from prunecli.text.choice import TextChoice
-from prunecli.text.parallel import pair_name
-from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+from prunecli.text.choice import Dataset, TextChoice
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.tasks import TaskName, task_of_all
 
 if TYPE_CHECKING:
     from prunecli.evaluation.memory import Cost
     from prunecli.results.latency import Latency, Timing
+
+BEAM = 5
+"""Of translation, where none is asked for."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,19 @@ class LatencyOptions:
     """How speed is measured.
 
     Attributes:
-        sentences: of a run; more where they do not fill the largest batch.
-        beams, batch_sizes: every combination is measured.
+        sentences: of a run, or examples, or prompts; more where they do not fill the largest batch.
+        beams: of translation; None: `BEAM`.
+        batch_sizes: every combination with a beam is measured.
         runs: timed repetitions.
         warm_up: repetitions before them that are not counted.
-        new_tokens: tokens generated per sentence.
+        new_tokens: tokens generated per sentence, or prompt.
         threads: of the CPU, or None for torch's choice.
         device, dtype: as in `load_model`.
         memory: measure load time and peak memory, in a process of its own per checkpoint.
     """
 
     sentences: int = 8
-    beams: tuple[int, ...] = (5,)
+    beams: tuple[int, ...] | None = None
     batch_sizes: tuple[int, ...] = (1,)
     runs: int = 5
     warm_up: int = 1
@@ -57,20 +58,17 @@ class LatencyOptions:
     dtype: str = "auto"
     memory: bool = True
 
-
-@dataclass(frozen=True)
-class Subject:
-    """One checkpoint with its sentences as its own tokenizer sees them."""
-
-    label: str
-    checkpoint: Checkpoint
-    sources: tuple[tuple[int, ...], ...]
-    pad_id: int
-    forced_id: int | None
+    @property
+    def count(self) -> int:
+        """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
+        largest = max(self.batch_sizes)
+        return -(-self.sentences // largest) * largest
 
 
 Setting = tuple[int, int]
 """(batch size, beam)."""
+Seconds = Mapping[tuple[Setting, Phase], Mapping[str, Sequence[float]]]
+"""What was timed -> checkpoint's label -> the time of each run."""
 
 
 def bench_latency(
@@ -79,13 +77,17 @@ def bench_latency(
     options: LatencyOptions | None = None,
     progress: Progress = silent,
     say: Say = unsaid,
+    *,
+    task: TaskName | None = None,
 ) -> Latency:
-    """Measure the speed of each checkpoint on sentences of the first pair of `choice` that all were pruned for.
+    """Measure the speed of each checkpoint at `task`, on the first texts that `choice` names.
+
+    Translation: sentences of the first pair of `choice` that all checkpoints were pruned for.
 
     Args:
         checkpoints: label -> an open model, a directory or a name of the hub, the baseline first.
-        choice: of parallel text.
         say: hears what is chosen by itself, and why.
+        task: None: what the models are for where plain or labelled text is chosen, else translation.
 
     Returns:
         latency.json; nothing is written.
@@ -95,12 +97,21 @@ def bench_latency(
     """
     options = options or LatencyOptions()
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
-    text, pairs = choice.parallel(say)
-    pair = (pruned_pairs(list(directories.values()), pairs) or pairs)[0]
-    # A batch is full at every size, so that its speed is that of the size.
-    largest = max(options.batch_sizes)
-    lines = text.first(-(-options.sentences // largest) * largest).sentences[pair[0]]
-    return time_decoding(directories, lines, pair, options, progress, say)
+    if task is None:
+        named = choice.files or choice.labelled is not None
+        task = task_of_all(list(directories.values())) if named else "translation"
+    choice.check(task, {"--beam": options.beams is not None})
+    data = choice.read(task, say)
+    if task == "translation":
+        data = replace(data, pairs=pruned_pairs(list(directories.values()), data.pairs) or data.pairs)
+    opened = {label: open_model(path) for label, path in directories.items()}
+    with _threads(options.threads):
+        workloads = {
+            label: workload(checkpoint, data, options.count, options.new_tokens)
+            for label, checkpoint in opened.items()
+        }
+        gc.collect()
+        return _latency(opened, workloads, _described(data, options), options, progress, say)
 
 
 def time_decoding(
@@ -111,7 +122,7 @@ def time_decoding(
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Latency:
-    """Measure the speed of each checkpoint (label -> directory, the baseline first) on `sentences`.
+    """Measure the speed of each checkpoint (label -> directory, the baseline first) on all of `sentences`.
 
     Args:
         say: hears of the type that all are computed in, where it is not what is stored.
@@ -122,29 +133,42 @@ def time_decoding(
     Raises:
         PruneError: a checkpoint or language that cannot be used.
     """
-    from prunecli.model.checkpoint import open_model
-
+    opened = {label: open_model(path) for label, path in checkpoints.items()}
     with _threads(options.threads):
-        subjects = [
-            _subject(label, open_model(path), sentences, pair, options.new_tokens)
-            for label, path in checkpoints.items()
-        ]
-        options = replace(options, dtype=_dtype(subjects, options, say))
-        costs = _costs(subjects, options, progress) if options.memory else {}
-        runner = _Runner(subjects, options)
-        seconds = _measure(runner, subjects, options, progress)
-        return _latency(runner, subjects, pair, costs, seconds, options)
+        workloads: dict[str, Workload] = {
+            label: decoding(checkpoint, sentences, pair, options.new_tokens)
+            for label, checkpoint in opened.items()
+        }
+        about = {"pair": pair_name(*pair), "new_tokens": options.new_tokens}
+        return _latency(opened, workloads, about, options, progress, say)
 
 
-def _dtype(subjects: Sequence[Subject], options: LatencyOptions, say: Say) -> str:
+def _described(data: Dataset, options: LatencyOptions) -> dict[str, Any]:
+    """The fields of the file that say what is timed; those of translation as ever."""
+    text = data.text
+    about: dict[str, Any] = {}
+    if isinstance(text, ParallelText):
+        about["pair"] = pair_name(*data.pairs[0])
+    else:
+        about["task"] = data.task
+        about["data"] = {"files": [path.name for path in text.files], "sha256": text.sha256}
+    if data.context is not None:
+        about["context"] = data.context
+    if data.task in ("translation", "lm"):
+        about["new_tokens"] = options.new_tokens
+    return about
+
+
+def _dtype(
+    opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions, say: Say
+) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
     from prunecli.model.cost import Load
     from prunecli.modules.loading import choose_device
     from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
-    longest = max(len(ids) for subject in subjects for ids in subject.sources)
-    load = Load(max(options.batch_sizes), max(options.beams), max(longest, options.new_tokens))
-    opened = {subject.label: subject.checkpoint for subject in subjects}
+    longest = max(work.longest for work in workloads.values())
+    load = Load(max(options.batch_sizes), max(options.beams or (1,)), max(longest, options.new_tokens))
     device = choose_device(options.device)
     return dtype_name(fitting_dtype(opened, device, options.dtype, beside=decoding(load), say=say))
 
@@ -161,64 +185,75 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _costs(subjects: Sequence[Subject], options: LatencyOptions, progress: Progress) -> dict[str, Cost]:
+def _costs(
+    opened: Mapping[str, Checkpoint],
+    workloads: Mapping[str, Workload],
+    options: LatencyOptions,
+    progress: Progress,
+) -> dict[str, Cost]:
     import torch
 
     from prunecli.evaluation.memory import MemoryTask, measure_cost
 
     costs = {}
-    with progress("loading each by itself", len(subjects), "checkpoints") as advance:
-        for subject in subjects:
+    with progress("loading each by itself", len(opened), "checkpoints") as advance:
+        for label, checkpoint in opened.items():
+            work = workloads[label].part(0, max(options.batch_sizes))
             task = MemoryTask(
-                checkpoint=str(subject.checkpoint.path),
+                checkpoint=str(checkpoint.path),
                 device=options.device,
                 dtype=options.dtype,
                 threads=torch.get_num_threads(),
-                sources=subject.sources[: max(options.batch_sizes)],
-                beam=max(options.beams),
-                new_tokens=options.new_tokens,
-                pad_id=subject.pad_id,
-                forced_id=subject.forced_id,
+                kind=type(work).__name__,
+                workload=asdict(work),
+                beam=max(options.beams or (1,)),
             )
-            costs[subject.label] = measure_cost(task)
+            costs[label] = measure_cost(task)
             advance(1)
     return costs
 
 
 def _latency(
-    runner: _Runner,
-    subjects: Sequence[Subject],
-    pair: tuple[str, str],
-    costs: Mapping[str, Cost],
-    seconds: Mapping[Setting, Mapping[str, Sequence[float]]],
+    opened: Mapping[str, Checkpoint],
+    workloads: Mapping[str, Workload],
+    about: Mapping[str, Any],
     options: LatencyOptions,
+    progress: Progress,
+    say: Say,
 ) -> Latency:
     import torch
 
     from prunecli.results.header import header
     from prunecli.results.latency import Latency, Timed
 
-    sentences = len(subjects[0].sources)
-    first = subjects[0].label
+    if options.beams is None:
+        options = replace(options, beams=(BEAM,) if "pair" in about else (1,))
+    options = replace(options, dtype=_dtype(opened, workloads, options, say))
+    costs = _costs(opened, workloads, options, progress) if options.memory else {}
+    runner = _Runner(opened, workloads, options)
+    seconds = _measure(runner, options, progress)
+    first = next(iter(opened))
     results = [
         Timed(
-            checkpoint=subject.label,
+            checkpoint=label,
             dtype=options.dtype,
-            **runner.sizes[subject.label],
-            checkpoint_bytes=subject.checkpoint.total_bytes,
-            **(asdict(costs[subject.label]) if subject.label in costs else {}),
+            **runner.sizes[label],
+            checkpoint_bytes=checkpoint.total_bytes,
+            **(asdict(costs[label]) if label in costs else {}),
             timings=[
-                _timing(setting, by_label[subject.label], by_label[first], sentences, options)
-                for setting, by_label in seconds.items()
+                _timing(setting, phase, by_label[label], by_label[first], workloads[label])
+                for (setting, phase), by_label in seconds.items()
             ],
         )
-        for subject in subjects
+        for label, checkpoint in opened.items()
     ]
+    fields = dict(about)
+    new_tokens = {"new_tokens": fields.pop("new_tokens")} if "new_tokens" in fields else {}
     return Latency(
-        **header(Latency.FORMAT, [subject.checkpoint for subject in subjects], None),
-        pair=pair_name(*pair),
-        sentences=sentences,
-        new_tokens=options.new_tokens,
+        **header(Latency.FORMAT, list(opened.values()), None),
+        **fields,
+        sentences=len(workloads[first]),
+        **new_tokens,
         runs=options.runs,
         warm_up=options.warm_up,
         device=runner.device_name,
@@ -230,146 +265,96 @@ def _latency(
     )
 
 
-def _subject(
-    label: str, checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], new_tokens: int
-) -> Subject:
-    _require_generation(checkpoint)
-    tokenizer = load_tokenizer(checkpoint.path)
-    forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
-    limit, shared = _positions(checkpoint)
-    if limit is not None and new_tokens >= limit:
-        raise UsageError(
-            f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
-            f"Ask for at most --new-tokens {limit - 1}.",
-        )
-    ids = encode(tokenizer, sentences, pair[0], max_length=limit)
-    if limit is not None and shared:
-        ids = [row[: limit - new_tokens] for row in ids]
-    pad_id = tokenizer.pad_token_id
-    return Subject(label, checkpoint, tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced)
-
-
-def _positions(checkpoint: Checkpoint) -> tuple[int | None, bool]:
-    """How many the model has (None: nothing bounds them), and whether a prompt and what follows share them."""
-    config: Any = SimpleNamespace(**checkpoint.config)
-    if checkpoint.architecture is not None:
-        from prunecli.modules.building import stock_config
-
-        config = stock_config(checkpoint)  # which knows the families' own names and defaults
-    return max_positions(config), not getattr(config, "is_encoder_decoder", False)
-
-
-def _require_generation(checkpoint: Checkpoint) -> None:
-    if checkpoint.architecture is None:  # known once it is loaded
-        return
-    from prunecli.modules.building import model_class
-
-    found = model_class(checkpoint)
-    if not found.can_generate():
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: the model is a {found.__name__}, which generates no text",
-            "Name a checkpoint of a translation or language model.",
-        )
-
-
-def decode(
-    model: Any,
-    sources: Sequence[Sequence[int]],
-    beam: int,
-    new_tokens: int,
-    pad_id: int,
-    forced_id: int | None,
-) -> None:
-    """Generate exactly `new_tokens` tokens for each of `sources`, one batch; they are read back from the device."""
-    settings = {"num_beams": beam, "do_sample": False, "max_length": None, "min_new_tokens": new_tokens}
-    if forced_id is not None:
-        settings["forced_bos_token_id"] = forced_id
-    generate(model, sources, pad_id, settings, new_tokens)
-
-
 class _Runner:
     """Holds all models where memory allows, else the one at hand."""
 
-    def __init__(self, subjects: Sequence[Subject], options: LatencyOptions) -> None:
+    def __init__(
+        self, opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions
+    ) -> None:
         from prunecli.modules.loading import choose_device
         from prunecli.modules.precision import COMPUTE
 
-        self._options = options
+        self._opened, self._workloads, self._options = opened, workloads, options
         self._models: dict[str, Any] = {}
         self.sizes: dict[str, dict[str, int]] = {}
         self.device_name = ""
         self.together = fit_together(
-            [subject.checkpoint for subject in subjects],
-            choose_device(options.device),
-            COMPUTE[options.dtype],
+            list(opened.values()), choose_device(options.device), COMPUTE[options.dtype]
         )
 
-    def seconds(self, subject: Subject, batch_size: int, beam: int) -> float:
-        """Time of one pass over the sentences."""
-        model = self._model(subject)
-        start = time.perf_counter()
-        for first in range(0, len(subject.sources), batch_size):
-            batch = subject.sources[first : first + batch_size]
-            decode(model, batch, beam, self._options.new_tokens, subject.pad_id, subject.forced_id)
-        return time.perf_counter() - start
+    @property
+    def labels(self) -> list[str]:
+        """Of the checkpoints."""
+        return list(self._opened)
 
-    def _model(self, subject: Subject) -> Any:
-        if subject.label not in self._models:
-            from prunecli.modules.loading import load_for_decoding
+    def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
+        """Time of each phase of one pass over the examples."""
+        model, work = self.model(label), self._workloads[label]
+        total: dict[Phase, float] = {}
+        for start in range(0, len(work), batch_size):
+            for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
+                total[phase] = total.get(phase, 0.0) + elapsed
+        return total
+
+    def model(self, label: str) -> Any:
+        """Loaded where it is not yet."""
+        if label not in self._models:
+            from prunecli.modules.loading import load_for_decoding, load_model
 
             if not self.together:
                 self._models.clear()
                 gc.collect()
-            path = subject.checkpoint.path
-            model = load_for_decoding(path, device=self._options.device, dtype=self._options.dtype)
-            self._models[subject.label] = model
-            self.sizes[subject.label] = model_sizes(model)
+            load = load_for_decoding if self._workloads[label].decodes else load_model
+            model = load(self._opened[label].path, device=self._options.device, dtype=self._options.dtype)
+            self._models[label] = model
+            self.sizes[label] = model_sizes(model)
             self.device_name = device_name(model.device)
-        return self._models[subject.label]
+        return self._models[label]
 
 
-def _measure(
-    runner: _Runner, subjects: Sequence[Subject], options: LatencyOptions, progress: Progress
-) -> dict[Setting, dict[str, list[float]]]:
-    """Seconds of every run: (batch size, beam) -> label -> one per run."""
-    configs = [(size, beam) for size in options.batch_sizes for beam in options.beams]
-    seconds: dict[Setting, dict[str, list[float]]] = {
-        config: {subject.label: [] for subject in subjects} for config in configs
-    }
+def _measure(runner: _Runner, options: LatencyOptions, progress: Progress) -> Seconds:
+    settings = [(size, beam) for size in options.batch_sizes for beam in options.beams or ()]
+    seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
     passes = options.warm_up + options.runs
-    with progress("timing", len(configs) * len(subjects) * passes, "runs") as advance:
-        for config, subject, number in _order(configs, subjects, passes, runner.together):
-            elapsed = runner.seconds(subject, *config)
+    with progress("timing", len(settings) * len(runner.labels) * passes, "runs") as advance:
+        for setting, label, number in _order(settings, runner.labels, passes, runner.together):
+            phases = runner.seconds(label, *setting)
             if number >= options.warm_up:
-                seconds[config][subject.label].append(elapsed)
+                for phase, elapsed in phases.items():
+                    seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
             advance(1)
     return seconds
 
 
 def _order(
-    configs: Sequence[Setting], subjects: Sequence[Subject], passes: int, together: bool
-) -> list[tuple[Setting, Subject, int]]:
+    settings: Sequence[Setting], labels: Sequence[str], passes: int, together: bool
+) -> list[tuple[Setting, str, int]]:
     if together:
-        return [(config, s, number) for config in configs for number in range(passes) for s in subjects]
-    return [(config, s, number) for s in subjects for config in configs for number in range(passes)]
+        return [
+            (setting, label, number) for setting in settings for number in range(passes) for label in labels
+        ]
+    return [(setting, label, number) for label in labels for setting in settings for number in range(passes)]
 
 
 def _timing(
-    setting: Setting,
-    seconds: Sequence[float],
-    baseline: Sequence[float],
-    sentences: int,
-    options: LatencyOptions,
+    setting: Setting, phase: Phase, seconds: Sequence[float], baseline: Sequence[float], work: Workload
 ) -> Timing:
     from prunecli.results.latency import Spread, Timing
 
-    tokens = sentences * options.new_tokens
+    count, tokens = len(work), work.tokens[phase]
+    fields: dict[str, Any] = {}
+    if phase is not None:
+        fields["phase"] = phase
+    elif work.decodes:
+        fields["beam"] = setting[1]
+    else:
+        fields["examples_per_second"] = Spread.of([count / value for value in seconds])
     return Timing(
         batch_size=setting[0],
-        beam=setting[1],
+        **fields,
         seconds=[round(value, 6) for value in seconds],
         tokens_per_second=Spread.of([tokens / value for value in seconds]),
-        seconds_per_sentence=Spread.of([value / sentences for value in seconds]),
+        seconds_per_sentence=Spread.of([value / count for value in seconds]),
         # Run i against run i of the baseline: what slows the machine for a while cancels out.
         speedup=Spread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
     )

@@ -12,31 +12,30 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from prunecli.errors import PruneError
 
 
 @dataclass(frozen=True)
 class MemoryTask:
-    """What the process does: load, then decode one batch.
+    """What the process does: load, then run one batch.
 
     Attributes:
-        sources: token ids of the batch.
-        forced_id: first output token (the target language), or None.
+        kind: one of `WORKLOADS`.
+        workload: its fields.
     """
 
     checkpoint: str
     device: str
     dtype: str
     threads: int
-    sources: Sequence[Sequence[int]]
+    kind: str
+    workload: Mapping[str, Any]
     beam: int
-    new_tokens: int
-    pad_id: int
-    forced_id: int | None
 
 
 @dataclass(frozen=True)
@@ -111,21 +110,23 @@ def peak_resident() -> int:
 
 
 def run_task(task: MemoryTask) -> Cost:
-    """Load and decode in this process, whose peak counts from its start."""
+    """Load and run in this process, whose peak counts from its start."""
     import torch
 
-    from prunecli.evaluation.latency import decode
-    from prunecli.modules.loading import load_for_decoding
+    from prunecli.evaluation.workloads import WORKLOADS
+    from prunecli.modules.loading import load_for_decoding, load_model
 
+    work = WORKLOADS[task.kind](**task.workload)
     torch.set_num_threads(task.threads)
     before = peak_resident()
     start = time.perf_counter()
-    model = load_for_decoding(task.checkpoint, device=task.device, dtype=task.dtype)
+    load = load_for_decoding if work.decodes else load_model
+    model = load(task.checkpoint, device=task.device, dtype=task.dtype)
     on_device = model.device.type == "cuda"
     if on_device:
         torch.cuda.synchronize(model.device)
     load_s = time.perf_counter() - start
-    decode(model, task.sources, task.beam, task.new_tokens, task.pad_id, task.forced_id)
+    work.run(model, task.beam)
     device_peak = int(torch.cuda.max_memory_allocated(model.device)) if on_device else None
     return Cost(load_s, before, peak_resident(), device_peak)
 

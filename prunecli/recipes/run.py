@@ -297,7 +297,7 @@ def _scores(result: Mapping[str, Any]) -> dict[str, str]:
 def _speed(result: Mapping[str, Any]) -> dict[str, str]:
     if not result:
         return {}
-    timing = result["timings"][0]
+    timing = next(timing for timing in result["timings"] if timing.get("phase") != "prefill")
     tokens, ratio = timing["tokens_per_second"], timing["speedup"]
     return {
         "tokens/s": f"{tokens['mean']:,.0f} ± {tokens['std']:,.0f}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from prunecli.model.ffn import describe_ffns
 from prunecli.model.inventory import PARTS
@@ -100,24 +100,24 @@ def speed_section(data: ReportData) -> Html | None:
 
 
 def _latency(name: str, latency: Latency) -> Html:
-    about = (
-        f"{counted(latency.sentences, 'sentence')} of {latency.pair}, {counted(latency.new_tokens, 'new token')} each; "
-        f"mean ± deviation of {counted(latency.runs, 'run')} after {latency.warm_up} of warm-up; {latency.device}"
-    )
+    runs = f"{counted(latency.runs, 'run')} after {latency.warm_up} of warm-up"
+    about = f"{latency.described}; mean ± deviation of {runs}; {latency.device}"
     threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"
-    beams = dict.fromkeys(timing.beam for result in latency.results for timing in result.timings)
+    timings = [timing for result in latency.results for timing in result.timings]
+    settings = dict.fromkeys(timing.setting for timing in timings)
+    speed = "Decoding speed" if latency.task == "translation" else f"Speed at {latency.task}"
     return join(
         [
             element("h3", name),
             element("p", f"{about}{threads}."),
-            row_of(*(_speeds(latency.results, beam) for beam in beams)),
+            row_of(*(_speeds(latency.results, setting) for setting in settings)),
             table(
-                f"Decoding speed; speed-up against {latency.results[0].checkpoint}",
+                f"{speed}; speed-up against {latency.results[0].checkpoint}",
                 [(result.checkpoint, timing) for result in latency.results for timing in result.timings],
                 {
                     "checkpoint": lambda row: row[0],
                     "batch": lambda row: str(row[1].batch_size),
-                    "beam": lambda row: str(row[1].beam),
+                    **_columns(timings),
                     "tokens/s": lambda row: spread_text(row[1].tokens_per_second, 1),
                     "s/sentence": lambda row: spread_text(row[1].seconds_per_sentence, 3),
                     "speed-up": lambda row: spread_text(row[1].speedup, 2),
@@ -139,22 +139,38 @@ def _latency(name: str, latency: Latency) -> Html:
     )
 
 
-def _speeds(results: Sequence[Timed], beam: int) -> Html:
-    """Tokens per second against batch size, or a bar each where there is one size."""
-    caption, value_name = f"Tokens per second, beam {beam}", "tokens per second"
-    timings = {
-        result.checkpoint: [timing for timing in result.timings if timing.beam == beam] for result in results
+def _columns(timings: Sequence[Timing]) -> dict[str, Callable[[tuple[str, Timing]], str | None]]:
+    """Those that only some tasks have."""
+    columns: dict[str, Callable[[tuple[str, Timing]], str | None]] = {
+        "beam": lambda row: maybe(str, row[1].beam),
+        "phase": lambda row: row[1].phase,
+        "examples/s": lambda row: maybe(lambda spread: spread_text(spread, 1), row[1].examples_per_second),
     }
+    return {
+        name: cell
+        for name, cell in columns.items()
+        if any(cell(("", timing)) is not None for timing in timings)
+    }
+
+
+def _speeds(results: Sequence[Timed], setting: str) -> Html:
+    """Tokens or examples per second against batch size, or a bar each where there is one size."""
+    timings = {
+        result.checkpoint: [timing for timing in result.timings if timing.setting == setting]
+        for result in results
+    }
+    unit = next(timing.rate[0] for own in timings.values() for timing in own)
+    caption = ", ".join(filter(None, [unit.capitalize(), setting]))
     if all(len(own) <= 1 for own in timings.values()):
-        rows = [_bar(name, own[0].tokens_per_second) for name, own in timings.items() if own]
-        return bars(f"{caption}; whiskers: one deviation", rows, value_name)
+        rows = [_bar(name, own[0].rate[1]) for name, own in timings.items() if own]
+        return bars(f"{caption}; whiskers: one deviation", rows, unit)
     series = [Series(name, _by_batch(name, own), joined=True) for name, own in timings.items()]
-    return chart(f"{caption}, against batch size", series, "batch size", value_name, named=False, zero="xy")
+    return chart(f"{caption}, against batch size", series, "batch size", unit, named=False, zero="xy")
 
 
 def _by_batch(name: str, timings: Sequence[Timing]) -> tuple[Point, ...]:
     return tuple(
-        Point(timing.batch_size, timing.tokens_per_second.mean, f"{name}, batch {timing.batch_size}")
+        Point(timing.batch_size, timing.rate[1].mean, f"{name}, batch {timing.batch_size}")
         for timing in sorted(timings, key=lambda timing: timing.batch_size)
     )
 

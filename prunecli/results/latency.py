@@ -1,10 +1,10 @@
-"""latency.json: speed by batch size and beam, and size and memory of each checkpoint."""
+"""latency.json: speed by batch size and beam or phase, and size and memory of each checkpoint."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -33,14 +33,36 @@ class Spread(Record):
 
 
 class Timing(Record):
-    """One checkpoint's speed at one batch size and beam; `speedup` is run by run against the first checkpoint."""
+    """One checkpoint's speed at one batch size; `speedup` is run by run against the first checkpoint.
+
+    Attributes:
+        beam: of translation.
+        phase: of a language model: `prefill` reads the prompts, `decode` goes on from them.
+        examples_per_second: where nothing is generated.
+        tokens_per_second: those that are generated, or else read.
+        seconds_per_sentence: or per example, or prompt.
+    """
 
     batch_size: Count
-    beam: Count
+    beam: Count | None = None
+    phase: str | None = None
     seconds: list[Number] = Field(default_factory=list)
+    examples_per_second: Spread | None = None
     tokens_per_second: Spread
     seconds_per_sentence: Spread
     speedup: Spread
+
+    @property
+    def setting(self) -> str:
+        """`beam 5`, `prefill`; nothing where there is neither."""
+        return self.phase or ("" if self.beam is None else f"beam {self.beam}")
+
+    @property
+    def rate(self) -> tuple[str, Spread]:
+        """The figure that counts at this task, with its name."""
+        if self.examples_per_second is not None:
+            return "examples per second", self.examples_per_second
+        return "tokens per second", self.tokens_per_second
 
 
 class Timed(Record):
@@ -59,13 +81,24 @@ class Timed(Record):
 
 
 class Latency(Document):
-    """latency.json; the first of the results is the baseline."""
+    """latency.json; the first of the results is the baseline.
+
+    Attributes:
+        pair: of translation.
+        data: of the other tasks: `files`, `sha256`.
+        context: tokens of a text, where they were asked for.
+        sentences: of a run; or examples, or prompts.
+        new_tokens: where any are generated.
+    """
 
     FORMAT: ClassVar[str] = "prunecli.latency/1"
 
-    pair: str
+    task: str = "translation"
+    pair: str | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
+    context: Count | None = None
     sentences: Count
-    new_tokens: Count
+    new_tokens: Count | None = None
     runs: Count
     warm_up: Count = 0
     device: str
@@ -75,16 +108,23 @@ class Latency(Document):
     interleaved: bool = True
     results: list[Timed] = Field(min_length=1)
 
+    @property
+    def described(self) -> str:
+        """`8 sentences of eng_Latn-fra_Latn, 32 new tokens each`."""
+        unit = {"translation": "sentence", "lm": "prompt"}.get(self.task, "example")
+        files = self.data.get("files")
+        source = self.pair or (", ".join(map(str, files)) if isinstance(files, list) else "") or self.task
+        text = f"{_count(self.sentences, unit)} of {source}"
+        if self.context is not None:
+            text += f", {_count(self.context, 'token')} {'each' if self.task == 'lm' else 'at most'}"
+        return text if self.new_tokens is None else f"{text}, {_count(self.new_tokens, 'new token')} each"
+
     def _tables(self) -> Tables:
         """`speed`, in the terminal's order, and `size`."""
         speed = [
             {
                 "checkpoint": result.checkpoint,
-                "batch_size": result.timings[index].batch_size,
-                "beam": result.timings[index].beam,
-                **_spread("tokens_per_second", result.timings[index].tokens_per_second),
-                **_spread("seconds_per_sentence", result.timings[index].seconds_per_sentence),
-                **_spread("speedup", result.timings[index].speedup),
+                **_speed(result.timings[index]),
             }
             for index in range(len(self.results[0].timings))
             for result in self.results
@@ -97,5 +137,15 @@ class Latency(Document):
         return {"speed": speed, "size": size}
 
 
-def _spread(name: str, spread: Spread) -> Row:
-    return {f"{name}_mean": spread.mean, f"{name}_std": spread.std}
+def _count(number: int, unit: str) -> str:
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+
+def _speed(timing: Timing) -> Row:
+    row: Row = {"batch_size": timing.batch_size}
+    row |= {name: value for name in ("beam", "phase") if (value := getattr(timing, name)) is not None}
+    for name in ("examples_per_second", "tokens_per_second", "seconds_per_sentence", "speedup"):
+        spread: Spread | None = getattr(timing, name)
+        if spread is not None:
+            row |= {f"{name}_mean": spread.mean, f"{name}_std": spread.std}
+    return row

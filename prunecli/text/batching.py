@@ -39,8 +39,10 @@ def length_bucketed(
     return batches
 
 
-def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of ids as one rectangle, padded on the right.
+def pad(
+    sequences: Sequence[Sequence[int]], pad_id: int, *, left: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences of ids as one rectangle, padded on the right, or on the left.
 
     Returns:
         ids `[batch, longest]` int64, and mask `[batch, longest]` int64: 1 for an id, 0 for padding.
@@ -51,6 +53,7 @@ def pad(sequences: Sequence[Sequence[int]], pad_id: int) -> tuple[torch.Tensor, 
     ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
     mask = torch.zeros((len(sequences), longest), dtype=torch.int64)
     for row, sequence in enumerate(sequences):
-        ids[row, : len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
-        mask[row, : len(sequence)] = 1
+        start = longest - len(sequence) if left else 0
+        ids[row, start : start + len(sequence)] = torch.tensor(sequence, dtype=torch.int64)
+        mask[row, start : start + len(sequence)] = 1
     return ids, mask

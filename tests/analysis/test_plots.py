@@ -28,10 +28,10 @@ POINTS = [
     CurvePoint(0.3, {"chrF++": 30.0, "BLEU": 10.0}, ("cross",)),
 ]
 SPEEDS = [
-    Speed(name, size, beam, 10.0 * size + beam, 1.5)
+    Speed(name, size, f"beam {beam}", 10.0 * size + beam, 1.5)
     for name in ("whole", "less")
     for size in (8, 1, 2)
-    for beam in (5, 1)
+    for beam in (1, 5)
 ]
 
 
@@ -71,9 +71,11 @@ def test_a_single_line_needs_no_legend():
 
 def test_speeds_by_beam_and_checkpoint():
     by_beam = speed_lines(SPEEDS)
-    assert list(by_beam) == [1, 5]
-    assert list(by_beam[5]) == ["whole", "less"]
-    assert [(speed.batch_size, speed.beam) for speed in by_beam[5]["less"]] == [(1, 5), (2, 5), (8, 5)]
+    assert list(by_beam) == ["beam 1", "beam 5"]
+    assert list(by_beam["beam 5"]) == ["whole", "less"]
+    assert [(s.batch_size, s.setting) for s in by_beam["beam 5"]["less"]] == [
+        (n, "beam 5") for n in (1, 2, 8)
+    ]
 
 
 def test_speed_against_batch_size_with_its_deviation():

@@ -6,8 +6,9 @@ from functools import partial
 import pytest
 
 from prunecli.commands.bench_latency import bench_latency
+from prunecli.commands.report import report
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
-from tests.commands.calls import raising
+from tests.commands.calls import call, raising
 from tests.families import tiny_family
 from tests.pictures import pixels
 from tests.results.tables import rows
@@ -130,3 +131,40 @@ def test_the_table_has_the_json_s_values(folder):
         for name in ("tokens_per_second", "seconds_per_sentence", "speedup"):
             assert [row[f"{name}_mean"], row[f"{name}_std"]] == [timing[name]["mean"], timing[name]["std"]]
     assert [row["parameters"] for row in size] == [one["parameters"] for one in payload["results"]]
+
+
+def test_examples_per_second_of_a_classifier(folder):
+    tiny_family(folder / "bert", "bert", architectures=["BertForSequenceClassification"])
+    (folder / "dev.tsv").write_text("0\tthe hat\n1\tno\n0\ta hen\n1\tin\n")
+    result = _run(
+        "bert", "--labelled", "dev.tsv", "--sentences", "2", "--batch-size", "1,2", "--runs", "2", "--no-memory",
+        "--device", "cpu", "--plot", "speed.png", "--table", "t.csv",
+    )  # fmt: skip
+    assert "2 examples of dev.tsv" in result.stdout
+    assert "examples/s" in result.stdout
+    assert "beam" not in result.stdout
+    payload = json.loads((folder / "latency.json").read_text())
+    assert (payload["task"], payload["data"]["files"]) == ("classification", ["dev.tsv"])
+    timings = payload["results"][0]["timings"]
+    table = rows("t.csv", "speed")
+    assert [row["examples_per_second_mean"] for row in table] == [
+        t["examples_per_second"]["mean"] for t in timings
+    ]
+    pixels(folder / "speed.png")
+    page = call(report, "-o", "report.html")
+    assert page.status == 0, page.err
+    assert "Examples per second" in (folder / "report.html").read_text()
+
+
+def test_prefill_and_decode_of_a_language_model(folder):
+    tiny_family(folder / "llama", "llama")
+    (folder / "lines.txt").write_text("the hat is on the hen\n" * 4)
+    result = _run(
+        "llama", "--task", "lm", "--text", "lines.txt", "--context", "4", "--sentences", "2", "--new-tokens", "3",
+        "--runs", "2", "--no-memory", "--device", "cpu",
+    )  # fmt: skip
+    assert "2 prompts of lines.txt, 4 tokens each, 3 new tokens each" in result.stdout
+    for name in ("prefill", "decode", "tokens/s", "s/prompt"):
+        assert name in result.stdout
+    with pytest.raises(UsageError, match="--beam goes with --task translation"):
+        _run("llama", "--text", "lines.txt", "--beam", "2", "--force")

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
-from prunecli.evaluation import hardware
+from prunecli.evaluation import hardware, workloads
 from prunecli.evaluation import latency as module
 from prunecli.evaluation.hardware import fit_together
-from prunecli.evaluation.latency import LatencyOptions, decode, time_decoding
+from prunecli.evaluation.latency import LatencyOptions, bench_latency, time_decoding
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
+from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.results.latency import Spread
+from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 
@@ -35,21 +39,20 @@ def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
     seen: list[tuple[str, int, int]] = []
     clock = [0.0]
-    real = module._Runner._model
+    real = module._Runner.model
 
-    def model(self, subject):
-        self.at_hand = subject.label
-        found = real(self, subject)
-        found.label = subject.label
-        return found
+    def model(self, label):
+        loaded = real(self, label)
+        loaded.label = label
+        return loaded
 
     def decode(model, sources, beam, new_tokens, pad_id, forced_id):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
-    monkeypatch.setattr(module._Runner, "_model", model)
-    monkeypatch.setattr(module, "decode", decode)
-    monkeypatch.setattr(module.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(module._Runner, "model", model)
+    monkeypatch.setattr(workloads, "decode", decode)
+    monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
     return seen
 
 
@@ -120,7 +123,8 @@ def test_load_time_and_peak_memory_of_a_process_of_its_own(checkpoints):
 
 
 def test_a_process_that_fails_says_why(tmp_path):
-    task = MemoryTask(str(tmp_path / "nothing"), "cpu", "auto", 1, [[5, 2]], 1, 2, 1, None)
+    work = {"rows": [[5, 2]], "pad_id": 1, "forced_id": None, "new_tokens": 2}
+    task = MemoryTask(str(tmp_path / "nothing"), "cpu", "auto", 1, "Decoding", work, 1)
     with pytest.raises(PruneError, match=r"could not be measured: .*nothing"):
         measure_cost(task)
 
@@ -151,9 +155,9 @@ def test_more_tokens_than_positions_are_refused(checkpoints):
 def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, family, new_tokens, left):
     path = tiny_family(tmp_path / "full", family)  # 64 positions
     with open_model(path) as opened:
-        subject = module._subject("full", opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
-    assert [len(ids) for ids in subject.sources] == [left, left]
-    decode(load_model(path, device="cpu"), subject.sources, 1, new_tokens, 1, None)
+        work = decoding(opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
+    assert [len(ids) for ids in work.rows] == [left, left]
+    decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
         time_decoding({"full": path}, SENTENCES, PAIR, LatencyOptions(new_tokens=64))
 
@@ -162,8 +166,8 @@ def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
     long = ["hen " * 20]
     with open_model(checkpoints["full"]) as opened:
         limit = opened.config["max_position_embeddings"]
-        subject = module._subject("full", opened, long, PAIR, limit - 1)
-    assert len(subject.sources[0]) > 1
+        work = decoding(opened, long, PAIR, limit - 1)
+    assert len(work.rows[0]) > 1
 
 
 def test_unknown_language(checkpoints):
@@ -174,3 +178,150 @@ def test_unknown_language(checkpoints):
 def test_not_a_checkpoint(tmp_path):
     with pytest.raises(CheckpointError):
         time_decoding({"x": Path(tmp_path)}, SENTENCES, PAIR, OPTIONS)
+
+
+LINES = ("the hen in the inn", "a hat", "no", "the ten hens")
+LABELLED = "0\tthe hen in the inn\ta hat\n1\tno\tthe inn\n0\ta hen\tno\n1\tthe hat\tno\n"
+
+
+@pytest.fixture
+def text(tmp_path):
+    (tmp_path / "lines.txt").write_text("".join(f"{line}\n" for line in LINES))
+    return TextChoice(files=(tmp_path / "lines.txt",))
+
+
+@pytest.fixture
+def labelled(tmp_path):
+    (tmp_path / "pairs.tsv").write_text(LABELLED)
+    return TextChoice(labelled=tmp_path / "pairs.tsv")
+
+
+class Clocked:
+    """A model whose passes take a second for each token that they read, padding included; `passes` has their sizes."""
+
+    def __init__(self, monkeypatch):
+        self.now, self.passes = 0.0, []
+        monkeypatch.setattr(workloads.time, "perf_counter", lambda: self.now)
+        real = module._Runner.model
+
+        def model(runner, label):
+            loaded = real(runner, label)
+            if not hasattr(loaded, "is_clocked"):
+                loaded.is_clocked = True
+                loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
+            return loaded
+
+        monkeypatch.setattr(module._Runner, "model", model)
+
+    def passed(self, _model, _arguments, inputs):
+        ids = inputs["input_ids"]
+        self.passes.append((tuple(ids.shape), inputs.get("attention_mask")))
+        self.now += ids.numel()
+
+
+QUICK = LatencyOptions(sentences=4, batch_sizes=(1, 4), runs=2, warm_up=0, device="cpu", memory=False)
+
+
+def test_prefill_and_decode_are_told_apart(tmp_path, text, monkeypatch):
+    """1905.10650 has no such table; by hand: a second for each token of a pass."""
+    clocked = Clocked(monkeypatch)
+    path = tiny_family(tmp_path / "full", "llama")
+    latency = bench_latency({"full": path}, text, replace(QUICK, new_tokens=3))
+    lengths = [len(row) for row in AutoTokenizer.from_pretrained(path)(list(LINES))["input_ids"]]
+    one, batched = clocked.passes[:16], clocked.passes[32:36]
+    # A prompt alone: its tokens at once, then 3 passes of one token each.
+    assert [shape for shape, _ in one[:4]] == [(1, lengths[0]), (1, 1), (1, 1), (1, 1)]
+    # Four at once: shorter prompts are padded before they begin.
+    assert [shape for shape, _ in batched] == [(4, max(lengths)), (4, 1), (4, 1), (4, 1)]
+    assert batched[0][1].tolist() == [[0] * (max(lengths) - length) + [1] * length for length in lengths]
+    assert latency.task == "lm"
+    timings = {(row.batch_size, row.phase): row for row in latency.results[0].timings}
+    assert list(timings) == [(1, "prefill"), (1, "decode"), (4, "prefill"), (4, "decode")]
+    assert timings[1, "prefill"].seconds == [sum(lengths)] * 2
+    assert timings[1, "decode"].seconds == [3 * 4] * 2
+    assert timings[1, "prefill"].tokens_per_second.mean == 1.0
+    assert timings[4, "prefill"].tokens_per_second.mean == pytest.approx(
+        sum(lengths) / (4 * max(lengths)), abs=1e-6
+    )
+    assert timings[4, "decode"].tokens_per_second.mean == 1.0
+    assert latency.described == "4 prompts of lines.txt, 3 new tokens each"
+    assert "beam" not in timings[1, "decode"].to_json()
+
+
+def test_prompts_of_one_length(tmp_path, text, monkeypatch):
+    clocked = Clocked(monkeypatch)
+    path = tiny_family(tmp_path / "full", "gpt2")
+    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, new_tokens=2)
+    bench_latency({"full": path}, replace(text, context=5), options)
+    assert clocked.passes[0][0] == (2, 5)
+    with pytest.raises(DataError, match="prompts of 30 tokens, 2 are needed"):
+        bench_latency({"full": path}, replace(text, context=30), options)
+    with pytest.raises(UsageError, match="prompts of 60 tokens and 5 new ones"):
+        bench_latency({"full": path}, replace(text, context=60), replace(options, new_tokens=4))
+    with pytest.raises(UsageError, match="64 new tokens"):
+        bench_latency({"full": path}, text, replace(options, new_tokens=63))
+
+
+def test_examples_of_a_classifier(tmp_path, labelled, monkeypatch):
+    """Table 4 of 1905.10650: examples per second over batch sizes; by hand: a second for each token of a pass."""
+    clocked = Clocked(monkeypatch)
+    path = tiny_family(tmp_path / "full", "bert", architectures=["BertForSequenceClassification"])
+    latency = bench_latency({"full": path}, labelled, QUICK)
+    pairs = [line.split("\t")[1:] for line in LABELLED.splitlines()]
+    rows = AutoTokenizer.from_pretrained(path)([a for a, _ in pairs], [b for _, b in pairs])["input_ids"]
+    lengths = [len(row) for row in rows]
+    assert [shape for shape, _ in clocked.passes] == [(1, n) for n in lengths] * 2 + [(4, max(lengths))] * 2
+    assert latency.task == "classification"
+    one, four = latency.results[0].timings
+    assert one.examples_per_second.mean == pytest.approx(4 / sum(lengths), abs=1e-6)
+    assert four.examples_per_second.mean == pytest.approx(1 / max(lengths), abs=1e-6)
+    assert four.tokens_per_second.mean == pytest.approx(sum(lengths) / (4 * max(lengths)), abs=1e-6)
+    assert (latency.pair, latency.new_tokens) == (None, None)
+    assert latency.described == "4 examples of pairs.tsv"
+
+
+def test_what_a_classifier_is_given(tmp_path):
+    """The whole input of the task goes through, token types too, and padding changes nothing."""
+    path = tiny_family(tmp_path / "full", "bert", architectures=["BertForSequenceClassification"])
+    model, logits = load_model(path, device="cpu"), []
+    model.register_forward_hook(lambda _model, _arguments, output: logits.append(output.logits))
+    work = workloads.Passes([[5, 2], [5, 6, 7, 2], [8, 9, 2]], 1, [[0, 1], [0, 0, 1, 1], [0, 1, 1]])
+    work.part(1, 3).run(model, 1)
+    with torch.no_grad():
+        for row, ids, types in zip(logits[0], work.rows[1:], work.types[1:], strict=True):
+            alone = model(input_ids=torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0]
+            assert torch.allclose(row, alone, atol=1e-6)
+
+
+def test_a_masked_model_and_a_process_of_its_own(tmp_path, text):
+    path = tiny_family(tmp_path / "full", "roberta")
+    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
+    payload = bench_latency({"full": path}, text, options).to_json()
+    assert payload["task"] == "mlm"
+    assert payload["data"]["files"] == ["lines.txt"]
+    assert payload["results"][0]["timings"][0]["examples_per_second"]["mean"] > 0
+    assert payload["results"][0]["resident_peak"] > 10**7
+
+
+@pytest.mark.parametrize(
+    ("family", "task", "more", "message"),
+    [
+        ("llama", "mlm", {}, "mlm: the model is a LlamaForCausalLM"),
+        ("roberta", "lm", {}, "lm: the model is a RobertaForMaskedLM"),
+        ("llama", "lm", {"beams": (2,)}, "--beam goes with --task translation, not lm"),
+        ("llama", "classification", {}, "--text goes with --task"),
+        ("llama", "lm", {"sentences": 9}, "12 texts were asked for"),
+    ],
+)
+def test_text_and_models_that_do_not_go_together(tmp_path, text, family, task, more, message):
+    path = tiny_family(tmp_path / "full", family)
+    with pytest.raises(PruneError, match=message):
+        bench_latency({"full": path}, text, replace(QUICK, **more), task=task)
+
+
+def test_a_classifier_without_padding_takes_one_at_a_time(tmp_path, labelled):
+    path = tiny_family(
+        tmp_path / "full", "gpt2", architectures=["GPT2ForSequenceClassification"], pad_token_id=None
+    )
+    with pytest.raises(UsageError, match="no padding token"):
+        bench_latency({"full": path}, labelled, QUICK)

@@ -1,0 +1,349 @@
+"""What `bench-latency` times of each task: numbers alone, so that a process of its own can be given them as JSON.
+
+| task | timed | phases |
+| --- | --- | --- |
+| translation | decoding of sentences to one length | |
+| lm | reading of a prompt; then one token after another, with the cache | prefill, decode |
+| classification, mlm | one pass over a batch of examples | |
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from prunecli.errors import DataError, UnsupportedModelError, UsageError
+from prunecli.evaluation.decoding import generate
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.running.lengths import max_positions, position_count
+from prunecli.text.choice import Dataset
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText
+from prunecli.text.plain import PlainText
+from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+Phase = Literal["prefill", "decode"] | None
+"""None: the whole pass, of a task that is not told apart."""
+Rows = Sequence[Sequence[int]]
+"""Token ids of each example."""
+
+
+@dataclass(frozen=True)
+class Workload(ABC):
+    """The examples of a checkpoint, as its own tokenizer sees them.
+
+    Attributes:
+        rows: of each example the tokens that are read.
+        pad_id: fills up the rows of a batch.
+    """
+
+    decodes: ClassVar[bool] = True
+    """Whether the model is loaded for decoding, and tokens are counted."""
+
+    rows: Rows
+    pad_id: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest example."""
+        return max(map(len, self.rows))
+
+    def part(self, start: int, stop: int) -> Self:
+        """These examples alone."""
+        return replace(self, rows=self.rows[start:stop])
+
+    @property
+    @abstractmethod
+    def tokens(self) -> dict[Phase, int]:
+        """What each phase reads, or generates, of all examples."""
+
+    @abstractmethod
+    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+        """Seconds of each phase, all examples in one batch."""
+
+
+@dataclass(frozen=True)
+class Decoding(Workload):
+    """Sentences that are decoded to one length.
+
+    Attributes:
+        forced_id: first output token (the target language), or None.
+        new_tokens: of each output.
+    """
+
+    forced_id: int | None
+    new_tokens: int
+
+    @property
+    def tokens(self) -> dict[Phase, int]:
+        """See `Workload`."""
+        return {None: len(self) * self.new_tokens}
+
+    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+        """See `Workload`."""
+        start = time.perf_counter()
+        decode(model, self.rows, beam, self.new_tokens, self.pad_id, self.forced_id)
+        return {None: time.perf_counter() - start}
+
+
+@dataclass(frozen=True)
+class Continuation(Workload):
+    """Prompts of a language model, each continued by `new_tokens` tokens with the cache of keys and values.
+
+    The prefill is the prompt's pass, which gives the first new token; the decoding is the `new_tokens` passes after it,
+    of one token each.
+    """
+
+    new_tokens: int
+
+    @property
+    def tokens(self) -> dict[Phase, int]:
+        """See `Workload`."""
+        return {"prefill": sum(map(len, self.rows)), "decode": len(self) * self.new_tokens}
+
+    def run(self, model: Any, beam: int) -> dict[Phase, float]:
+        """See `Workload`."""
+        import torch
+        from transformers import StoppingCriteriaList
+
+        times = [time.perf_counter()]
+
+        def note_the_first_token(ids: Any, _scores: Any, **_: Any) -> Any:
+            if len(times) == 1:
+                times.append(_finished(model))
+            return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+        count = self.new_tokens + 1
+        settings = {
+            "num_beams": beam,
+            "do_sample": False,
+            "max_length": None,
+            "min_new_tokens": count,
+            "stopping_criteria": StoppingCriteriaList([note_the_first_token]),
+        }
+        generate(model, self.rows, self.pad_id, settings, count)
+        start, first, end = *times, _finished(model)
+        return {"prefill": first - start, "decode": end - first}
+
+
+@dataclass(frozen=True)
+class Passes(Workload):
+    """Examples that go through the model once.
+
+    Attributes:
+        types: `token_type_ids` of each example, or None.
+    """
+
+    decodes: ClassVar[bool] = False
+
+    types: Rows | None = None
+
+    def part(self, start: int, stop: int) -> Self:
+        """See `Workload`."""
+        types = None if self.types is None else self.types[start:stop]
+        return replace(self, rows=self.rows[start:stop], types=types)
+
+    @property
+    def tokens(self) -> dict[Phase, int]:
+        """See `Workload`."""
+        return {None: sum(map(len, self.rows))}
+
+    def run(self, model: Any, _beam: int) -> dict[Phase, float]:
+        """See `Workload`."""
+        import torch
+
+        from prunecli.running.examples import Batch, Sequences
+
+        every = range(len(self))
+        inputs = Sequences(self.rows).inputs(every, self.pad_id)
+        if self.types is not None:
+            inputs["token_type_ids"] = Sequences(self.types).padded(every, 0)
+        batch = Batch(inputs, torch.empty(0), tuple(every))
+        _finished(model)
+        start = time.perf_counter()
+        with torch.inference_mode():
+            model(**batch.arguments(model))
+        return {None: _finished(model) - start}
+
+
+WORKLOADS: Mapping[str, type[Workload]] = {kind.__name__: kind for kind in (Decoding, Continuation, Passes)}
+
+
+def decode(
+    model: Any,
+    sources: Sequence[Sequence[int]],
+    beam: int,
+    new_tokens: int,
+    pad_id: int,
+    forced_id: int | None,
+) -> None:
+    """Generate exactly `new_tokens` tokens for each of `sources`, one batch; they are read back from the device."""
+    settings = {"num_beams": beam, "do_sample": False, "max_length": None, "min_new_tokens": new_tokens}
+    if forced_id is not None:
+        settings["forced_bos_token_id"] = forced_id
+    generate(model, sources, pad_id, settings, new_tokens)
+
+
+def _finished(model: Any) -> float:
+    """The time at which the device has done all that it was given."""
+    import torch
+
+    getattr(torch, model.device.type).synchronize()
+    return time.perf_counter()
+
+
+def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int) -> Workload:
+    """What is timed of a checkpoint: the first `count` examples of `data`, of translation those of its first pair.
+
+    Raises:
+        UnsupportedModelError: the model has no head for the task.
+        UsageError: more tokens than the model has positions.
+        DataError: fewer examples than `count`, or some that the model cannot read.
+    """
+    text = data.text
+    if isinstance(text, ParallelText):
+        return decoding(checkpoint, text.first(count).sentences[data.pairs[0][0]], data.pairs[0], new_tokens)
+    model, tokenizer = _without_weights(checkpoint), load_tokenizer(checkpoint.path)
+    if isinstance(text, LabelledText):
+        return _classified(checkpoint, model, tokenizer, text.first(count))
+    if data.task == "lm":
+        return _continued(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
+    return _masked(model, tokenizer, text.first(count), data.context)
+
+
+def decoding(
+    checkpoint: Checkpoint, sentences: Sequence[str], pair: tuple[str, str], new_tokens: int
+) -> Decoding:
+    """Sentences that are decoded from the first to the second of `pair`.
+
+    Raises:
+        UnsupportedModelError, UsageError, DataError: as `workload`; a language that the tokenizer lacks.
+    """
+    _require_generation(checkpoint)
+    tokenizer = load_tokenizer(checkpoint.path)
+    forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
+    limit, shared = _positions(checkpoint)
+    if limit is not None:
+        _require_positions(checkpoint, new_tokens, limit)
+    ids = encode(tokenizer, sentences, pair[0], max_length=limit)
+    if limit is not None and shared:
+        ids = [row[: limit - new_tokens] for row in ids]
+    pad_id = tokenizer.pad_token_id
+    return Decoding(tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced, new_tokens)
+
+
+def _classified(checkpoint: Checkpoint, model: Any, tokenizer: Any, text: LabelledText) -> Passes:
+    from prunecli.running.encoding import labelled_examples
+
+    examples = labelled_examples(tokenizer, model, text)
+    if examples.max_rows == 1 and len(text) > 1:
+        raise UsageError(
+            f"{checkpoint.path}: config.json names no padding token, so the model takes one example at a time",
+            "Give --batch-size 1 and --sentences 1, or set pad_token_id in config.json.",
+        )
+    rows = {
+        name: tuple(tuple(values[i].tolist()) for i in range(len(text)))
+        for name, values in examples.inputs.items()
+    }
+    return Passes(rows["input_ids"], examples.pad_id, rows.get("token_type_ids"))
+
+
+def _masked(model: Any, tokenizer: Any, text: PlainText, context: int | None) -> Passes:
+    from prunecli.running.encoding import require_task, text_examples
+
+    require_task(model, "mlm")
+    examples = text_examples(tokenizer, model, text.texts, context, skip_empty=False)
+    return Passes(tuple(tuple(examples.ids[i].tolist()) for i in range(len(text))), examples.pad_id)
+
+
+def _continued(
+    checkpoint: Checkpoint,
+    model: Any,
+    tokenizer: Any,
+    text: PlainText,
+    context: int | None,
+    count: int,
+    new_tokens: int,
+) -> Continuation:
+    """Each text a prompt; with `context` the whole text one after another, cut to prompts of so many tokens."""
+    from prunecli.running.encoding import padding_id, require_task, text_examples
+    from prunecli.running.windows import packed_examples
+
+    require_task(model, "lm")
+    limit = position_count(model)
+    room = (
+        None if limit is None else limit - new_tokens - 1
+    )  # the prefill's token, which is the first that is fed
+    if room is not None and limit is not None:
+        _require_positions(checkpoint, new_tokens + 1, limit)
+    if context is None:
+        ids = text_examples(tokenizer, model, text.first(count).texts, skip_empty=False).ids
+        rows = [ids[i].tolist()[:room] for i in range(len(ids))]
+    else:
+        if room is not None and context > room:
+            raise UsageError(
+                f"{checkpoint.path}: prompts of {context:,} tokens and {new_tokens + 1:,} new ones were asked for, the "
+                f"model has {limit:,} positions",
+                f"Ask for at most --context {room}.",
+            )
+        ids = packed_examples(tokenizer, model, text.texts, context).ids
+        rows = [ids[i].tolist() for i in range(len(ids)) if len(ids[i]) == context][:count]
+        if len(rows) < count:
+            raise DataError(
+                f"{', '.join(map(str, text.files))}: {len(rows):,} prompts of {context:,} tokens, {count:,} are needed",
+                "Give more text, a smaller --context, or fewer --sentences.",
+            )
+    return Continuation(tuple(map(tuple, rows)), padding_id(model, tokenizer), new_tokens)
+
+
+def _without_weights(checkpoint: Checkpoint) -> Any:
+    """The model on the meta device, for what a task asks of its class; one of an undeclared family is loaded."""
+    import torch
+
+    from prunecli.modules.building import assemble
+    from prunecli.modules.loading import load_model
+
+    if checkpoint.architecture is None:
+        return load_model(checkpoint.path, device="cpu")
+    return assemble(checkpoint, torch.device("meta"), torch.float32)
+
+
+def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> None:
+    if new_tokens >= limit:
+        raise UsageError(
+            f"{checkpoint.path}: {new_tokens} new tokens were asked for, the model has {limit} positions",
+            f"Ask for at most --new-tokens {limit - 1}.",
+        )
+
+
+def _positions(checkpoint: Checkpoint) -> tuple[int | None, bool]:
+    """How many the model has (None: nothing bounds them), and whether a prompt and what follows share them."""
+    config: Any = SimpleNamespace(**checkpoint.config)
+    if checkpoint.architecture is not None:
+        from prunecli.modules.building import stock_config
+
+        config = stock_config(checkpoint)  # which knows the families' own names and defaults
+    return max_positions(config), not getattr(config, "is_encoder_decoder", False)
+
+
+def _require_generation(checkpoint: Checkpoint) -> None:
+    if checkpoint.architecture is None:  # known once it is loaded
+        return
+    from prunecli.modules.building import model_class
+
+    stock = model_class(checkpoint)
+    if not stock.can_generate():
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: the model is a {stock.__name__}, which generates no text",
+            "Name a checkpoint of a translation or language model, or give the text of its task: --text, --labelled.",
+        )
