@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.analysis.correlation import mean_correlation
-from prunecli.analysis.plots import new_figure
+from prunecli.analysis.plots import hide_spines, new_figure
 from prunecli.architectures.records import Side
 from prunecli.errors import PruneError
 from prunecli.model.attention import KIND_NAMES, KINDS, AttentionKind, AttentionLayer
@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 NUMBERED_HEADS, NAMED_COMPONENTS = 32, 40
 """With more heads, layers or components than this, only some are named."""
+BINS = 20
+"""Of a histogram of heads."""
 ABSENT = "0.75"
 """Grey, of cells without a value."""
 TITLES = {"cka": "CKA", "lns": "LNS"}
 
 
 def head_figure(
-    values: Mapping[str, Sequence[float]], layers: Sequence[AttentionLayer], title: str
+    values: Mapping[str, Sequence[float]],
+    layers: Sequence[AttentionLayer],
+    title: str,
+    histogram: str | None = None,
 ) -> Figure:
     """The value of every head, layers by heads, a panel for each kind of attention; pruned heads are grey.
 
@@ -39,6 +44,7 @@ def head_figure(
         values: attention's name -> a finite value for each head that it holds.
         layers: the attentions.
         title: above the panels.
+        histogram: what the values are, for one more panel: how many heads have which (1905.10650, Figure 1).
 
     Raises:
         PruneError: matplotlib is not installed, or there is nothing to draw.
@@ -48,8 +54,11 @@ def head_figure(
         raise PruneError("There is nothing to draw: no head has a value.")
     low, high, colours = _colour_scale(np.concatenate([grid[~np.isnan(grid)] for grid in grids.values()]))
     rows, columns = (max(grid.shape[axis] for grid in grids.values()) for axis in (0, 1))
-    width, height = max(1 + (2 + 0.3 * columns) * len(grids), 5), max(1.6 + 0.3 * rows, 3)
-    figure, (panels,) = new_figure(width, height, columns=len(grids), title=title)
+    count = len(grids) + (histogram is not None)
+    width, height = max(1 + (2 + 0.3 * columns) * count, 5), max(1.6 + 0.3 * rows, 3)
+    figure, (panels,) = new_figure(width, height, columns=count, title=title)
+    if histogram is not None:
+        _distribution(panels.pop(), grids, histogram)
     for axes, (kind, grid) in zip(panels, grids.items(), strict=True):
         image = axes.imshow(grid, vmin=low, vmax=high, cmap=colours, aspect="auto")
         axes.set_facecolor(ABSENT)
@@ -61,6 +70,19 @@ def head_figure(
         axes.tick_params(labelsize=8)
     figure.colorbar(image, ax=panels, shrink=0.9)
     return figure
+
+
+def _distribution(axes: Any, grids: Mapping[AttentionKind, NDArray[np.float64]], label: str) -> None:
+    """How many heads have which value, kinds of attention on top of one another; a line at 0."""
+    values = [grid[~np.isnan(grid)] for grid in grids.values()]
+    axes.hist(values, bins=BINS, stacked=True, label=[KIND_NAMES[kind] for kind in grids])
+    axes.axvline(0, color="black", linestyle="--", linewidth=0.8)
+    axes.set_xlabel(label)
+    axes.set_ylabel("heads")
+    axes.tick_params(labelsize=8)
+    if len(values) > 1:
+        axes.legend(fontsize=8)
+    hide_spines(axes, "top", "right")
 
 
 def head_grids(

@@ -61,7 +61,8 @@ def save_figure(figure: Figure, path: Path) -> None:
         figure.savefig(partial, format="png", dpi=120, metadata={"Software": None})
 
 
-def _hide_spines(axes: Any, *sides: str) -> None:
+def hide_spines(axes: Any, *sides: str) -> None:
+    """Leave these sides of a panel without a line."""
     for side in sides:
         axes.spines[side].set_visible(False)
 
@@ -123,7 +124,7 @@ def score_figure(points: Sequence[CurvePoint], *, unit: str = "heads") -> Figure
         axes.grid(alpha=0.3)
         if len(lines) > 1:
             axes.legend(fontsize=8)
-        _hide_spines(axes, "top", "right")
+        hide_spines(axes, "top", "right")
     return figure
 
 
@@ -191,7 +192,7 @@ def speed_figure(speeds: Sequence[Speed], unit: str = "tokens per second") -> Fi
         axes.set_title(setting, fontsize=10)
         axes.grid(alpha=0.3)
         axes.legend()
-        _hide_spines(axes, "top", "right")
+        hide_spines(axes, "top", "right")
     return figure
 
 
@@ -234,7 +235,7 @@ def _dendrogram(axes: Any, title: str, languages: Sequence[str], linkage: NDArra
     hierarchy.dendrogram(linkage, labels=list(languages), orientation="left", ax=axes, leaf_font_size=8)
     axes.set_title(title)
     axes.set_xlabel("distance at which clusters join")
-    _hide_spines(axes, "top", "right", "left")
+    hide_spines(axes, "top", "right", "left")
 
 
 def _experts_per_layer(axes: Any, layers: Sequence[str], means: Sequence[float]) -> None:

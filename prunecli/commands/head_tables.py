@@ -91,12 +91,13 @@ def _metric(scores: HeadScores) -> str:
 
 
 def draw(scores: HeadScores, layers: Any, path: Path) -> None:
-    """The heat map of --plot."""
+    """The heat map of --plot; of ablation with a histogram."""
     from prunecli.analysis.heat_maps import head_figure
     from prunecli.analysis.plots import save_figure
 
     values = {name: array.tolist() for name, array in _values(scores).items()}
-    save_figure(head_figure(values, layers, _title(scores)), path)
+    changes = f"change of {_metric(scores)}" if scores.method == "ablation" else None
+    save_figure(head_figure(values, layers, _title(scores), changes), path)
 
 
 def show(scores: HeadScores, layers: Any) -> None:

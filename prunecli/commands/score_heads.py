@@ -105,7 +105,11 @@ def score_heads(
     dtype: ComputeDtypeOption = "auto",
     plot: Annotated[
         Path | None,
-        typer.Option("--plot", metavar="FILE.png", help="Draw the heat map, layers by heads."),
+        typer.Option(
+            "--plot",
+            metavar="FILE.png",
+            help="Draw the heat map, layers by heads; of ablation also a histogram.",
+        ),
     ] = None,
     table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The scores.")] = Path("heads.json"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
+from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.declared import Sizes
@@ -117,3 +119,14 @@ def _layer(
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
     return AttentionLayer(name, kind, number, ids, counted, original, axes, output, stack, attention)
+
+
+def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:
+    """Kind and layer of an attention by its name; ("heads", 0) where the family does not know it."""
+    family = FAMILIES.get(model_type.removeprefix(REDUCED_PREFIX))
+    for stack in () if family is None else family.stacks:
+        for record in stack.attentions:
+            pattern = re.escape(f"{stack.layers}.{record.name}").replace(r"\{layer\}", r"(\d{1,6})")
+            if match := re.fullmatch(pattern, attention):
+                return ("cross" if record.kind == "cross" else stack.side), int(match[1])
+    return "heads", 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 
-from prunecli.architectures import FAMILIES, REDUCED_PREFIX
-from prunecli.model.attention import KIND_NAMES
+from prunecli.model.attention import KIND_NAMES, kind_and_layer
 from prunecli.report.collect import CheckpointEntry, ReportData
 from prunecli.report.grids import Strip, heat_map, scale_key, scale_of, strips
-from prunecli.report.markup import Html, counted, element, join, row_of
+from prunecli.report.markup import Html, counted, element, join, maybe, row_of, table
 from prunecli.results.gates import GateStatistics
+from prunecli.results.head_comparison import HeadComparison
 from prunecli.results.heads import HeadScores
 
 METHODS = {
@@ -71,14 +70,15 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
 
 
 def heads_section(data: ReportData) -> Html | None:
-    """A heat map per heads.json and kind of attention, what each pruned checkpoint kept; None without either."""
-    files = data.of(HeadScores)
+    """A heat map per heads.json and kind of attention, how two correlate, what each pruned checkpoint kept; or None."""
+    files, comparisons = data.of(HeadScores), data.of(HeadComparison)
     pruned = [
         entry for entry in data.checkpoints if entry.checkpoint.structure.heads and entry.inventory.attentions
     ]
-    if not files and not pruned:
+    if not files and not comparisons and not pruned:
         return None
     parts = [_scores(name, scores) for name, scores in files]
+    parts += [_correlations(name, comparison) for name, comparison in comparisons]
     if pruned:
         parts.append(element("h3", "Heads that are left"))
         parts.append(element("p", "Layers by heads of the original model: filled where a head was kept."))
@@ -113,6 +113,21 @@ def _scores(name: str, scores: HeadScores) -> Html:
     return join([element("h3", name), element("p", about), row_of(*maps), key])
 
 
+def _correlations(name: str, comparison: HeadComparison) -> Html:
+    caption = (
+        f"Correlation of the importance of heads in {comparison.first.file} and {comparison.second.file}"
+    )
+    columns = {
+        "attention": lambda row: KIND_NAMES.get(row.of, row.of),
+        "heads": lambda row: f"{row.heads:,}",
+        "Pearson r": lambda row: maybe("{:.3f}".format, row.pearson),
+        "p": lambda row: maybe("{:.2g}".format, row.pearson_p),
+        "Spearman r": lambda row: maybe("{:.3f}".format, row.spearman),
+        "p of its rank": lambda row: maybe("{:.2g}".format, row.spearman_p),
+    }
+    return join([element("h3", name), table(caption, comparison.correlations, columns)])
+
+
 def _values(scores: HeadScores) -> dict[str, dict[int, float]]:
     """Attention's name -> head -> what is drawn."""
     if scores.method != "all-but-one":
@@ -125,17 +140,6 @@ def _values(scores: HeadScores) -> dict[str, dict[int, float]]:
 
 def _row(values: Mapping[int, float]) -> list[float | None]:
     return [values.get(head) for head in range(max(values) + 1)] if values else []
-
-
-def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:
-    """Kind and layer of an attention by its name; ("heads", 0) where the family does not know it."""
-    family = FAMILIES.get(model_type.removeprefix(REDUCED_PREFIX))
-    for stack in () if family is None else family.stacks:
-        for record in stack.attentions:
-            pattern = re.escape(f"{stack.layers}.{record.name}").replace(r"\{layer\}", r"(\d{1,6})")
-            if match := re.fullmatch(pattern, attention):
-                return ("cross" if record.kind == "cross" else stack.side), int(match[1])
-    return "heads", 0
 
 
 def _kept_heads(entry: CheckpointEntry) -> Html:

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def read(path: Path | str) -> Tabled:
-    """Read evaluation.json, latency.json, similarity.json, languages.json, heads.json, gates.json, a training's log, or
-    what `inspect --json` printed.
+    """Read evaluation.json, latency.json, similarity.json, languages.json, heads.json, head-comparison.json,
+    gates.json, a training's log, or what `inspect --json` printed.
 
     Returns:
         A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `HeadScores`,
-        `GateStatistics`, `Training`, `Inspection`.
+        `HeadComparison`, `GateStatistics`, `Training`, `Inspection`.
 
     Raises:
         DataError: missing, cut short, not a result of this version, or with fields that no run writes.
@@ -50,6 +50,7 @@ def formats() -> Mapping[str, type[Tabled]]:
     """Format -> its class."""
     from prunecli.results.evaluation import Evaluation
     from prunecli.results.gates import GateStatistics
+    from prunecli.results.head_comparison import HeadComparison
     from prunecli.results.heads import HeadScores
     from prunecli.results.inspection import Inspection
     from prunecli.results.languages import Languages
@@ -65,6 +66,7 @@ def formats() -> Mapping[str, type[Tabled]]:
         Training,
         GateStatistics,
         HeadScores,
+        HeadComparison,
         Inspection,
     )
     return {one.FORMAT: one for one in classes}

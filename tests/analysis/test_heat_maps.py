@@ -67,6 +67,20 @@ def test_heads_lie_at_their_original_places_on_one_scale_that_is_white_at_0():
     assert figure.get_suptitle() == "Importance of heads"
 
 
+def test_a_histogram_counts_every_head_once_by_kind():
+    encoder, cross, counts, _ = head_figure(VALUES, LAYERS, "Change", "change of BLEU").axes
+    assert (encoder.get_title(), cross.get_title()) == ("encoder self-attention", "cross-attention")
+    first, second = counts.containers
+    assert (sum(bar.get_height() for bar in first), sum(bar.get_height() for bar in second)) == (5, 1)
+    lowest = next(bar for bar in second if bar.get_height())
+    assert lowest.get_x() == -1  # the cross-attention's only head
+    assert (counts.get_xlabel(), counts.get_ylabel()) == ("change of BLEU", "heads")
+    assert [text.get_text() for text in counts.get_legend().get_texts()] == [
+        encoder.get_title(),
+        cross.get_title(),
+    ]
+
+
 @pytest.mark.parametrize(
     ("values", "limits", "colours"),
     [([0.0, 2.0, 1.0], (0, 2), "viridis"), ([-1.0, -3.0, -2.0], (-3, 0), "viridis_r")],

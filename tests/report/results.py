@@ -81,6 +81,31 @@ def latency(batch_sizes: tuple[int, ...] = (1,)) -> dict[str, Any]:
     }
 
 
+def head_comparison() -> dict[str, Any]:
+    scored = {
+        "file": "de.json",
+        "method": "gradient",
+        "task": "translation",
+        "examples": 10,
+        "importance": "example",
+    }
+    correlation = {"pearson": 0.8125, "pearson_p": 0.0123, "spearman": 0.625, "spearman_p": 0.25}
+    return {
+        **head("prunecli.head-comparison/1"),
+        "first": scored,
+        "second": {**scored, "file": "fr.json"},
+        "correlations": [
+            {"of": "all", "heads": 3, **correlation},
+            {"of": "cross", "heads": 3, **correlation},
+        ],
+        "left_out": 0,
+        "heads": [
+            {"attention": "x", "kind": "cross", "layer": 0, "head": number, "first": 1.0, "second": 0.5}
+            for number in range(3)
+        ],
+    }
+
+
 def languages() -> dict[str, Any]:
     names = ["deu_Latn", "eng_Latn", "fra_Latn"]
     relation = {"comparisons": 3, "mean": 0.875, "lowest": 0.5, "highest": 1.0}

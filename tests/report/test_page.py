@@ -187,6 +187,14 @@ def test_heads_by_kind_of_attention(tmp_path):
     assert "layer 1, head 2: 0.5" in found.text
 
 
+def test_correlations_of_heads(tmp_path):
+    write_json(tmp_path / "head-comparison.json", results.head_comparison())
+    found = page(tmp_path)
+    assert found.sections() == ["Attention heads"]
+    for text in ("de.json and fr.json", "cross-attention", "0.812", "0.012", "0.625", "0.25"):
+        assert text in found.text, text
+
+
 def test_heads_that_matter_or_harm_and_heads_alone(tmp_path):
     payload = results.heads() | {
         "method": "ablation",

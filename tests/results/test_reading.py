@@ -200,7 +200,9 @@ def test_what_is_read_is_written_again(read, payload):
     assert json.dumps(read(payload).to_json()) == json.dumps(payload)
 
 
-@pytest.mark.parametrize("name", ["evaluation", "latency", "languages", "similarity", "finetune"])
+@pytest.mark.parametrize(
+    "name", ["evaluation", "latency", "languages", "similarity", "finetune", "head_comparison"]
+)
 def test_whole_files_are_written_again(read, name):
     payload = json.loads(json.dumps(getattr(files, name)()))
     assert json.loads(json.dumps(read(payload).to_json())) == payload

@@ -1,0 +1,89 @@
+"""`prunecli compare-heads`: whether the same heads matter on two texts or tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import ForceOption, JsonOption, QuietOption, TableOption
+from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.results.head_comparison import HeadComparison
+
+
+def compare_heads(
+    first: Annotated[Path, typer.Argument(metavar="A.json", help="Scores of heads, from score-heads.")],
+    second: Annotated[Path, typer.Argument(metavar="B.json", help="Those on another text or task.")],
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            "--plot", help="Also draw a point for each head.", metavar="FILE.png", show_default=False
+        ),
+    ] = None,
+    table: TableOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path(
+        "head-comparison.json"
+    ),
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compare the importance of heads on two texts or tasks.
+
+    Correlations of all heads and of each kind of attention: Pearson's of the values, Spearman's of their ranks.
+    """
+    from prunecli.results.heads import read_scores
+    from prunecli.tensors.documents import write_json
+
+    if first.resolve() == second.resolve():
+        raise UsageError(f"{first} is given twice", "Name the scores on two texts or tasks.")
+    check_outputs(output, plot, table, force=force)
+    scores = read_scores(first), read_scores(second)
+
+    from prunecli.analysis.head_importance import compare_heads as compare
+    from prunecli.analysis.head_importance import scatter_figure
+
+    same_name = first.name == second.name
+    comparison = compare(scores, (str(first), str(second)) if same_name else (first.name, second.name))
+    write_json(output, comparison.to_json(), force=force)
+    write_table(table, comparison, force=force)
+    if plot is not None:
+        from prunecli.analysis.plots import save_figure
+
+        save_figure(scatter_figure(comparison), plot)
+    if json:
+        console.print_json(comparison.to_json())
+    elif not quiet:
+        _show(comparison)
+        console.note(written(output, plot, table))
+
+
+def _show(comparison: HeadComparison) -> None:
+    rows = [
+        [
+            one.of,
+            f"{one.heads:,}",
+            *(
+                "-" if value is None else f"{value:{form}}"
+                for value, form in (
+                    (one.pearson, ".3f"),
+                    (one.pearson_p, ".2g"),
+                    (one.spearman, ".3f"),
+                    (one.spearman_p, ".2g"),
+                )
+            ),
+        ]
+        for one in comparison.correlations
+    ]
+    title = f"Importance of heads, {comparison.first.file} and {comparison.second.file}"
+    console.show(console.table(title, ["attention", "heads", "Pearson r", "p", "Spearman r", "p"], rows))
+    if comparison.left_out:
+        console.out(f"Heads that only one of the two has are left out: {comparison.left_out:,}.")
+    fingerprints = {model.fingerprint for model in comparison.models}
+    if len(fingerprints) > 1:
+        console.out("The scores are of two models: heads are compared by name and original number.")

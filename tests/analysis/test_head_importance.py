@@ -1,0 +1,111 @@
+"""Importance of heads on two texts: correlations as restated, and the scatter plot as matplotlib's objects hold it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from prunecli.analysis.head_importance import compare_heads, scatter_figure
+from prunecli.errors import StatisticsError
+from prunecli.results.heads import HeadScores
+from tests.reference.correlation import p_value, pearson, spearman
+
+ENCODER, CROSS = "model.encoder.layers.0.self_attn", "model.decoder.layers.0.cross_attention"
+DECODER = "model.decoder.layers.0.self_attn"
+FIRST = {ENCODER: [1.0, 2.0, 3.0, 0.5], DECODER: [2.0, 2.0], CROSS: [5.0, 1.0, 4.0]}
+SECOND = {ENCODER: [0.5, 2.5, 2.0, 0.5], DECODER: [1.0, 3.0], CROSS: [2.0, 2.0, 2.0]}
+FILES = ("news.json", "chat.json")
+
+
+def scores(values: dict[str, list[float]], **changes) -> HeadScores:
+    made = HeadScores(
+        method="gradient",
+        fingerprint="sha256:00",
+        model_type="nllb-moe",
+        task="translation",
+        examples=1,
+        heads={name: tuple(range(len(row))) for name, row in values.items()},
+        values={name: np.array(row) for name, row in values.items()},
+    )
+    return replace(made, **changes)
+
+
+def test_correlations_of_all_heads_and_by_kind():
+    comparison = compare_heads((scores(FIRST), scores(SECOND)), FILES)
+    everything, encoder, decoder, cross = comparison.correlations
+    assert [one.of for one in comparison.correlations] == ["all", "encoder", "decoder", "cross"]
+    for found, names in ((everything, FIRST), (encoder, [ENCODER])):
+        first, second = ([x for name in names for x in values[name]] for values in (FIRST, SECOND))
+        assert found.heads == len(first)
+        assert found.pearson == pytest.approx(pearson(first, second), abs=1e-6)
+        assert found.spearman == pytest.approx(spearman(first, second), abs=1e-6)
+        assert found.pearson_p == pytest.approx(p_value(pearson(first, second), len(first)), abs=1e-8)
+        assert found.spearman_p == pytest.approx(p_value(spearman(first, second), len(first)), abs=1e-8)
+    assert decoder.pearson is None  # two heads lie on a line always
+    assert (cross.heads, cross.pearson, cross.spearman_p) == (
+        3,
+        None,
+        None,
+    )  # all the same on the second text
+    assert (comparison.heads[-1].layer, comparison.heads[-1].kind, comparison.heads[-1].head) == (
+        0,
+        "cross",
+        2,
+    )
+    assert comparison.frame("correlations")["pearson"].tolist()[0] == everything.pearson
+
+
+def test_heads_are_matched_by_their_original_ids():
+    pruned = scores({ENCODER: [3.0, 1.0, 2.0]}, heads={ENCODER: (2, 0, 1)}, fingerprint="sha256:01")
+    comparison = compare_heads((scores(FIRST), pruned), FILES)
+    assert [(one.head, one.first, one.second) for one in comparison.heads] == [
+        (0, 1, 1),
+        (1, 2, 2),
+        (2, 3, 3),
+    ]
+    assert comparison.left_out == 6
+    assert comparison.correlations[0].pearson == 1
+    assert comparison.correlations[0].pearson_p == pytest.approx(0, abs=1e-6)
+
+
+def test_what_a_score_loses_is_compared_whatever_the_metric():
+    loss = scores(FIRST, method="ablation", metric="loss", base=1.0)
+    comparison = compare_heads((loss, scores(SECOND, method="ablation", metric="bleu", base=1.0)), FILES)
+    assert [(one.first, one.second) for one in comparison.heads][:2] == [(0.0, 0.5), (1.0, -1.5)]
+    assert (comparison.first.metric, comparison.first.base, comparison.first.importance) == (
+        "loss",
+        1.0,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (scores(SECOND, model_type="bart"), "of the type nllb-moe, chat.json of the type bart"),
+        (scores({"model.encoder.layers.7.self_attn": [1.0]}), "no head in common"),
+        (scores(SECOND, method="all-but-one", metric="loss", base=1.0), "heads of one layer with each other"),
+    ],
+)
+def test_refused(second, message):
+    with pytest.raises(StatisticsError, match=message):
+        compare_heads((scores(FIRST), second), FILES)
+
+
+def test_a_point_for_each_head():
+    pytest.importorskip("matplotlib")
+    ablated = scores(SECOND, method="ablation", metric="loss", base=0.0)
+    comparison = compare_heads((scores(FIRST), ablated), FILES)
+    (axes,) = scatter_figure(comparison).axes
+    drawn = [[tuple(point) for point in points.get_offsets()] for points in axes.collections]
+    assert drawn == [list(zip(FIRST[name], SECOND[name], strict=True)) for name in (ENCODER, DECODER, CROSS)]
+    assert axes.get_xlabel() == "news.json: I_h"
+    assert axes.get_ylabel() == "chat.json: loss gained without the head"
+    encoder, decoder, _ = (text.get_text() for text in axes.get_legend().get_texts())
+    assert encoder == (
+        f"encoder self-attention, r = {comparison.correlations[1].pearson:.2f} "
+        f"(p = {comparison.correlations[1].pearson_p:.2g})"
+    )
+    assert decoder == "decoder self-attention"

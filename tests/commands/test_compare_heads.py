@@ -1,0 +1,78 @@
+"""`prunecli compare-heads`: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+
+import pytest
+
+from prunecli import demo, results
+from prunecli.commands.compare_heads import compare_heads
+from prunecli.model.checkpoint import open_model
+from tests.commands.calls import call
+from tests.commands.heads import scored
+from tests.pictures import pixels
+
+run = partial(call, compare_heads)
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with open_model(demo.CHECKPOINT) as checkpoint:
+        for seed, name in enumerate(("a.json", "b.json")):
+            (tmp_path / name).write_text(json.dumps(scored(checkpoint, seed)))
+    return tmp_path
+
+
+def test_table_picture_and_file(files):
+    result = run("a.json", "b.json", "--plot", "points.png", "--table", "table.csv")
+    assert result.status == 0
+    for text in (
+        "a.json and b.json",
+        "all",
+        "48",
+        "cross",
+        "16",
+        "Written to head-comparison.json, points.png",
+    ):
+        assert text in result.out + result.err, text
+    pixels(files / "points.png")
+    comparison = results.read(files / "head-comparison.json")
+    assert len(comparison.frame("heads")) == 48
+    assert (files / "table.csv").read_text().startswith("table,of,heads,pearson,pearson_p")
+    assert json.loads(run("a.json", "b.json", "--json", "--force").out)["first"]["file"] == "a.json"
+    assert run("a.json", "b.json").status == 1  # the result exists
+
+
+def test_scores_of_two_models_are_said_to_be(files):
+    other = json.loads((files / "b.json").read_text())
+    other["model"]["fingerprint"] = "sha256:11"
+    other["heads"] = {name: ids[:-1] for name, ids in other["heads"].items()}
+    other["sum"] = {name: row[:-1] for name, row in other["sum"].items()}
+    (files / "b.json").write_text(json.dumps(other))
+    shown = run("a.json", "b.json").out
+    assert "of two models" in shown
+    assert "left out: 12" in shown
+
+
+def test_files_of_one_name_are_told_apart(files):
+    (files / "other").mkdir()
+    (files / "b.json").rename(files / "other" / "a.json")
+    assert "a.json and other/a.json" in run("a.json", "other/a.json").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("a.json", "./a.json"), 2, "given twice"),
+        (("a.json", "c.json"), 1, "no such file"),
+        (("a.json", "b.json", "--plot", "points.jpg"), 2, "only PNG is drawn"),
+    ],
+)
+def test_refused(files, arguments, status, message):
+    result = run(*arguments)
+    assert result.status == status
+    assert message in result.err
+    assert not (files / "head-comparison.json").exists()
