@@ -68,6 +68,7 @@ def apply(
     output: str | Path | None = None,
     *,
     force: bool = False,
+    weights: bool = True,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = silent,
 ) -> Applied:
@@ -78,6 +79,7 @@ def apply(
         rewrite: of any method's `rewrite_…`.
         output: a new directory; None: a dry run, which checks what a run would and writes nothing.
         force: replace `output` where it is an earlier result.
+        weights: write them; else only config.json and what lies beside, for a model of random weights.
         shard_bytes: size of a file of weights at most.
         progress: hears of it.
 
@@ -91,17 +93,21 @@ def apply(
     summary = summarize(source, rewrite)
     copied = sum(path.stat().st_size for path in _copied(source, rewrite).values())
     changed = sum(len(content) for content in rewrite.files.values() if content is not None)
-    needed = summary.bytes_after + copied + changed
+    needed = (summary.bytes_after if weights else 0) + copied + changed
     output = Path(output)
     with new_directory(output, force=force, needed_bytes=needed, source=source.path) as directory:
-        write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
+        if weights:
+            write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
         _write_side_files(source, rewrite, directory)
         write_json(directory / "config.json", _with_dtype(rewrite))
         if classes := shim_classes(rewrite.config):
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
-        (directory / "README.md").write_text(_card(source, rewrite, summary), encoding="utf-8")
-        with open_model(directory) as result:
-            result.check()
+        (directory / "README.md").write_text(
+            _card(source, rewrite, summary, weights=weights), encoding="utf-8"
+        )
+        if weights:
+            with open_model(directory) as result:
+                result.check()
     return Applied(source, rewrite, summary, output)
 
 
@@ -152,7 +158,7 @@ def _write_side_files(source: Checkpoint, rewrite: Rewrite, directory: Path) -> 
             place.write_bytes(content)
 
 
-def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary) -> str:
+def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bool) -> str:
     card = source.path / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return model_card(
@@ -160,6 +166,7 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary) -> str:
         text,
         (summary.parameters_before, summary.parameters_after),
         (summary.bytes_before, summary.bytes_after),
+        weights=weights,
     )
 
 

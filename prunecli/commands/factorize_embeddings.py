@@ -10,6 +10,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
+    ConfigOnlyOption,
     DataOption,
     DryRunOption,
     DtypeOption,
@@ -132,6 +133,7 @@ def factorize_embeddings(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The factorised checkpoint.")
     ] = Path("factorised-embeddings"),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -157,7 +159,7 @@ def factorize_embeddings(
         dtype=dtype,
         seed=seed,
     )
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     if plot is not None:
         check_plot(plot, force=force or dry_run)
     with how.open(checkpoint) as opened:
@@ -179,7 +181,8 @@ def _run(checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines, plot: P
     how.note(*plan.reasons)
     if (warning := growth(checkpoint, plan)) is not None:
         console.warn(warning)
-    factors = None if how.output is None else fit_embeddings(checkpoint, plan, how.progress)
+    is_fitted = how.output is not None and how.weights
+    factors = fit_embeddings(checkpoint, plan, how.progress) if is_fitted else None
     shown = how.apply(checkpoint, rewrite_embeddings(checkpoint, plan, factors))
     if plot is not None and factors is not None:
         draw(checkpoint, plan, factors, plot, how.progress)

@@ -170,6 +170,13 @@ TableOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+ConfigOnlyOption = Annotated[
+    bool,
+    typer.Option(
+        "--config-only",
+        help="Write the result without its weights: what finetune --from-scratch trains from random ones.",
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress, no table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -14,6 +14,7 @@ from prunecli.commands.options import (
     FIT_BEAM,
     FIT_LENGTH,
     CheckpointArgument,
+    ConfigOnlyOption,
     DryRunOption,
     DtypeOption,
     FitBatchOption,
@@ -158,6 +159,7 @@ def prune_experts(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-experts"),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -188,7 +190,7 @@ def prune_experts(
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         if options.experts is None and options.amount == Amount():
             how.note("No --ratio given: removing at least 80 % of the experts.")

@@ -11,6 +11,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
+    ConfigOnlyOption,
     DryRunOption,
     DtypeOption,
     ForceOption,
@@ -109,6 +110,7 @@ def prune_heads(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-heads"),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -135,7 +137,7 @@ def prune_heads(
         dtype=dtype,
         seed=seed,
     )
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         if heads is None and ratio is None and count is None:
             how.note("No --ratio given: removing 20 % of the heads.")

@@ -13,6 +13,7 @@ from prunecli.commands import console
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
+    ConfigOnlyOption,
     DataOption,
     DeviceOption,
     DryRunOption,
@@ -140,6 +141,7 @@ def prune_layers(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-layers"),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -179,7 +181,7 @@ def prune_layers(
     named = next((name for name, is_given in choice.given.items() if is_given), None)
     if not options.needs_text and named is not None:
         raise UsageError(f"{named}: nothing here looks at text.", "Leave it out, or rank by --metric cosine.")
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         _run(opened, options, choice, RunOptions(batch_tokens, device), how)
 

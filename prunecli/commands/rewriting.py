@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class How:
-    """--output (None: --dry-run was given), --force, --quiet and --json."""
+    """--output (None: --dry-run was given), --force, --quiet, --json and `weights`: not --config-only."""
 
     output: Path | None
     force: bool
     quiet: bool
     json: bool
+    weights: bool = True
 
     @property
     def progress(self) -> Progress:
@@ -59,7 +60,10 @@ class How:
         from prunecli.pipeline import apply
 
         self.note(*not_carried(source), *not_opened(source))
-        return Shown(apply(source, rewrite, self.output, force=self.force, progress=self.progress))
+        result = apply(
+            source, rewrite, self.output, force=self.force, weights=self.weights, progress=self.progress
+        )
+        return Shown(result, self.weights)
 
     def check(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
@@ -75,6 +79,7 @@ class Shown:
     """What every rewriting command says of a result, as JSON and as lines."""
 
     result: Applied
+    weights: bool = True
 
     def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
         """What its JSON begins with."""
@@ -108,10 +113,10 @@ class Shown:
 
     def show_place(self, dry: str = "nothing is written") -> None:
         """Whether it is a stock model, where it is, and what opens it."""
-        support = self.result.stock_support
+        support, output = self.result.stock_support, self.result.output
         console.out(support.line)
-        written = f"Written: {self.result.output} ({opened_by(support)})"
-        console.out(f"Dry run: {dry}." if self.result.output is None else written)
+        what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
+        console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")
 
 
 def opened_by(support: StockSupport) -> str:

@@ -12,6 +12,7 @@ from prunecli.commands import console
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
+    ConfigOnlyOption,
     DataOption,
     DeviceOption,
     DryRunOption,
@@ -137,6 +138,7 @@ def share_ffn(
         "shared-ffn"
     ),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -179,7 +181,7 @@ def share_ffn(
             f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )
     running = RunOptions(batch_tokens, device)
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")

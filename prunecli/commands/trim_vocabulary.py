@@ -11,6 +11,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
+    ConfigOnlyOption,
     DataOption,
     DryRunOption,
     DtypeOption,
@@ -88,6 +89,7 @@ def trim_vocabulary(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The trimmed checkpoint.")
     ] = Path("trimmed-vocabulary"),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -108,7 +110,7 @@ def trim_vocabulary(
                 "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         how.check(opened)
         options = VocabularyOptions(

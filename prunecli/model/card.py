@@ -23,6 +23,10 @@ from prunecli.model.structure import EmbeddingChange, Structure
 
 DIRECTORY = "path/to/this/directory"
 
+NO_WEIGHTS = (
+    f"No weights are here: `prunecli finetune --from-scratch {DIRECTORY}` trains it from random ones."
+)
+
 SHOWN_IDS = 8
 """Ids at either end of a longer list of experts; config.json has all."""
 
@@ -32,6 +36,8 @@ def model_card(
     source_card: str,
     parameters: tuple[int, int],
     nbytes: tuple[int, int],
+    *,
+    weights: bool = True,
 ) -> str:
     """The card's text; it names no path, so that equal runs give equal bytes wherever they write.
 
@@ -40,22 +46,25 @@ def model_card(
         source_card: text of the source's card; empty: it has none.
         parameters: of the source and of the result.
         nbytes: of their tensors.
+        weights: whether they lie beside it.
     """
     structure, config = layout.structure, layout.config
     origin = _name(structure.history[0].get("source") or {}) if structure.history else None
     front = front_matter(source_card)
     matter = carried_matter(front, structure, config)
     original = original_text(source_card, of_a_result=len(structure.history) > 1)
-    is_trained = structure.is_stock and any(step.get("command") == "finetune" for step in structure.history)
+    was_trained = any(step.get("command") == "finetune" for step in structure.history)
+    is_new = was_trained and "from_scratch" in (structure.history[-1].get("arguments") or {})
+    is_trained = is_new or (was_trained and structure.is_stock)
     what = "trained" if is_trained else "pruned"
     paragraphs = [
         _front_matter(front, matter, what),
         f"# {origin}, {what}" if origin else f"# {what.capitalize()} checkpoint",
-        "Trained with prunecli."
+        f"Trained with prunecli{' from random weights' if is_new else ''}."
         if is_trained
         else "Made smaller with prunecli, which removes from a pretrained model what it does not need.",
         *([_sizes(parameters, nbytes)] if not is_trained else []),
-        *_loading(layout),
+        *(_loading(layout) if weights else [NO_WEIGHTS]),
         *_sentences(matter, config),
         *_kept("layers", structure.layers, structure.original_layers, "stack"),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),

@@ -1,11 +1,16 @@
-"""A model of the hub described from config.json and the headers of its .safetensors files alone."""
+"""Models without their weights: of the hub, by config.json and the headers of its files; and by config.json alone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from prunecli.errors import CheckpointError, HubError
+from prunecli.architectures import FAMILIES
+from prunecli.errors import CheckpointError, HubError, located
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.layout import resolve
+from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.dtypes import is_known
@@ -14,6 +19,7 @@ from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
 from prunecli.tensors.hub.names import HubName, hub_name
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Stored, TensorInfo, WeightFile
+from prunecli.tensors.writer import SINGLE_FILE
 
 
 class DescribedCheckpoint(Checkpoint):
@@ -46,6 +52,37 @@ class DescribedCheckpoint(Checkpoint):
 
     def _equal(self, _one: str, _other: str) -> bool:
         return True
+
+
+class ConfiguredCheckpoint(Checkpoint):
+    """A model of a declared family that has no weights yet: the tensors that its config.json asks for, in float32.
+
+    Args:
+        file: its config.json, for messages.
+        config: the values of that.
+
+    Raises:
+        CheckpointError: it lacks a size, or says what cannot be.
+    """
+
+    def __init__(self, file: Path, config: Mapping[str, Any]) -> None:
+        with located(file):
+            structure = Structure.from_json(config[KEY], str(file)) if KEY in config else Structure()
+            layout = resolve(FAMILIES[str(config["model_type"])], config, structure)
+            shapes, tied = dict(layout.shapes), layout.family.tied
+            for alias in layout.family.loose:
+                if alias not in layout.ties and tied[alias] in shapes:
+                    shapes.setdefault(alias, shapes[tied[alias]])
+        tensors = {name: Stored(TensorInfo(name, "F32", shape), 0) for name, shape in shapes.items()}
+        super().__init__(file.parent, dict(config), (WeightFile(file.with_name(SINGLE_FILE), tensors),))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its tensors can be read."""
+        return False
+
+    def _equal(self, _one: str, _other: str) -> bool:
+        return False  # an alias that is asked for is a tensor of its own
 
 
 def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progress = silent) -> Checkpoint:

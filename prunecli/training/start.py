@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.architectures import FAMILIES, OLDER_TYPES, Architecture
+from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
@@ -19,6 +20,8 @@ from prunecli.text.tokens import Tokenizer, load_tokenizer
 
 SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
+
+GENERATION_FILE = "generation_config.json"
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 """One of them at least is in a directory with a tokenizer."""
@@ -97,6 +100,8 @@ class Start:
 def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:
     """Write a model of random weights, as the family's stock class draws them, with its tokenizer.
 
+    A config.json of a reduced model gives one of that structure, made as large as that from the start.
+
     Args:
         config: a JSON file as config.json, or a directory that holds one.
         tokenizer: a directory with tokenizer files; None: that of `config`.
@@ -106,6 +111,8 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     Raises:
         PruneError: a config or tokenizer that cannot be used, or that do not fit together.
     """
+    from prunecli.model.described import ConfiguredCheckpoint
+    from prunecli.modules.drawing import random_model
     from prunecli.modules.loading import no_bars
 
     file = _file(config)
@@ -113,11 +120,22 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     family = FAMILIES[values["model_type"]]
     words = _tokenizer(file, tokenizer)
     _fit(file, values, words)
-    model = _random_model(file, values, family, seed)
+    if KEY in values:
+        # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
+        steps = [
+            {key: step[key] for key in step if key != "source"} for step in values[KEY].get("history", ())
+        ]
+        values = {**values, KEY: {**values[KEY], "history": steps}}
+        model = random_model(ConfiguredCheckpoint(file, values), seed)
+    else:
+        model = _random_model(file, values, family, seed)
     directory.mkdir(parents=True)
     with no_bars():
         model.save_pretrained(directory)
     words.save_pretrained(directory)
+    generation = file.parent / GENERATION_FILE
+    if KEY in values and generation.is_file():  # that of the model that was reduced
+        shutil.copyfile(generation, directory / GENERATION_FILE)
     with open_model(directory) as checkpoint:
         checkpoint.check()
 
@@ -131,10 +149,10 @@ def _file(config: Path) -> Path:
 
 
 def read_config(config: Path) -> dict[str, Any]:
-    """The values of a stock model's config.
+    """The values of a model's config, stock or reduced.
 
     Raises:
-        PruneError: no such file, not JSON, of a reduced model or of a family that is not declared.
+        PruneError: no such file, not JSON, or of a family that is not declared.
     """
     file = _file(config)
     if not file.is_file():
@@ -145,13 +163,8 @@ def read_config(config: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: not JSON ({error})", "Correct the file.") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{file}: holds no JSON object", "Give a config.json.")
-    if KEY in values:
-        raise UsageError(
-            f"{file}: describes a reduced model",
-            "Train a stock model first, then reduce it; or leave out its key.",
-        )
-    if values.get("model_type") in OLDER_TYPES:
-        values["model_type"] = OLDER_TYPES[values["model_type"]]
+    model_type = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
+    values["model_type"] = OLDER_TYPES.get(model_type, model_type)
     if values.get("model_type") not in FAMILIES:
         raise UnsupportedModelError(
             f'{file}: the model family "{values.get("model_type")}" is not supported',

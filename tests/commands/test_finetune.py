@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 import prunecli
+from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
@@ -132,6 +136,41 @@ def test_other_families_from_scratch(folder, family):
     text = ("--text", "data/train.eng_Latn", "--valid-text", "data/val.eng_Latn")
     _run("--from-scratch", "like/config.json", *(text if family == "gpt2" else PAIR), *SMALL, "-o", "out")
     assert prunecli.load_model("out", device="cpu").config.model_type == family
+
+
+@pytest.mark.parametrize(
+    ("command", "choice"),
+    [
+        (share_ffn, ("--config", "OneWide")),
+        (share_ffn, ("--config", "SharedEncNoDec")),
+        (prune_heads, ("--metric", "random", "--ratio", 0.4)),
+        (factorize_embeddings, ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)),
+    ],
+)
+def test_a_reduced_model_from_scratch(folder, command, choice):
+    tiny_family("equal", "m2m_100", decoder_ffn_dim=48)
+    for more in (("-o", "reduced"), ("--config-only", "-o", "config")):
+        raising(command, "equal", *choice, *more)
+    names = {path.name for path in (folder / "config").iterdir()}
+    weights = {"model.safetensors"}
+    assert names == {path.name for path in (folder / "reduced").iterdir()} - weights
+    assert "finetune --from-scratch" in (folder / "config" / "README.md").read_text()
+    rate = ("--learning-rate", 1e-2, "--eval-every", 1)
+    _run("--from-scratch", "config", *PAIR, *SMALL, *rate, "-o", "out")
+    with open_model("reduced") as reduced, open_model("out") as made:
+        assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
+        assert {n: i.shape for n, i in made.tensors.items()} == {
+            n: i.shape for n, i in reduced.tensors.items()
+        }
+        steps = made.structure.history
+        assert replace(made.structure, history=()) == replace(reduced.structure, history=())
+    assert [step["command"] for step in steps] == [reduced.structure.history[0]["command"], "finetune"]
+    assert all("source" not in step for step in steps)  # what was measured on the original is not of this one
+    assert steps[-1]["arguments"]["from_scratch"] == "m2m_100"
+    assert "Trained with prunecli from random weights." in (folder / "out" / "README.md").read_text()
+    losses = [row["loss"] for row in json.loads((folder / "out.finetune.json").read_text())["validation"]]
+    assert losses[-1] < losses[0]
+    assert prunecli.load_model("out", device="cpu").config.model_type == "m2m_100"
 
 
 def test_the_tokenizer_of_another_directory(folder):
@@ -316,7 +355,7 @@ def test_no_validation_is_said(folder):
         (("--from-scratch", "broken.json", *PAIR), CheckpointError, "not JSON"),
         (("--from-scratch", "list.json", *PAIR), CheckpointError, "no JSON object"),
         (("--from-scratch", "odd.json", *PAIR), UnsupportedModelError, '"odd" is not supported'),
-        (("--from-scratch", "reduced.json", *PAIR), UsageError, "reduced model"),
+        (("--from-scratch", "reduced.json", "--tokenizer", "model", *PAIR), CheckpointError, "reduced.json"),
         (("--from-scratch", "narrow.json", "--tokenizer", "model", *PAIR), UsageError, "vocab_size is 5"),
         (("--from-scratch", "pads.json", "--tokenizer", "model", *PAIR), UsageError, "pad_token_id is 3"),
         (("--from-scratch", "heads.json", "--tokenizer", "model", *PAIR), CheckpointError, "cannot make"),
@@ -336,7 +375,7 @@ def test_refused(folder, arguments, error, message):
     (folder / "broken.json").write_text("{")
     (folder / "list.json").write_text("[]")
     write_json(folder / "odd.json", {"model_type": "odd"})
-    write_json(folder / "reduced.json", {**config, "prunecli": {}})
+    write_json(folder / "reduced.json", {**config, "prunecli": {"version": 99}})
     write_json(folder / "narrow.json", {**config, "vocab_size": 5})
     write_json(folder / "pads.json", {**config, "pad_token_id": 3})
     write_json(folder / "heads.json", {**config, "encoder_attention_heads": 5})

@@ -1,0 +1,133 @@
+"""A model of random weights, whatever was removed from it or is shared in it: drawn as its stock class draws them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.errors import CheckpointError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.layout import ModelLayout
+from prunecli.modules.attention import NoHeads, OnlyBias, module_name
+from prunecli.modules.building import assemble, complete
+from prunecli.modules.define import DefineEmbedding, DefineOutput, has_module
+from prunecli.modules.saving import saving_as_stored
+from prunecli.modules.sparse_ffn import SparseFFN
+
+SAMPLED_ROWS = 1024
+"""Rows of a table that say how long its rows are."""
+
+
+def random_model(checkpoint: Checkpoint, seed: int) -> Any:
+    """A model in float32 on the CPU whose weights are drawn, once each.
+
+    Stock modules draw by the rule of their class (`_init_weights`), those of another width by the rule for that width;
+    an expert as a stock linear layer. The rows that a factorised embedding gives are as long as those of the table in
+    whose place it stands, and so are the rows of a factorised output layer.
+
+    Args:
+        checkpoint: the structure and the sizes; its tensors are not read.
+        seed: of the weights.
+
+    Raises:
+        CheckpointError: config.json says what cannot be, or a weight that nothing draws.
+    """
+    cpu = torch.device("cpu")
+    model = assemble(checkpoint, cpu, torch.float32)
+    torch.manual_seed(seed)
+    for module in model.modules():
+        for name, value in list(module.named_parameters(recurse=False)):
+            drawn = nn.Parameter(torch.full(value.shape, torch.nan), requires_grad=value.requires_grad)
+            setattr(module, name, drawn)
+    with torch.no_grad():
+        with _stood_in(model) as tables:
+            model.initialize_weights()
+            _draw_by_own_sizes(model, checkpoint.layout)
+            spreads = {unit: float(table.std()) for unit, table in tables.items()}
+        for module in model.modules():
+            _draw(model, module)
+        for unit, spread in spreads.items():
+            _stretch(unit, spread)
+    complete(model, checkpoint, cpu)
+    if undrawn := [name for name, value in model.named_parameters() if not bool(value.isfinite().all())]:
+        raise CheckpointError(f"{checkpoint.path}: nothing draws the weights of {undrawn[0]}")
+    return saving_as_stored(model, checkpoint, checkpoint.config)
+
+
+@contextmanager
+def _stood_in(model: Any) -> Iterator[dict[DefineEmbedding, Tensor]]:
+    """Within, what stands in the place of a stock module has a `weight`, as rules of whole models expect (T5's).
+
+    Yields:
+        Factorised embedding -> rows [SAMPLED_ROWS, m] drawn as those of a stock table.
+    """
+    tables: dict[DefineEmbedding, Tensor] = {}
+    without: list[Any] = [
+        module for module in model.modules() if isinstance(module, NoHeads | OnlyBias | DefineEmbedding)
+    ]
+    for module in without:
+        if isinstance(module, DefineEmbedding):
+            stock = nn.Embedding(SAMPLED_ROWS, module.embedding_dim)
+            model._init_weights(stock)
+            module.weight = stock.weight
+            tables[module] = stock.weight
+        else:
+            module.weight = torch.empty(0)
+    try:
+        yield tables
+    finally:
+        for module in without:
+            del module.weight
+
+
+def _draw_by_own_sizes(model: Any, layout: ModelLayout) -> None:
+    """Draw again what a rule of a whole FFN or attention drew by the sizes in the config, not by its own (T5's)."""
+    for ffn in layout.ffns:
+        if not (ffn.is_sparse or ffn.removed or ffn.is_shared):
+            _draw_with(model, ffn.name, ffn.stack.ffn.width, ffn.width)
+    for attention in layout.attentions:
+        if not attention.is_whole and attention.num_heads:
+            _draw_with(model, attention.name, attention.spec.heads, attention.num_heads)
+
+
+def _draw_with(model: Any, name: str, key: str, value: int) -> None:
+    name, stated = module_name(model, name), getattr(model.config, key, value)
+    if stated == value or not has_module(model, name):
+        return
+    setattr(model.config, key, value)
+    for module in reversed([*model.get_submodule(name).modules()]):  # what holds others draws after them
+        model._init_weights(module)
+    setattr(model.config, key, stated)
+
+
+def _draw(model: Any, module: nn.Module) -> None:
+    """The parameters of a module of prunecli's own, which stock rules do not know."""
+    if isinstance(module, SparseFFN):
+        _as_linear(model, module.fc1_weight, module.fc1_bias)
+        _as_linear(model, module.fc2_weight, module.fc2_bias)
+    elif isinstance(module, OnlyBias) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, DefineOutput):
+        _as_linear(model, module.weight, module.bias)
+        # logits (h P) U^T: the rows U P^T are then as long as those of a stock output layer
+        nn.init.normal_(module.project.weight, std=module.project.out_features**-0.5)
+    elif isinstance(module, DefineEmbedding):
+        for number in range(len(module.layers)):
+            weight, bias = module.group_layer(number)
+            nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
+            nn.init.zeros_(bias)
+
+
+def _as_linear(model: Any, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+    linear = nn.Linear(1, 1, device="meta")
+    linear.weight, linear.bias = weight, bias  # type: ignore[assignment]
+    model._init_weights(linear)
+
+
+def _stretch(unit: DefineEmbedding, spread: float) -> None:
+    """Scale the reduction so that the unit's rows have this standard deviation."""
+    unit.reduce.weight.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())

@@ -1,0 +1,126 @@
+"""Random weights of a reduced model are those that its stock class draws, and there are as many as after reducing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.described import ConfiguredCheckpoint
+from prunecli.model.rewrite import Rewrite
+from prunecli.modules.define import DefineEmbedding, DefineOutput
+from prunecli.modules.drawing import random_model
+from prunecli.modules.loading import load_model
+from prunecli.pipeline import apply
+from tests.factorised import decided
+from tests.families.records import CASES, FAMILIES
+from tests.ffn_layouts import tiny
+
+DRAWN = (*FAMILIES, "t5-gated", "bert-classifier")
+
+
+def without_heads(source: Checkpoint) -> Rewrite:
+    """Layers keep one head, none and two, in turn."""
+    kept = ((1,), (), (0, 2))
+    layers = source.layout.attentions
+    return rewrite_heads(
+        source, HeadPlan({layer.name: kept[number % 3] for number, layer in enumerate(layers)})
+    )
+
+
+def one_wide(source: Checkpoint) -> Rewrite:
+    options = FfnOptions(config="OneWide", dense_only=bool(source.mixtures))
+    return rewrite_ffn(source, plan_ffn(source, options))
+
+
+def drawn(
+    source: Path, reduce: Callable[[Checkpoint], Rewrite], folder: Path
+) -> tuple[torch.nn.Module, Path]:
+    """The random model of what `reduce` writes, and the result itself, with weights."""
+    with open_model(source) as opened:
+        rewrite = reduce(opened)
+        apply(opened, rewrite, folder / "reduced")
+        apply(opened, rewrite, folder / "config", weights=False)
+    config = transformers.PreTrainedConfig.get_config_dict(folder / "config")[0]
+    return random_model(
+        ConfiguredCheckpoint(folder / "config" / "config.json", config), 0
+    ), folder / "reduced"
+
+
+def stock_spread(source: Path) -> dict[str, tuple[float, int]]:
+    """Parameter -> standard deviation and size in a random model of the stock class, unreduced."""
+    config = transformers.AutoConfig.from_pretrained(source)
+    torch.manual_seed(1)
+    model = getattr(transformers, config.architectures[0])(config).float()
+    return {
+        name: (float(value.detach().std()), value.numel())
+        for name, value in model.state_dict().items()
+        if value.is_floating_point() and value.numel() > 1
+    }
+
+
+def alike(first: float, second: float, *sizes: int) -> bool:
+    """Whether two sample deviations are of one distribution: within six standard errors."""
+    error = math.sqrt(sum(1 / (2 * size) for size in sizes))
+    return abs(first - second) <= 6 * error * max(first, second) + 1e-6
+
+
+@pytest.mark.parametrize("reduce", [without_heads, one_wide])
+@pytest.mark.parametrize("case", DRAWN)
+def test_each_tensor_is_drawn_as_in_the_stock_class(
+    case: str, reduce: Callable[[Checkpoint], Rewrite], tmp_path: Path
+) -> None:
+    source = tiny(tmp_path / "model", case)
+    model, reduced = drawn(source, reduce, tmp_path)
+    loaded = load_model(reduced, device="cpu", dtype="float32")
+    assert {name: value.shape for name, value in model.named_parameters()} == {
+        name: value.shape for name, value in loaded.named_parameters()
+    }
+    spread = stock_spread(source)
+    is_t5 = CASES[case].model_type in ("t5", "mt5")
+    compared = 0
+    for name, value in model.named_parameters():
+        if name not in spread or value.numel() < 2:
+            continue
+        (expected, size), found = spread[name], float(value.detach().std())
+        if is_t5 and name.endswith((".wo.weight", ".o.weight")):  # by the width of their own input
+            found *= math.sqrt(value.shape[1] / (size / value.shape[0]))
+        assert alike(found, expected, size, value.numel()), (name, found, expected)
+        compared += 1
+    assert compared > 10
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "llama", "gemma3_text"])
+def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case: str, tmp_path: Path) -> None:
+    source = tiny(tmp_path / "model", case)
+    model, reduced = drawn(source, decided, tmp_path)
+    loaded = load_model(reduced, device="cpu", dtype="float32")
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in loaded.named_parameters()]
+    table = next(iter(CASES[case].input))
+    expected, size = stock_spread(source)[f"{table}.weight"]
+    unit = next(module for module in model.modules() if isinstance(module, DefineEmbedding))
+    assert alike(float(unit.rows(0, unit.num_embeddings).std()), expected, size, size // 4)
+    outputs = [module for module in model.modules() if isinstance(module, DefineOutput)]
+    for output in outputs:
+        rows = (output.weight @ output.project.weight).detach()
+        assert float(rows.std()) == pytest.approx(float(output.weight.detach().std()), rel=0.3)
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    model, _ = drawn(tiny(tmp_path / "model", "bart"), one_wide, tmp_path)
+    config = transformers.PreTrainedConfig.get_config_dict(tmp_path / "config")[0]
+    checkpoint = ConfiguredCheckpoint(tmp_path / "config" / "config.json", config)
+    again, other = random_model(checkpoint, 0), random_model(checkpoint, 1)
+    pairs = zip(model.parameters(), again.parameters(), other.parameters(), strict=True)
+    same, apart = zip(*((torch.equal(a, b), torch.equal(a, c)) for a, b, c in pairs), strict=True)
+    assert all(same)
+    assert not all(apart)
