@@ -89,6 +89,12 @@ def evaluate(
     bootstrap: Annotated[
         int, typer.Option("--bootstrap", min=0, help="Resamples of the significance test; 0: no test.")
     ] = 1000,
+    significance: Annotated[
+        float,
+        typer.Option(
+            "--significance", metavar="LEVEL", help="A difference counts as significant below this p-value."
+        ),
+    ] = 0.05,
     seed: SeedOption = 12345,
     hypotheses: Annotated[
         Path | None,
@@ -173,6 +179,7 @@ def evaluate(
         dtype=dtype,
         samples=bootstrap,
         seed=seed,
+        level=significance,
         spm=spm,
         hypotheses=hypotheses,
         groups=groups,
@@ -211,7 +218,7 @@ def evaluate(
 
 
 def _show(evaluation: Evaluation, all_pairs: bool) -> None:
-    from prunecli.commands.evaluation_tables import group_table, mean_table, pair_table
+    from prunecli.commands.evaluation_tables import difference_table, group_table, mean_table, pair_table
     from prunecli.evaluation.significance import too_few
 
     count = len(evaluation.pairs)
@@ -223,6 +230,8 @@ def _show(evaluation: Evaluation, all_pairs: bool) -> None:
     console.show(mean_table(evaluation))
     if evaluation.groups:
         console.show(group_table(evaluation))
+        if len(evaluation.results) > 1:
+            console.show(difference_table(evaluation))
     if few:
         console.warn(few)
     if (test := evaluation.significance) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,6 +35,7 @@ TASK_COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
     "classification": {
         "accuracy": ("accuracy", ".1%"),
         "f1": ("macro F1", ".3f"),
+        "matthews": ("MCC", ".3f"),
         "loss": ("loss, nats", ".4f"),
     },
 }
@@ -96,6 +97,36 @@ def group_table(evaluation: Evaluation) -> console.Shown:
         rows.append([mean["source"], mean["target"], str(mean["pairs"]), *scores])
     title = "Means by group of languages"
     return console.table(title, ["from", "to", "pairs", *_blocks(evaluation)], rows, text_columns=2, keys=2)
+
+
+def difference_table(evaluation: Evaluation) -> console.Shown:
+    """chrF++ of each other checkpoint less the first one's, over the pairs of each group and over all pairs."""
+    first, *others = evaluation.results
+    columns = ["from", "to", "pairs"]
+    for result in others:
+        columns += [
+            f"{textwrap.fill(result.checkpoint, LABEL_WIDTH)}\nmean",
+            "\nstd",
+            "\nlowest",
+            "\nhighest",
+        ]
+    rows = []
+    for index, group in enumerate(first.by_group):
+        spreads = [result.by_group[index]["difference"]["chrf++"] for result in others]
+        rows.append([group["source"], group["target"], str(group["pairs"]), *_spreads(spreads)])
+    if len(evaluation.pairs) > 1:
+        spreads = [result.mean["difference"]["chrf++"] for result in others]
+        rows.append(["all", "", str(len(evaluation.pairs)), *_spreads(spreads)])
+    title = f"chrF++, difference from {first.checkpoint} over the pairs"
+    return console.table(title, columns, rows, text_columns=2, keys=2)
+
+
+def _spreads(spreads: Sequence[Mapping[str, float]]) -> list[str]:
+    return [
+        f"{spread[name]:{form}}"
+        for spread in spreads
+        for name, form in (("mean", "+.1f"), ("std", ".1f"), ("lowest", "+.1f"), ("highest", "+.1f"))
+    ]
 
 
 def _metrics(evaluation: Evaluation) -> tuple[str, ...]:

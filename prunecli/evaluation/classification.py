@@ -1,4 +1,4 @@
-"""What a classifier gets right: accuracy and F1."""
+"""What a classifier gets right: accuracy, F1 and Matthews correlation."""
 
 from __future__ import annotations
 
@@ -90,3 +90,18 @@ def f1_scores(predictions: Predictions) -> dict[int, float]:
         chosen, right = predictions.chosen == number, predictions.labels == number
         scores[int(number)] = float(2 * np.sum(chosen & right) / (np.sum(chosen) + np.sum(right)))
     return scores
+
+
+def matthews_correlation(predictions: Predictions) -> float:
+    """Matthews' correlation of choices and labels, of any number of classes (Gorodkin 2004); CoLA's measure.
+
+    `(s c - sum t_k p_k) / sqrt((s^2 - sum p_k^2) (s^2 - sum t_k^2))`: of s examples c are right, t_k are
+    of the class k and p_k called so. 0 where all have one label, or one class is chosen for all.
+    """
+    size = int(max(predictions.chosen.max(), predictions.labels.max())) + 1
+    called = np.bincount(predictions.chosen, minlength=size).astype(np.float64)
+    true = np.bincount(predictions.labels, minlength=size).astype(np.float64)
+    examples = float(len(predictions.labels))
+    covariance = examples * float(predictions.right.sum()) - float(called @ true)
+    spreads = (examples**2 - float(called @ called)) * (examples**2 - float(true @ true))
+    return float(covariance / np.sqrt(spreads)) if spreads > 0 else 0.0

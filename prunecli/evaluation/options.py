@@ -13,7 +13,7 @@ from prunecli.evaluation.significance import SAMPLES, SEED
 from prunecli.tensors.hub.names import origin
 
 LEVEL = 0.05
-"""A difference counts as significant below this p-value."""
+"""A difference counts as significant below this p-value, unless another level is asked for."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class EvaluationOptions:
         device, dtype: as in `load_model`.
         samples: resamples of the significance test of translation; 0: no test.
         seed: of the resamples, and of the tokens that `mlm` hides.
+        level: a difference counts as significant below this p-value; in (0, 1).
         spm: FLORES-200's SentencePiece model; None: where sacrebleu keeps it, or no spBLEU.
         hypotheses: directory that translations are written to, or None.
         groups: file of groups of languages, for means by group; see `read_groups`.
@@ -38,12 +39,19 @@ class EvaluationOptions:
     dtype: str = "auto"
     samples: int = SAMPLES
     seed: int = SEED
+    level: float = LEVEL
     spm: Path | None = None
     hypotheses: Path | None = None
     groups: Path | None = None
     stride: int | None = None
     memory: int | None = None
     spill_directory: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.level < 1:
+            raise UsageError(
+                f"a significance level of {self.level:g}", "Choose one between 0 and 1, such as 0.05 or 0.01."
+            )
 
     @property
     def given(self) -> dict[str, bool]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prunecli.evaluation.options import LEVEL, EvaluationOptions
+from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText, label_ids
@@ -66,7 +66,8 @@ def evaluate_task(
     """Measure each checkpoint at the task of `data`, compare with the first, write `output`.
 
     `lm`: perplexity and bits per byte; paired t-test over the texts' bits per byte. `mlm`: the loss of hidden tokens;
-    paired t-test over the texts' mean losses. `classification`: accuracy and F1; McNemar's exact test.
+    paired t-test over the texts' mean losses. `classification`: accuracy, F1 and Matthews correlation;
+    McNemar's exact test.
 
     Args:
         checkpoints: label -> directory, the baseline first.
@@ -224,7 +225,7 @@ def _classes(
     what: str,
     progress: Progress,
 ) -> _Measured:
-    from prunecli.evaluation.classification import accuracy, classify, f1_scores
+    from prunecli.evaluation.classification import accuracy, classify, f1_scores, matthews_correlation
 
     predictions = classify(
         runner, tokenizer, text, options.decoding.batch_tokens, what=what, progress=progress
@@ -234,6 +235,7 @@ def _classes(
     scores = {
         "accuracy": accuracy(predictions),
         "f1": float(np.mean(list(by_class.values()))),
+        "matthews": matthews_correlation(predictions),
         "loss": float(predictions.losses.mean()),
         "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
     }
@@ -270,7 +272,7 @@ def _evaluation(
             )
         )
     test, of = TESTS[task]
-    tested = {"test": test, "of": of, "level": LEVEL, "baseline": baseline}
+    tested = {"test": test, "of": of, "level": options.level, "baseline": baseline}
     return Evaluation(
         **header(Evaluation.FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
         task=task,

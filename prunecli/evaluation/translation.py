@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.evaluation.decoding import Translation, translate
-from prunecli.evaluation.group_means import grouped_means
-from prunecli.evaluation.options import LEVEL, EvaluationOptions
+from prunecli.evaluation.group_means import differences, grouped_means
+from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score, scores_json
 from prunecli.evaluation.significance import Significance, check_bootstrap, paired_bootstrap
@@ -218,12 +218,19 @@ def _results(
                 for label, result in zip(labels, found, strict=True):
                     tests[label][name] = result
             advance(1)
+    by_pair = {label: {pair: scores[label][pair_name(*pair)] for pair in pairs} for label in labels}
+    first = by_pair[labels[0]]
     means = {
-        label: grouped_means({pair: scores[label][pair_name(*pair)] for pair in pairs}, groups)
-        for label in labels
+        label: grouped_means(own, groups, None if label == labels[0] else first)
+        for label, own in by_pair.items()
     }
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
-    test = {"test": "paired bootstrap", "samples": options.samples, "seed": options.seed, "level": LEVEL}
+    test = {
+        "test": "paired bootstrap",
+        "samples": options.samples,
+        "seed": options.seed,
+        "level": options.level,
+    }
     return {
         **({"groups": dict(groups)} if groups else {}),
         "signatures": signatures,
@@ -250,10 +257,12 @@ def _result(
     for pair, found in tests.items():
         rows[pair]["bootstrap"] = {name: _significance_json(value) for name, value in found.items()}
     mean = scores_json(mean_scores(list(scores.values())))
+    if scores is not baseline and len(scores) > 1:
+        mean["difference"] = differences([(baseline[pair], own) for pair, own in scores.items()])
     tested = [pair for pair, found in tests.items() if found["chrf++"].p_value is not None]
     if tested:
         mean["significant"] = {
-            name: _counts(name, tested, scores, tests, baseline)
+            name: _counts(name, tested, scores, tests, baseline, options.level)
             for name in next(iter(scores.values())).values
         }
     return Evaluated(
@@ -267,12 +276,13 @@ def _counts(
     scores: Mapping[str, Scores],
     tests: Mapping[str, Mapping[str, Significance]],
     baseline: Mapping[str, Scores],
+    level: float,
 ) -> dict[str, int]:
     """Pairs that are significantly worse and better than the baseline."""
     differences = [
         scores[pair].values[metric] - baseline[pair].values[metric]
         for pair in pairs
-        if (tests[pair][metric].p_value or 0.0) < LEVEL
+        if (tests[pair][metric].p_value or 0.0) < level
     ]
     return {"worse": sum(d < 0 for d in differences), "better": sum(d > 0 for d in differences)}
 

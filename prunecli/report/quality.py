@@ -24,6 +24,7 @@ SCORES = {
     "spbleu": "spBLEU",
     "accuracy": "accuracy",
     "f1": "macro F1",
+    "matthews": "Matthews correlation",
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
     "loss": "loss",

@@ -89,11 +89,13 @@ class Evaluation(Document):
 
 
 def _scores(scores: Mapping[str, Any]) -> Row:
-    """The scores, then what the significance test says of each."""
+    """The scores, what the significance test says of each, and how it differs from the first checkpoint's."""
     row = scalars(scores)
     for metric, test in scores.get("bootstrap", {}).items():
         row[f"{metric}_p_value"] = test.get("p_value")
         row |= {f"{metric}_bootstrap_mean": test["mean"], f"{metric}_bootstrap_ci95": test["ci95"]}
+    for metric, spread in scores.get("difference", {}).items():
+        row |= {f"{metric}_difference_{name}": value for name, value in spread.items()}
     for metric, counts in scores.get("significant", {}).items():
         row |= {f"{metric}_pairs_worse": counts["worse"], f"{metric}_pairs_better": counts["better"]}
     return row

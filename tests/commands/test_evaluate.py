@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from prunecli.commands.evaluate import evaluate
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
 from prunecli.results import read
-from tests.reference.group_means import mean_of
+from tests.reference.group_means import differences_of, mean_of
 from tests.results.tables import rows
 from tests.tiny import tiny_nllb_moe
 
@@ -181,10 +181,43 @@ def test_means_by_group(folder):
                 assert mean[name] == pytest.approx(mean_of(made["pairs"], name, *of), abs=2e-4)
         own = [row for row in rows("t.csv", "by_group") if row["checkpoint"] == made["checkpoint"]]
         renamed = {"source": "source_group", "target": "target_group"}
-        assert own == [
-            {"checkpoint": made["checkpoint"], **{renamed.get(key, key): mean[key] for key in mean}}
+        flat = [
+            {renamed.get(key, key): mean[key] for key in mean if key != "difference"}
+            | {
+                f"{metric}_difference_{name}": value
+                for metric, spread in mean.get("difference", {}).items()
+                for name, value in spread.items()
+            }
             for mean in made["by_group"]
         ]
+        assert own == [{"checkpoint": made["checkpoint"], **row} for row in flat]
+    full, pruned = payload["results"]
+    for mean in (*pruned["by_group"], {**pruned["mean"], "source": None}):
+        of = (groups[mean["source"]], groups[mean["target"]]) if mean["source"] else (set(TEXT), set(TEXT))
+        right = differences_of(full["pairs"], pruned["pairs"], "chrf++", *of)
+        assert mean["difference"]["chrf++"] == pytest.approx(right, abs=2e-4)
+        assert f"{right['lowest']:+.1f}" in result.stdout
+    assert "difference" not in full["mean"]
+    assert "difference from full over the pairs" in result.stdout
+
+
+def test_the_level_of_significance(folder):
+    for language, lines in TEXT.items():
+        (folder / "data" / f"test.{language}").write_text(lines * 15)
+    arguments = ("full", "pruned", *ALL, "--significance", "0.5", *QUICK)
+    assert "with p < 0.5 (paired bootstrap" in _run(*arguments).stdout
+    payload = json.loads((folder / "evaluation.json").read_text())
+    full, pruned = payload["results"]
+    assert payload["significance"]["level"] == 0.5
+    below = [
+        scores["chrf++"] - full["pairs"][pair]["chrf++"]
+        for pair, scores in pruned["pairs"].items()
+        if scores["bootstrap"]["chrf++"]["p_value"] < 0.5
+    ]
+    counts = {"worse": sum(one < 0 for one in below), "better": sum(one > 0 for one in below)}
+    assert pruned["mean"]["significant"]["chrf++"] == counts
+    with pytest.raises(UsageError, match="level of 1"):
+        _run(*arguments[:-2], "--force", "--significance", "1")
 
 
 def test_the_table_has_the_json_s_values(folder):

@@ -123,7 +123,7 @@ def test_accuracy(folder):
         "2",
     )
     result = _run(*arguments)
-    for text in ("accuracy", "macro F1", "2 texts", "McNemar"):
+    for text in ("accuracy", "macro F1", "MCC", "2 texts", "McNemar"):
         assert text in result.stdout
     assert json.loads((folder / "evaluation.json").read_text())["data"]["texts"] == 2
 

@@ -8,12 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import DataError, UnsupportedModelError
-from prunecli.evaluation.classification import Predictions, accuracy, classify, f1_scores
+from prunecli.evaluation.classification import (
+    Predictions,
+    accuracy,
+    classify,
+    f1_scores,
+    matthews_correlation,
+)
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
 from prunecli.text.labelled import read_labelled
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
+from tests.reference.classification import matthews, matthews_binary
 from tests.reference.losses import logits_of, nll
 
 LINES = ("0\tthe hat\n", "LABEL_1\ta thing of one\n", "2\tno\n", "2\tthen ten hens\n", "1\ton\n")
@@ -61,6 +68,17 @@ def test_accuracy_and_f1_by_hand():
     assert accuracy(made) == pytest.approx(3 / 5)
     # 0: TP 1, FP 1, FN 1; 1: TP 2, FP 0, FN 1; 2: TP 0, FP 1.
     assert f1_scores(made) == pytest.approx({0: 2 / 4, 1: 4 / 5, 2: 0.0})
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))
+def test_matthews_correlation_against_its_definition(pairs):
+    chosen, labels = zip(*pairs, strict=True)
+    found = matthews_correlation(_predictions(chosen, labels))
+    assert found == pytest.approx(matthews(labels, chosen), abs=1e-9)
+    two = [[value % 2 for value in values] for values in (chosen, labels)]
+    assert matthews_correlation(_predictions(*two)) == pytest.approx(
+        matthews_binary(two[1], two[0]), abs=1e-9
+    )
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1))

@@ -19,6 +19,7 @@ from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
 from tests.families import tiny_family
+from tests.reference.classification import matthews
 
 OPTIONS = EvaluationOptions(DecodingOptions(batch_tokens=64), device="cpu", seed=4)
 CLASSIFIER = {"architectures": ["BertForSequenceClassification"], "num_labels": 3}
@@ -109,6 +110,8 @@ def test_classifiers_side_by_side(classifiers, labelled, tmp_path):
         by_class = f1_scores(found)
         assert row["scores"]["accuracy"] == pytest.approx(found.right.mean())
         assert row["scores"]["f1"] == pytest.approx(sum(by_class.values()) / len(by_class), abs=1e-6)
+        right = matthews(found.labels.tolist(), found.chosen.tolist())
+        assert row["scores"]["matthews"] == pytest.approx(right, abs=1e-6)
         assert set(row["scores"]["f1_by_class"]) == {f"LABEL_{number}" for number in by_class}
     assert payload["results"][1]["p_value"] == pytest.approx(
         mcnemar_test(made[0].right, made[1].right), abs=1e-6
