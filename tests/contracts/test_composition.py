@@ -12,10 +12,13 @@ import torch
 
 from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads
 from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.inventory import take_inventory
 from prunecli.model.rewrite import Rewrite, rewritten
@@ -34,16 +37,18 @@ COMPOSED = (*FAMILIES, "t5-gated", "llama-tied", "bert-classifier")
 ORDERS = (
     ("experts", "heads", "ffns", "embeddings", "vocabulary"),
     ("vocabulary", "embeddings", "ffns", "heads", "experts"),
-    ("heads", "embeddings", "cache", "experts", "vocabulary", "ffns"),
+    ("heads", "layers", "embeddings", "cache", "experts", "vocabulary", "widths", "ffns"),
 )
 TRAINED = (
     ("experts", "heads", "ffns", "embeddings", "finetune"),
-    ("vocabulary", "ffns", "finetune", "embeddings", "experts", "heads"),
+    ("vocabulary", "widths", "ffns", "finetune", "layers", "embeddings", "experts", "heads"),
 )
 COMMANDS = {
     "experts": "prune-experts",
     "heads": "prune-heads",
     "ffns": "share-ffn",
+    "widths": "prune-ffn",
+    "layers": "prune-layers",
     "embeddings": "factorize-embeddings",
     "cache": "factorize-embeddings",
     "vocabulary": "trim-vocabulary",
@@ -72,6 +77,14 @@ def ffns(source: Checkpoint, side: str, treatment: str) -> Rewrite:
     return rewrite_ffn(source, plan_ffn(source, FfnOptions(**chosen, dense_only=True)))
 
 
+def widths(source: Checkpoint) -> Rewrite:
+    return rewrite_ffn(source, plan_widths(source, NarrowOptions(ratio=0.3, dense_only=True)))
+
+
+def without_layer(source: Checkpoint, layer: str) -> Rewrite:
+    return rewrite_layers(source, plan_layers(source, LayerOptions(layers=layer)))
+
+
 def finetuned(case: str, source: Path, output: Path) -> Path:
     """Trained for two updates, and written as the command does."""
     state = output.with_name(f"{output.name}-state")
@@ -95,6 +108,8 @@ def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
         "experts": lambda source, output: written(source, experts, output),
         "heads": lambda source, output: written(source, heads, output),
         "ffns": lambda source, output: written(source, lambda at: ffns(at, side, "share"), output),
+        "widths": lambda source, output: written(source, widths, output),
+        "layers": lambda source, output: written(source, lambda at: without_layer(at, f"{side}:1"), output),
         "embeddings": lambda source, output: factorised(source, output),
         "cache": cached,
         "vocabulary": lambda source, output: trimmed(source, output, LINES),
