@@ -5,8 +5,9 @@ The states of a stack are x_0, before its first layer, to x_L, after its last. A
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.running.batches import run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.losses import require_finite, token_losses
+from prunecli.running.runner import InMemory, Runner
 from prunecli.text.choice import Dataset
 
 
@@ -42,12 +45,12 @@ def measure_layers(
     predicting = metric == "perplexity"
     model, batches = model_and_batches(checkpoint, data, options, say, predicting=predicting)
     if predicting:
-        return Measured(losses_without(model, checkpoint.layout, batches, progress))
-    return state_scores(model, checkpoint.layout, batches, metric, progress)
+        return Measured(losses_without(InMemory(model), checkpoint.layout, batches, progress))
+    return state_scores(InMemory(model), checkpoint.layout, batches, metric, progress)
 
 
 def state_scores(
-    model: Any, layout: ModelLayout, batches: Sequence[Batch], metric: Metric, progress: Progress = silent
+    runner: Runner, layout: ModelLayout, batches: Sequence[Batch], metric: Metric, progress: Progress = silent
 ) -> Measured:
     """How far the states after a layer are from those before it.
 
@@ -56,7 +59,8 @@ def state_scores(
     By `cka` it is 1 - linear CKA (1905.00414) of x_l and x_(l+1), tokens being the examples.
 
     Args:
-        model: what `load_model` made, in evaluation mode.
+        runner: of a model that is held whole.
+        layout: of its checkpoint.
         batches: of text; padding is left out by their masks.
 
     Raises:
@@ -65,71 +69,58 @@ def state_scores(
     """
     if not batches:
         raise DataError("no text to measure layers on", "Give text with at least one line.")
-    kind = _Alignments if metric == "cka" else _Angles
-    sums: dict[Side, _Alignments | _Angles] = {}
-    real: dict[Side, Tensor] = {}
-
-    def add(side: Side, states: list[Tensor]) -> None:
-        mask = real[side]
-        found = sums.setdefault(side, kind(len(states)))
-        found.add([state.view(*mask.shape, -1)[mask].float() for state in states])
-
+    observer, model = StateObserver(layout, metric), runner.model
     total = sum(len(batch.indices) for batch in batches)
-    with (
-        torch.no_grad(),
-        _states(model, layout, add),
-        progress("measuring layers", total, "examples") as advance,
-    ):
-        for batch in batches:
-            inputs = batch.arguments(model.base_model)
-            real["encoder"] = inputs["attention_mask"].bool()
-            real["decoder"] = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
-            model.base_model(**inputs)
-            advance(len(batch.indices))
-    measured = {side: own.result() for side, own in sums.items()}
-    for side, (scores, _) in measured.items():
-        if not np.isfinite(scores).all():
-            raise PruneError(
-                f"The hidden states of the {side} are not finite, or the same for every token.",
-                "The weights are damaged, or overflow the type they are run in: use --metric last or random.",
-            )
-    distances = {side: found for side, (_, found) in measured.items() if found is not None}
-    return Measured(
-        {side: tuple(scores.tolist()) for side, (scores, _) in measured.items()}, distances or None
-    )
+
+    def forward(batch: Batch) -> None:
+        observer.begin(batch, runner.device)
+        model.base_model(**batch.arguments(model.base_model))
+
+    def finish(batch: Batch, _output: None) -> int:
+        return len(batch.indices)
+
+    with observer.watching(model):
+        run_forward(runner, batches, forward, finish, ("measuring layers", total, "examples"), progress)
+    return observer.take()
 
 
 def losses_without(
-    model: Any, layout: ModelLayout, batches: Sequence[Batch], progress: Progress = silent
+    runner: Runner, layout: ModelLayout, batches: Sequence[Batch], progress: Progress = silent
 ) -> dict[Side, tuple[float, ...]]:
     """ln(perplexity without a layer / perplexity), each layer passed by in turn: the mean loss of the counted tokens.
+
+    Args:
+        runner: of a model that is held whole.
 
     Raises:
         DataError: no token, or a loss of the whole model that is not finite.
     """
     if not batches:
         raise DataError("no text to measure layers on", "Give text with at least one line.")
-    found: dict[Side, list[float]] = {}
-    total = (len(layout.layers) + 1) * sum(len(batch.indices) for batch in batches)
+    model, total = runner.model, (len(layout.layers) + 1) * sum(len(batch.indices) for batch in batches)
+    scores: dict[Side, list[float]] = {}
     with progress("measuring the loss without each layer", total, "examples") as advance:
 
-        def loss(*, is_whole: bool = False) -> float:
-            value, tokens = 0.0, 0
-            with torch.no_grad():
-                for batch in batches:
-                    sums, counts = token_losses(model, batch)
-                    if is_whole:
-                        require_finite(sums, batch)
-                    value, tokens = value + float(sums.double().sum()), tokens + int(counts.sum())
-                    advance(len(batch.indices))
-            return value / max(tokens, 1)
+        def loss(check: Callable[[Tensor, Batch], None] = lambda *_: None) -> float:
+            nats: list[float] = []
+            tokens: list[int] = []
 
-        whole = loss(is_whole=True)
+            def finish(batch: Batch, losses: tuple[Tensor, Tensor]) -> int:
+                check(losses[0], batch)
+                nats.append(float(losses[0].double().sum()))
+                tokens.append(int(losses[1].sum()))
+                advance(len(batch.indices))
+                return 0
+
+            run_forward(runner, batches, partial(token_losses, model), finish)
+            return sum(nats) / max(sum(tokens), 1)
+
+        whole = loss(require_finite)
         for layer in layout.layers:
             with passed_by(model.get_submodule(module_name(model, layer.name))):
-                value = loss() - whole
-            found.setdefault(layer.side, []).append(value if np.isfinite(value) else np.inf)
-    return {side: tuple(values) for side, values in found.items()}
+                rise = loss() - whole
+            scores.setdefault(layer.side, []).append(rise if np.isfinite(rise) else np.inf)
+    return {side: tuple(rises) for side, rises in scores.items()}
 
 
 @contextmanager
@@ -153,31 +144,62 @@ def _input(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
     return states
 
 
-@contextmanager
-def _states(model: Any, layout: ModelLayout, add: Any) -> Iterator[None]:
-    """Within the block, `add(side, [x_0, …, x_L])` is called when the last layer of a stack has run."""
-    states: dict[Side, list[Tensor]] = {}
-    depths = {stack.side: layout.sizes.depth(stack) for stack in layout.family.stacks}
-    handles = []
+class StateObserver:
+    """Sums what a metric needs of the states before and after each layer: an `Observer`."""
 
-    def hook(side: Side) -> Any:
-        def after(_: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any) -> None:
-            own = states.setdefault(side, [])
-            own.append(_input(arguments, options))
-            if len(own) == depths[side]:
-                add(side, [*own, output[0] if isinstance(output, tuple) else output])
-                own.clear()
+    def __init__(self, layout: ModelLayout, metric: Metric) -> None:
+        self._layout, self._kind = layout, _Alignments if metric == "cka" else _Angles
+        self._sums: dict[Side, _Alignments | _Angles] = {}
+        self._real: dict[Side, Tensor] = {}
+        self._states: dict[Side, list[Tensor]] = {stack.side: [] for stack in layout.family.stacks}
 
-        return after
+    def begin(self, batch: Batch, device: torch.device) -> None:
+        """What runs next."""
+        mask = batch.inputs["attention_mask"]
+        self._real["encoder"] = mask.bool().to(device)
+        self._real["decoder"] = batch.inputs.get("decoder_attention_mask", mask).bool().to(device)
 
-    try:
-        for layer in layout.layers:
-            module = model.get_submodule(module_name(model, layer.name))
-            handles.append(module.register_forward_hook(hook(layer.side), with_kwargs=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """See `Observer`."""
+        with ExitStack() as hooks:
+            for layer in self._layout.layers:
+                module = model.get_submodule(module_name(model, layer.name))
+                hook = partial(self._add, layer.side)
+                hooks.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+            yield
+
+    def take(self) -> Measured:
+        """The scores of all that ran since the last call.
+
+        Raises:
+            PruneError: they are not finite.
+        """
+        results = {side: sums.result() for side, sums in self._sums.items()}
+        self._sums = {}
+        for side, (scores, _) in results.items():
+            if not np.isfinite(scores).all():
+                raise PruneError(
+                    f"The hidden states of the {side} are not finite, or the same for every token.",
+                    "The weights are damaged, or overflow the type they are run in: use --metric last or random.",
+                )
+        distances = {side: found for side, (_, found) in results.items() if found is not None}
+        return Measured(
+            {side: tuple(scores.tolist()) for side, (scores, _) in results.items()}, distances or None
+        )
+
+    def _add(
+        self, side: Side, _: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any], output: Any
+    ) -> None:
+        states = self._states[side]
+        states.append(_input(arguments, options))
+        stack = next(stack for stack in self._layout.family.stacks if stack.side == side)
+        if len(states) == self._layout.sizes.depth(stack):
+            states.append(output[0] if isinstance(output, tuple) else output)
+            mask = self._real[side]
+            sums = self._sums.setdefault(side, self._kind(len(states)))
+            sums.add([state.view(*mask.shape, -1)[mask].float() for state in states])
+            states.clear()
 
 
 class _Angles:

@@ -16,6 +16,7 @@ from prunecli.methods.layers.plan import LayerOptions
 from prunecli.methods.layers.score import losses_without, state_scores
 from prunecli.model.checkpoint import open_model
 from prunecli.running.examples import IGNORED, Batch
+from prunecli.running.runner import InMemory
 from tests.contracts.method_contract import load, written
 from tests.contracts.test_layers_method import made_of, stacks_of
 from tests.families import tiny_family
@@ -69,8 +70,8 @@ def test_scores_are_those_of_the_states(tmp_path: Path, case: str) -> None:
     both = model.config.is_encoder_decoder
     batches = [batch_of((0, 1), both), batch_of((2,), both)]
     with open_model(source) as opened:
-        cosine = state_scores(model, opened.layout, batches, "cosine")
-        cka = state_scores(model, opened.layout, batches, "cka")
+        cosine = state_scores(InMemory(model), opened.layout, batches, "cosine")
+        cka = state_scores(InMemory(model), opened.layout, batches, "cka")
     assert set(cosine.scores) == set(cka.scores) == set(states)
     for side, own in states.items():
         ends = list(pairwise(own))
@@ -89,7 +90,7 @@ def test_the_loss_without_a_layer_is_that_of_the_model_without_it(tmp_path: Path
     both = model.config.is_encoder_decoder
     batches = [labelled(batch, both) for batch in (batch_of((0, 1), both), batch_of((2,), both))]
     with open_model(source) as opened:
-        found = losses_without(model, opened.layout, batches)
+        found = losses_without(InMemory(model), opened.layout, batches)
         depths = {side: len(own) for side, own in found.items()}
         assert depths == {
             stack.side: opened.layout.sizes.depth(stack) for stack in opened.layout.family.stacks
@@ -139,4 +140,4 @@ def test_states_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.transformer.h[1].mlp.c_fc.weight.fill_(float("nan"))
     with open_model(source) as opened, pytest.raises(PruneError, match="not finite"):
-        state_scores(model, opened.layout, [batch_of((0,), False)], "cosine")
+        state_scores(InMemory(model), opened.layout, [batch_of((0,), False)], "cosine")
