@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -30,11 +31,15 @@ from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.arrange import FfnPlan
     from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.text.choice import TextChoice
+    from prunecli.progress import Progress
+    from prunecli.text.choice import Dataset, TextChoice
 
 TreatmentName = Literal["share", "keep", "drop"]
 
@@ -214,15 +219,32 @@ def _plan(
     if options.keep_units != "activations":
         return plan_ffn(checkpoint, options)
     from prunecli.evaluation.on_text import describe, measured_text
-    from prunecli.methods.ffn.activations import measure_activations
 
     data = measured_text(checkpoint, choice, "--keep-units activations", console.note)
     progress = console.progress(quiet)
     return plan_ffn(
         checkpoint,
         replace(options, text=describe(data, choice)),
-        lambda: measure_activations(checkpoint, data, running, progress, console.note),
+        lambda whole: _activations(checkpoint, whole, data, running, progress),
     )
+
+
+def _activations(
+    checkpoint: Checkpoint, whole: FfnPlan, data: Dataset, running: RunOptions, progress: Progress
+) -> dict[str, NDArray[np.float64]]:
+    """Of the FFNs that the plan makes: where it changes any, its result is written to a temporary directory and run."""
+    from prunecli.methods.ffn.activations import measure_activations
+    from prunecli.methods.ffn.rewrite import rewrite_ffn
+    from prunecli.model.checkpoint import open_model
+    from prunecli.pipeline import apply
+
+    rewrite = rewrite_ffn(checkpoint, whole)
+    if rewrite.structure == checkpoint.structure and not whole.merged:
+        return measure_activations(checkpoint, data, running, progress, console.note)
+    with TemporaryDirectory(prefix="prunecli-") as folder:
+        apply(checkpoint, rewrite, Path(folder) / "merged", progress=progress)
+        with open_model(Path(folder) / "merged") as merged:
+            return measure_activations(merged, data, running, progress, console.note)
 
 
 def _width(text: str | None) -> int | Literal["match"] | None:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import pytest
 
+from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
 from prunecli.methods.ffn.arrange import INITS
 from prunecli.methods.ffn.plan import KEEP_UNITS
@@ -203,6 +204,19 @@ def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> No
         assert active.read(name).tobytes() != norms.read(name).tobytes()
         arguments = active.structure.history[-1]["arguments"]
         assert (arguments["keep_units"], arguments["text"]["files"]) == ("activations", ["text"])
+
+
+def test_activations_are_those_of_the_merged_ffn(models: dict[str, Path], folder: Path) -> None:
+    """Not means of its sources': as if it had been merged, and then narrowed."""
+    (folder / "text").write_text("ab cd\nefg\n")
+    text = ("--width", 20, "--text", "text")
+    done(models["gpt2"], *text, "--keep-units", "activations", "-o", "at-once")
+    done(models["gpt2"], "-o", "merged")
+    narrowed = call(prune_ffn, "merged", *text, "--score", "activation", "-o", "narrowed")
+    assert narrowed.status == 0, narrowed.err
+    with open_model("at-once") as one, open_model("narrowed") as other:
+        assert list(one.tensors) == list(other.tensors)
+        assert all(one.read(name).tobytes() == other.read(name).tobytes() for name in one.tensors)
 
 
 def test_units_by_their_activations_in_translation() -> None:

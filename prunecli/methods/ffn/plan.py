@@ -11,7 +11,7 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Init, Request, arrange_ffn
-from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+from prunecli.methods.ffn.score import best_units, unit_norms
 from prunecli.methods.sharing import Order, Treatment, find_configuration
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
@@ -26,8 +26,8 @@ DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "
 KeepUnits = Literal["norms", "activations"]
 KEEP_UNITS: tuple[KeepUnits, ...] = get_args(KeepUnits)
 
-Activations = Callable[[], Mapping[str, np.ndarray]]
-"""Measures the mean |activation| of each hidden unit: name of an FFN that holds tensors -> `[width]`."""
+Activations = Callable[[FfnPlan], Mapping[str, np.ndarray]]
+"""Measures the mean |activation| of hidden units in the model of a plan that narrows nothing: owner -> `[width]`."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,8 @@ def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activatio
     Args:
         checkpoint: the source; its weights are read where hidden units are chosen by their norms.
         options: see there.
-        activations: called where hidden units are chosen by their activations.
+        activations: called where hidden units are chosen by their activations, with the plan of the merged FFNs before
+            any of them gets narrower.
 
     Raises:
         UnsupportedModelError: the family is not declared, or mixtures of experts would have to be merged.
@@ -161,8 +162,8 @@ def _units(
     if options.keep_units == "activations":
         if activations is None:
             raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
-        measured = activations()
-        scores = {group.owner: merged_scores(group, measured) for group in narrowed}
+        whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
+        scores = activations(replace(plan, groups=tuple(whole)))
     else:
         scores = {group.owner: unit_norms(checkpoint, layers, group) for group in narrowed}
     return {group.owner: best_units(scores[group.owner], group.width) for group in narrowed}

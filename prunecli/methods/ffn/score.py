@@ -51,12 +51,6 @@ def unit_norms(
     return product
 
 
-def merged_scores(group: Group, scores: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Scores `[init_width]` of the units of a group, from those of its sources: means, or one after another."""
-    own = [scores[name] for name in group.sources]
-    return np.concatenate(own) if group.init == "concat" else np.mean(own, axis=0)
-
-
 def best_units(scores: Sequence[float] | np.ndarray, width: int) -> tuple[int, ...]:
     """Ids of the `width` units of the largest scores, ascending; of equal ones the first."""
     order = np.argsort(-np.asarray(scores, dtype=np.float64), kind="stable")

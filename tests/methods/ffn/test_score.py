@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from prunecli.errors import CheckpointError
 from prunecli.methods.ffn.arrange import Group
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-from prunecli.methods.ffn.score import best_units, merged_scores, unit_norms
+from prunecli.methods.ffn.score import best_units, unit_norms
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors import computing
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
@@ -47,14 +47,6 @@ def test_the_best_units_are_chosen(scores: list[int], data: st.DataObject) -> No
     found = best_units(scores, width)
     ranked = sorted(range(len(scores)), key=lambda unit: (-scores[unit], unit))
     assert found == tuple(sorted(ranked[:width]))
-
-
-def test_scores_of_sources_are_merged_as_they_are() -> None:
-    scores = {"a": np.array([1.0, 5.0]), "b": np.array([3.0, 0.0])}
-    mean = merged_scores(Group(("a", "b"), ("a", "b"), "mean", 2, 1), scores)
-    concat = merged_scores(Group(("a", "b"), ("a", "b"), "concat", 4, 1), scores)
-    last = merged_scores(Group(("a", "b"), ("b",), "last", 2, 1), scores)
-    assert (mean.tolist(), concat.tolist(), last.tolist()) == ([2.0, 2.5], [1.0, 5.0, 3.0, 0.0], [3.0, 0.0])
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
