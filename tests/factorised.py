@@ -18,6 +18,7 @@ from prunecli.pipeline import apply
 from tests.families import records
 from tests.families.family import Family
 from tests.ffn_layouts import weights
+from tests.reference.define import groups
 from tests.reference.define import unit as slow_unit
 
 SMALL: dict[str, Any] = {"map_dim": 4, "expand_dim": 12, "depth": 2, "max_groups": 2, "epochs": 1}
@@ -64,13 +65,23 @@ def config(directory: Path) -> dict[str, Any]:
 
 
 def expanded(
-    held: Mapping[str, np.ndarray], name: str, *, padding: int | None, kind: str = "define"
+    held: Mapping[str, np.ndarray],
+    name: str,
+    *,
+    padding: int | None,
+    kind: str = "define",
+    max_groups: int = 2,
 ) -> np.ndarray:
     """Rows of the unit `name`, a token at a time."""
     own = {key.removeprefix(f"{name}."): value for key, value in held.items() if key.startswith(f"{name}.")}
     depth = sum(key.startswith("layers.") and key.endswith(".bias") for key in own)
-    layers = [(own[f"layers.{n}.weight"].tolist(), own[f"layers.{n}.bias"].tolist()) for n in range(depth)]
-    last = own["reduce.weight"].tolist(), own["reduce.bias"].tolist()
+    layers = []
+    for number, count in enumerate(groups(kind, max_groups, depth)):
+        blocks = own[f"layers.{number}.weight"].tolist()
+        layers.append((blocks * (count // len(blocks)), own[f"layers.{number}.bias"].tolist()))
+    last = [
+        own[f"reduce.{part}"].tolist() if f"reduce.{part}" in own else None for part in ("weight", "bias")
+    ]
     rows = [slow_unit(kind, token, layers, *last) for token in own["map.weight"].tolist()]
     if padding is not None:
         rows[padding] = [0.0] * len(rows[padding])
@@ -89,7 +100,11 @@ def replaced(model: Any, case: Family, directory: Path) -> Any:
     own_output = nn.Parameter(output.weight.detach().clone())
     if "input" in change:
         padding = model.config.pad_token_id if change["input"]["zero_padding"] else None
-        rows = held[f"{name}.weight"] if change["input"]["cached"] else expanded(held, name, padding=padding)
+        rows = (
+            held[f"{name}.weight"]
+            if change["input"]["cached"]
+            else expanded(held, name, padding=padding, kind=change["input"]["kind"])
+        )
         table = nn.Parameter(torch.from_numpy(rows))
     for module in case.input:
         model.get_submodule(module).weight = table

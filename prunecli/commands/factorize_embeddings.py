@@ -75,6 +75,20 @@ def factorize_embeddings(
             show_default=False,
         ),
     ] = None,
+    shared_blocks: Annotated[
+        bool,
+        typer.Option(
+            "--shared-blocks",
+            help="One block of weights for all groups of a layer, as the paper's A.1 has it; else one for each group.",
+        ),
+    ] = False,
+    no_reduction: Annotated[
+        bool,
+        typer.Option(
+            "--no-reduction",
+            help="No linear layer from k to the model's width: the last expansion layer makes the row (Table 8b).",
+        ),
+    ] = False,
     side: Annotated[
         SideName | None,
         typer.Option(
@@ -154,6 +168,8 @@ def factorize_embeddings(
         depth=depth,
         max_groups=max_groups,
         kind=cast("UnitKind | None", kind),  # its own check names those that there are
+        shared_blocks=shared_blocks,
+        reduction=not no_reduction,
         cache=cache,
         epochs=epochs,
         dtype=dtype,

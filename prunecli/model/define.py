@@ -5,14 +5,16 @@ The paper fixes the first and the last width and the groups; the rest is chosen 
 - The output of layer l has the width n + l (k - n) / N, rounded to the nearest multiple of every number of groups
   that the unit uses (the paper assumes that it divides); the last is k itself. Residual connections need equal
   widths: k / 2 everywhere, as in 4.4.
-- Every layer and the reduction have a bias, which the paper's parameter counts leave out.
+- Every layer and the reduction have a bias. The parameters that the paper's tables count do not follow from its text,
+  with biases or without (docs/commands/factorize-embeddings.md).
+- Without the reduction (Table 8b) the last layer itself makes the m values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import lcm
+from math import lcm, prod
 from typing import Literal, get_args
 
 from prunecli.errors import UsageError
@@ -37,21 +39,30 @@ SKIPPING: frozenset[UnitKind] = frozenset({"define", "hgt-no-mixing"})
 
 @dataclass(frozen=True)
 class GroupLayer:
-    """One group transformation: `inputs` values in `groups` equal parts, each multiplied by its own block."""
+    """One group transformation: `inputs` values in `groups` equal parts, each multiplied by its own block.
+
+    With `shared`, all parts are multiplied by the same one.
+    """
 
     inputs: int
     outputs: int
     groups: int
+    shared: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of weights there are."""
+        return 1 if self.shared else self.groups
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:
-        """[groups, inputs / groups, outputs / groups]."""
-        return self.groups, self.inputs // self.groups, self.outputs // self.groups
+        """[blocks, inputs / groups, outputs / groups]."""
+        return self.blocks, self.inputs // self.groups, self.outputs // self.groups
 
     @property
     def weights(self) -> int:
-        """n_l k_l / g_l (Figure 2d)."""
-        return self.inputs * self.outputs // self.groups
+        """n_l k_l / g_l (Figure 2d); with one block for all groups (A.1) n_l k_l / g_l^2."""
+        return prod(self.weight_shape)
 
     @property
     def parameters(self) -> int:
@@ -65,12 +76,15 @@ class UnitShape:
 
     Attributes:
         vocabulary: rows V of the table.
-        map_dim: width n of the map table.
+        map_dim: width n of the map table, m at most.
         model_dim: width m of the model, to which the unit reduces.
         expand_dim: width k of the last expansion layer (twice it, with residual connections).
         depth: expansion layers N.
         max_groups: g_max, the groups of the first layer; layer l has max(floor(g_max / 2^(l-1)), 1).
         kind: of the transformation.
+        shared_blocks: one block of weights for all groups of a layer, as A.1 writes it, and not one for each, as
+            Figure 2d counts them.
+        reduction: whether a linear layer reduces k to m; without it the last layer makes the m values (Table 8b).
 
     Raises:
         UsageError: dimensions that no unit can have, or that its groups do not divide.
@@ -83,6 +97,8 @@ class UnitShape:
     depth: int = 3
     max_groups: int = 4
     kind: UnitKind = "define"
+    shared_blocks: bool = False
+    reduction: bool = True
 
     def __post_init__(self) -> None:
         if self.kind not in UNIT_KINDS:
@@ -91,14 +107,19 @@ class UnitShape:
             raise UsageError(f"The vocabulary is {self.vocabulary}", "Give a table that has rows.")
         if self.map_dim < 1:
             raise UsageError(f"The map dimension is {self.map_dim}", "Give --map-dim above 0.")
-        if self.map_dim >= self.model_dim:
+        if self.map_dim > self.model_dim:
             raise UsageError(
-                f"The map dimension {self.map_dim} is not below the model's width {self.model_dim}: "
-                "the table would not shrink",
-                f"Give --map-dim below {self.model_dim}.",
+                f"The map dimension {self.map_dim} is above the model's width {self.model_dim}: "
+                "the table would grow",
+                f"Give --map-dim {self.model_dim} or less.",
             )
         if self.kind != "projective":
             self._check_expansion()
+        elif self.shared_blocks or not self.reduction:
+            raise UsageError(
+                "A projective embedding is a reduction alone: it has no layers to share blocks or to end with",
+                "Leave out --shared-blocks and --no-reduction, or choose another --kind.",
+            )
 
     def _check_expansion(self) -> None:
         if self.depth < 1:
@@ -106,6 +127,12 @@ class UnitShape:
         if self.max_groups < 1:
             raise UsageError(f"The number of groups is {self.max_groups}", "Give --max-groups 1 or more.")
         halves = 2 if self.kind == "hgt-residual" else 1
+        if not self.reduction and self.expand_dim != halves * self.model_dim:
+            raise UsageError(
+                f"Without the reduction the last layer makes the model's {self.model_dim} values: "
+                f"the expansion dimension is {halves * self.model_dim}, not {self.expand_dim}",
+                f"Give --expand-dim {halves * self.model_dim}, or leave it out.",
+            )
         if self.expand_dim < halves * self.map_dim:
             twice = "twice " if halves == 2 else ""
             raise UsageError(
@@ -167,13 +194,13 @@ class UnitShape:
         width = self.map_dim
         for number, (outputs, groups) in enumerate(zip(self.widths, self.groups, strict=True)):
             inputs = width + self.map_dim if number and self.kind in SKIPPING else width
-            layers.append(GroupLayer(inputs, outputs, groups))
+            layers.append(GroupLayer(inputs, outputs, groups, self.shared_blocks))
             width = outputs
         return tuple(layers)
 
     @property
     def features(self) -> int:
-        """Width of what is reduced to m: the last width, or n where nothing is expanded."""
+        """Width of the expansion, which is reduced to m: the last width, or n where nothing is expanded."""
         return self.widths[-1] if self.widths else self.map_dim
 
     @property
@@ -183,8 +210,9 @@ class UnitShape:
 
     @property
     def unit_parameters(self) -> int:
-        """All but the map table: sum of n_l k_l / g_l + k_l over the layers, and (k + 1) m."""
-        return sum(layer.parameters for layer in self.layers) + (self.features + 1) * self.model_dim
+        """All but the map table: sum of n_l k_l / g_l + k_l over the layers, and (k + 1) m of the reduction."""
+        reduced = (self.features + 1) * self.model_dim if self.reduction else 0
+        return sum(layer.parameters for layer in self.layers) + reduced
 
     @property
     def parameters(self) -> int:
@@ -207,6 +235,7 @@ class UnitShape:
         for number, layer in enumerate(self.layers):
             shapes[f"layers.{number}.weight"] = layer.weight_shape
             shapes[f"layers.{number}.bias"] = (layer.outputs,)
-        shapes["reduce.weight"] = (self.model_dim, self.features)
-        shapes["reduce.bias"] = (self.model_dim,)
+        if self.reduction:
+            shapes["reduce.weight"] = (self.model_dim, self.features)
+            shapes["reduce.bias"] = (self.model_dim,)
         return shapes

@@ -101,6 +101,8 @@ def unit_shape(change: InputChange, vocabulary: int, model_dim: int) -> UnitShap
             change.depth,
             change.max_groups,
             cast(UnitKind, change.kind),
+            change.shared_blocks,
+            change.reduction,
         )
     except UsageError as error:
         raise CheckpointError(
@@ -140,6 +142,8 @@ def describe_embeddings(tables: TokenTables | None) -> str:
             sizes = (
                 f"{unit.map_dim} to {unit.expand_dim} to {tables.model_dim}, {unit.depth} layers, "
                 f"up to {unit.max_groups} groups"
+                + ", one block a layer" * unit.shared_blocks
+                + ", no reduction" * (not unit.reduction)
             )
         parts.append(" ".join(f"input: {stored} a unit of kind {unit.kind} ({sizes})".split()))
     if (output := tables.change.output) is not None:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from prunecli.errors import CheckpointError
 
 VERSION = 2
-WITHOUT_LAYERS = 1
-"""Version of a structure of all layers, which the first prunecli reads too."""
+FIRST = 1
+"""Version of a structure that the first prunecli reads too: of all layers, with a unit that it knows."""
 KEY = "prunecli"
 """Where `Structure` lies in config.json."""
 
@@ -81,6 +81,8 @@ class InputChange:
         max_groups: g_max; 0 where nothing is expanded.
         zero_padding: whether the row of the padding token is zero, whatever the unit makes of its map vector.
         cached: whether the rows that the unit makes are stored in its place: an ordinary table.
+        shared_blocks: whether all groups of a layer share one block of weights.
+        reduction: whether a linear layer reduces k to m.
     """
 
     kind: str
@@ -90,6 +92,18 @@ class InputChange:
     max_groups: int = 0
     zero_padding: bool = False
     cached: bool = False
+    shared_blocks: bool = False
+    reduction: bool = True
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether it is a unit that the first prunecli does not know."""
+        return self.shared_blocks or not self.reduction
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what the first prunecli does not know, where that is as ever."""
+        since = {"shared_blocks": False, "reduction": True}
+        return {name: value for name, value in asdict(self).items() if since.get(name) != value}
 
 
 @dataclass(frozen=True)
@@ -125,8 +139,12 @@ class EmbeddingChange:
 
     def to_json(self) -> dict[str, Any]:
         """The sides that differ."""
-        sides = {"input": self.input, "output": self.output}
-        return {name: asdict(side) for name, side in sides.items() if side is not None}
+        sides: dict[str, Any] = {}
+        if self.input is not None:
+            sides["input"] = self.input.to_json()
+        if self.output is not None:
+            sides["output"] = asdict(self.output)
+        return sides
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> EmbeddingChange:
@@ -217,8 +235,9 @@ class Structure:
     def to_json(self) -> dict[str, Any]:
         """The value under `"prunecli"` of config.json."""
         layers = {name: list(numbers) for name, numbers in self.layers.items()}
+        unit = self.embedding.input
         return {
-            "version": VERSION if layers else WITHOUT_LAYERS,
+            "version": VERSION if layers or (unit is not None and unit.is_newer) else FIRST,
             "experts": {layer: list(ids) for layer, ids in self.experts.items()},
             "original_experts": dict(self.original_experts),
             "heads": {name: list(ids) for name, ids in self.heads.items()},
@@ -275,10 +294,10 @@ def _read(kind: type[Side], value: Any) -> Side | None:
         return None
     if not isinstance(value, dict):
         raise TypeError(f"unknown change of the embeddings: {value!r}")
-    kinds = {"kind": str, "zero_padding": bool, "cached": bool, "tied": bool}
     for attribute in fields(kind):
         given = value.get(attribute.name, attribute.default)
         is_none = given is None and attribute.default is None
-        if not is_none and type(given) is not kinds.get(attribute.name, int):
+        expected = {"str": str, "bool": bool}.get(str(attribute.type), int)
+        if not is_none and type(given) is not expected:
             raise TypeError(f"embeddings: {attribute.name} is {given!r}")
     return kind(**value)

@@ -6,14 +6,16 @@ together as the input of group i (3.3, Figure 3). Reduce: a linear layer to R^m.
 
 Where the paper is silent, or says two things:
 
-- Each group has a block of weights of its own, as Figure 2 counts them (n_l k_l / g_l); A.1 writes one for all groups.
+- Each group has a block of weights of its own, as Figure 2 counts them (n_l k_l / g_l); A.1 writes one for all groups
+  of a layer, which `UnitShape.shared_blocks` asks for.
 - After every expansion layer comes the exact GELU, after the reduction nothing. F_G itself is linear (A.1); without a
   nonlinearity the whole unit would be a linear map of e, so no better than the projective embedding of the same n.
   As gelu(x) - gelu(-x) = x, two of its units can carry a value unchanged, which the initial weights make use of.
 - No normalisation: the rows of a pretrained table differ in length, and the unit has to reproduce that.
 - Every expansion layer and the reduction have a bias.
+- Without the reduction (Table 8b) the last layer is what is linear at the end: no GELU comes after it.
 - In a group's input, its part of e comes first; without mixing, e comes before the whole previous output.
-- Residual connections (Table 8a) add the input of each layer after the first to what comes out of its GELU.
+- Residual connections (Table 8a) add the input of each layer after the first to what it gives, after its GELU.
 - The shuffle (Table 6a) is a fixed one: the first values of all groups, then the second ones, and so on.
 """
 
@@ -37,8 +39,8 @@ CHUNK_ROWS = 4096
 class GroupLinear(nn.Module):
     """F_G of A.1: the input split in g parts, each multiplied by its own block, the results one after another.
 
-    The blocks are one tensor `weight` [g, inputs / g, outputs / g], multiplied in one batched product.
-    `bias` is [outputs].
+    The blocks are one tensor `weight` [g, inputs / g, outputs / g], multiplied in one batched product; where all groups
+    share one it is [1, inputs / g, outputs / g]. `bias` is [outputs].
     """
 
     def __init__(
@@ -56,11 +58,11 @@ class GroupLinear(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """[rows, inputs] -> [rows, outputs]."""
-        groups, _, width = self.weight.shape
+        groups = self.layer.groups
         if groups == 1:
             return torch.addmm(self.bias, values, self.weight[0])
         parts = values.view(len(values), groups, -1).transpose(0, 1)
-        product = torch.baddbmm(self.bias.view(groups, 1, width), parts, self.weight)
+        product = torch.baddbmm(self.bias.view(groups, 1, -1), parts, self.weight.expand(groups, -1, -1))
         return product.transpose(0, 1).reshape(len(values), -1)
 
 
@@ -70,7 +72,7 @@ class DefineEmbedding(nn.Module):
     Attributes:
         map: the table [V, n].
         layers: the expansion layers; none where the kind is `projective`.
-        reduce: from k to m.
+        reduce: from k to m; None where the last layer makes the m values.
         padding_idx: the token whose row is all zeros, or None.
         scale: what `forward` multiplies the rows by (sqrt(d_model) in NLLB); `rows` does not.
     """
@@ -90,7 +92,11 @@ class DefineEmbedding(nn.Module):
         self.padding_idx, self.scale = padding_idx, scale
         self.map = nn.Embedding(shape.vocabulary, shape.map_dim, device=device, dtype=dtype)
         self.layers = nn.ModuleList(GroupLinear(layer, device=device, dtype=dtype) for layer in shape.layers)
-        self.reduce = nn.Linear(shape.features, shape.model_dim, device=device, dtype=dtype)
+        self.reduce = (
+            nn.Linear(shape.features, shape.model_dim, device=device, dtype=dtype)
+            if shape.reduction
+            else None
+        )
 
     def forward(self, ids: Tensor) -> Tensor:
         """Ids [...] -> scaled rows [..., m]."""
@@ -100,31 +106,48 @@ class DefineEmbedding(nn.Module):
         return rows * self.scale if self.scale != 1.0 else rows
 
     def transform(self, mapped: Tensor) -> Tensor:
-        """Map vectors e [..., n] -> e_o [..., m]."""
-        reduced: Tensor = self.reduce(self.expand(mapped))
-        return reduced
+        """Map vectors e [..., n] -> e_o [..., m] (eq. 1 with the skip connection of 3.3, then the reduction)."""
+        *_, rows = self.stages(mapped.reshape(-1, self.shape.map_dim))
+        return rows.view(*mapped.shape[:-1], self.embedding_dim)
 
-    def expand(self, mapped: Tensor) -> Tensor:
-        """Map vectors e [..., n] -> the expansion [..., k] (eq. 1 with the skip connection of 3.3)."""
-        first = values = mapped.reshape(-1, self.shape.map_dim)
+    def stages(self, mapped: Tensor) -> Iterator[Tensor]:
+        """e [rows, n], what each expansion layer makes of it [rows, k_l], and e_o [rows, m] from the reduction."""
+        yield mapped
+        values, last = mapped, len(self.layers) - 1
         for number, layer in enumerate(self.layers):
-            if number and self.shape.kind in SKIPPING:
-                values = self._with_input(first, values, self.shape.groups[number])
-            elif number and self.shape.kind == "group-linear-shuffle":
-                values = values.view(len(values), self.shape.groups[number], -1).transpose(1, 2).flatten(1)
-            output = functional.gelu(layer(values))
-            values = output + values if number and self.shape.kind == "hgt-residual" else output
-        return values.view(*mapped.shape[:-1], self.shape.features)
+            inputs = self._inputs(number, mapped, values)
+            values = layer(inputs)
+            if number < last or self.reduce is not None:
+                values = functional.gelu(values)
+            if number and self.shape.kind == "hgt-residual":
+                values = values + inputs
+            yield values
+        if self.reduce is not None:
+            yield self.reduce(values)
+
+    def last_inputs(self, mapped: Tensor, previous: Tensor) -> Tensor:
+        """What the last linear step reads [rows, g, width], of e and the last stage but e_o: [rows, 1, k] to reduce."""
+        if self.reduce is not None:
+            return previous.unsqueeze(1)
+        last = len(self.layers) - 1
+        return self._inputs(last, mapped, previous).view(len(mapped), self.shape.groups[last], -1)
 
     def group_layer(self, number: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Weight [g, inputs / g, outputs / g] and bias [outputs] of an expansion layer, counted from 0."""
+        """Weight [blocks, inputs / g, outputs / g] and bias [outputs] of an expansion layer, counted from 0."""
         layer = self.layers[number]
         assert isinstance(layer, GroupLinear)
         return layer.weight, layer.bias
 
-    def _with_input(self, first: Tensor, previous: Tensor, groups: int) -> Tensor:
-        """Split and mix; without mixing, e and then the previous output as they are."""
-        if self.shape.kind != "define" or groups == 1:
+    def _inputs(self, number: int, first: Tensor, previous: Tensor) -> Tensor:
+        """What layer `number` reads of e and of the output before it: split and mixed, joined, or shuffled."""
+        kind, groups = self.shape.kind, self.shape.groups[number]
+        if not number:
+            return previous
+        if kind == "group-linear-shuffle":
+            return previous.view(len(previous), groups, -1).transpose(1, 2).flatten(1)
+        if kind not in SKIPPING:
+            return previous
+        if kind != "define" or groups == 1:
             return torch.cat([first, previous], dim=-1)
         parts = [values.view(len(values), groups, -1) for values in (first, previous)]
         return torch.cat(parts, dim=-1).flatten(1)

@@ -96,6 +96,24 @@ def test_json_holds_the_same(model: Path) -> None:
     assert 0 < found["output_layer"]["explained_variance"] < 1
 
 
+def test_shared_blocks_and_no_reduction(model: Path) -> None:
+    small = ("--map-dim", "4", "--depth", "2", "--max-groups", "2", "--epochs", "1")
+    result = run(model, *small, "--shared-blocks", "--no-reduction", "--json", "--quiet")
+    assert result.status == 0, result.err
+    found = json.loads(result.out)
+    rows, width = weights(model)["transformer.wte.weight"].shape
+    unit = found["embedding"]["input"]
+    assert (unit["expand_dim"], unit["shared_blocks"], unit["reduction"]) == (width, True, False)
+    inner = (4 + width) // 2 // 2 * 2
+    after = rows * 4 + (2 * inner // 2 + inner) + ((4 + inner) * width + width) + 4 * width
+    assert found["embedding_parameters_after"] == after
+    shown = call(inspect, "factorised-embeddings")
+    assert "one block a layer, no reduction" in shown.out
+    refused = run(model, *small, "--expand-dim", "12", "--no-reduction", "--force")
+    assert refused.status == 2
+    assert f"Give --expand-dim {width}, or leave it out" in refused.err
+
+
 def test_the_same_seed_gives_the_same_bytes(model: Path, folder: Path) -> None:
     for name in ("one", "two"):
         assert run(model, *SMALL, "-o", name, "--quiet").status == 0
@@ -207,7 +225,8 @@ def test_a_mixture_of_experts(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--map-dim", "32"), "The map dimension 32 is not below the model's width 32"),
+        (("--map-dim", "33"), "The map dimension 33 is above the model's width 32"),
+        (("--map-dim", "32", "--kind", "projective"), "The map dimension 32 is the model's width"),
         (("--map-dim", "6"), "The map dimension 6 cannot be split"),
         (("--kind", "deep"), "'deep' is no kind of unit"),
         (("--split", "train"), "--split and --langs go with --data."),

@@ -159,6 +159,63 @@ class TestEverySide:
         assert torch.equal(logits(tmp_path / "saved"), expected)
 
 
+class TestVariants:
+    """Rows of the ablations (Tables 2, 6 and 8), and A.1's one block for all groups."""
+
+    @pytest.fixture(
+        params=[
+            {"shared_blocks": True},
+            {"reduction": False, "expand_dim": None},
+            {"map_dim": "model", "expand_dim": 40},
+            {"kind": "group-linear", "shared_blocks": True, "reduction": False, "expand_dim": None},
+            {"kind": "hgt-residual", "reduction": False, "expand_dim": None},
+        ],
+        ids=["shared", "no-reduction", "n-is-m", "shared-to-the-end", "residual-to-the-end"],
+    )
+    def options(self, request: pytest.FixtureRequest, source: Path) -> dict[str, Any]:
+        with open_model(source) as opened:
+            width = opened.layout.require_tables().model_dim
+        return {name: width if value == "model" else value for name, value in request.param.items()}
+
+    @pytest.mark.parametrize("case", ["llama", "bart"])
+    def test_compute_with_the_rows_that_they_stand_for(
+        self, family: Family, source: Path, tmp_path: Path, options: dict[str, Any]
+    ) -> None:
+        out = factorised(source, tmp_path / "out", side="both", **options)
+        expected = logits_of(replaced(load(source), family, out))
+        torch.testing.assert_close(logits(out), expected, rtol=1e-3, atol=1e-4)
+        with open_model(out) as made:
+            made.check()
+
+    @once_a_layout
+    def test_of_every_layout_can_be_cached(self, source: Path, tmp_path: Path) -> None:
+        options = {"shared_blocks": True, "reduction": False, "expand_dim": None}
+        out = factorised(source, tmp_path / "out", side="both", **options)
+        torch.testing.assert_close(
+            logits(cached(out, tmp_path / "cached")), logits(out), rtol=1e-3, atol=1e-4
+        )
+
+    @pytest.mark.parametrize("case", ["llama"])
+    def test_save_what_they_were_made_of(self, source: Path, tmp_path: Path, options: dict[str, Any]) -> None:
+        out = factorised(source, tmp_path / "out", side="both", **options)
+        model = load(out)
+        model.save_pretrained(tmp_path / "saved")
+        one, two = weights(out), weights(tmp_path / "saved")
+        assert one.keys() <= two.keys()
+        assert torch.equal(logits(tmp_path / "saved"), logits(out))
+
+    @pytest.mark.parametrize("case", ["llama"])
+    def test_are_in_config_json_where_they_differ(self, source: Path, tmp_path: Path) -> None:
+        plain = config(factorised(source, tmp_path / "plain"))["prunecli"]
+        shared = config(
+            factorised(source, tmp_path / "shared", shared_blocks=True, reduction=False, expand_dim=None)
+        )["prunecli"]
+        assert (plain["version"], shared["version"]) == (1, 2)
+        more = shared["embedding"]["input"].items() - plain["embedding"]["input"].items()
+        assert {("shared_blocks", True), ("reduction", False)} <= more
+        assert not {"shared_blocks", "reduction"} & plain["embedding"]["input"].keys()
+
+
 class TestCaching:
     @once_a_layout
     @pytest.mark.parametrize("side", ["input", "both"])

@@ -52,10 +52,7 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"map_dim": 32},
-            "is not below the model's width 32: the table would not shrink\nGive --map-dim below 32",
-        ),
+        ({"map_dim": 33}, "above the model's width 32: the table would grow\nGive --map-dim 32 or less"),
         ({"map_dim": 5}, r"(?s)cannot be split.*\nGive --map-dim \d+.*, or fewer --max-groups"),
         ({"map_dim": 0}, "The map dimension is 0\nGive --map-dim above 0"),
         ({"expand_dim": 2}, r"below the map dimension \d+\nGive --expand-dim \d+ or more"),

@@ -22,10 +22,14 @@ def shapes(draw: st.DrawFn) -> UnitShape:
         multiple = next(value for value in range(multiple, 1000, multiple) if value % groups == 0)
     map_dim = multiple * draw(st.integers(1, 4))
     expand_dim = map_dim + multiple * draw(st.integers(0, 20))
+    model_dim = map_dim + draw(st.integers(0, 9))
+    reduction = draw(st.booleans())
+    if not reduction:
+        model_dim = expand_dim
     if kind == "hgt-residual":
         expand_dim *= 2
-    model_dim = map_dim + draw(st.integers(1, 9))
-    return UnitShape(draw(st.integers(1, 50)), map_dim, model_dim, expand_dim, depth, most, kind)
+    vocabulary, shared = draw(st.integers(1, 50)), draw(st.booleans())
+    return UnitShape(vocabulary, map_dim, model_dim, expand_dim, depth, most, kind, shared, reduction)
 
 
 @given(shapes())
@@ -85,6 +89,38 @@ def test_the_ablations_differ_in_inputs_and_groups() -> None:
     assert [layer.weights for layer in found["hgt-residual"].layers] == [8 * 8 // 2, 8 * 8]
 
 
+def test_one_block_for_all_groups_and_no_reduction() -> None:
+    # Widths 8 -> 12 -> 16, groups 2 and 1: A.1's W has n / g x m / g values.
+    shape = UnitShape(10, 8, 16, 16, 2, 2, shared_blocks=True, reduction=False)
+    assert [layer.weights for layer in shape.layers] == [4 * 6, 20 * 16]
+    assert shape.tensors() == {
+        "map.weight": (10, 8),
+        "layers.0.weight": (1, 4, 6),
+        "layers.0.bias": (12,),
+        "layers.1.weight": (1, 20, 16),
+        "layers.1.bias": (16,),
+    }
+    assert shape.unit_parameters == 4 * 6 + 12 + 20 * 16 + 16
+
+
+def test_what_the_paper_counts_and_what_follows_from_its_text() -> None:
+    # Table 6a, "linear": N 7, n 384, k 1024, m 384. With the 13.90 M of input and output and the 24.73 M of the model
+    # of Table 1a, and a 384 x 384 projection of what is mapped, 42.86 M.
+    others = 13.90e6 + 24.73e6
+    linear = reference.unit_weights(384, 1024, 384, [1] * 7, skips=False)
+    assert others + linear + 384**2 == pytest.approx(42.86e6, abs=5e3)
+    shape = UnitShape(1, 384, 384, 1024, 7, 1, "linear")
+    assert shape.unit_parameters - sum(shape.widths) - 384 == pytest.approx(linear, rel=1e-3)
+    # Table 2: 1.92 M for n = 64, 128, 256 and 384 alike; no g_max gives that, with shared blocks or without.
+    for shared in (False, True):
+        for most in (1, 2, 4, 8, 16, 32, 64):
+            groups = reference.groups("define", most, 3)
+            counts = [
+                reference.unit_weights(n, 4096, 384, groups, skips=True, shared=shared) for n in (64, 384)
+            ]
+            assert not all(abs(count - 1.92e6) < 0.02e6 for count in counts)
+
+
 def test_projective_is_a_table_and_a_linear_layer() -> None:
     shape = UnitShape(100, 7, 11, kind="projective")
     assert shape.layers == ()
@@ -102,8 +138,19 @@ def test_few_units_share_widths() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message", "remedy"),
     [
-        ((10, 8, 8, 16), "8 is not below the model's width 8", "below 8"),
-        ((10, 9, 8, 16), "9 is not below the model's width 8", "below 8"),
+        ((10, 9, 8, 16), "9 is above the model's width 8", "Give --map-dim 8 or less"),
+        (
+            (10, 8, 20, 16, 3, 4, "define", False, False),
+            "dimension is 20, not 16",
+            "Give --expand-dim 20, or leave it out",
+        ),
+        (
+            (10, 8, 20, 20, 3, 4, "hgt-residual", False, False),
+            "dimension is 40, not 20",
+            "Give --expand-dim 40, or leave it out",
+        ),
+        ((10, 8, 20, 0, 0, 0, "projective", True), "no layers to share", "Leave out --shared-blocks"),
+        ((10, 8, 20, 0, 0, 0, "projective", False, False), "reduction alone", "choose another --kind"),
         ((10, 8, 20, 4), "expansion dimension 4 is below the map dimension 8", "Give --expand-dim 8 or more"),
         ((10, 8, 20, 16, 0), "depth is 0", "Give --depth 1 or more"),
         ((10, 8, 20, 16, 3, 0), "groups is 0", "Give --max-groups 1 or more"),

@@ -111,7 +111,7 @@ def test_a_family_without_them_has_no_unit() -> None:
     ("change", "message"),
     [
         (InputChange("define", 5, 12, 2, 2), "cannot be split"),
-        (InputChange("define", 40, 48, 2, 2), "not below the model's width"),
+        (InputChange("define", 40, 48, 2, 2), "above the model's width"),
         (InputChange("odd", 4), "'odd' is no kind of unit"),
     ],
 )

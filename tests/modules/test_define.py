@@ -23,14 +23,15 @@ def random_unit(shape: UnitShape, seed: int = 0, **options: object) -> DefineEmb
 
 
 def slow_row(unit: DefineEmbedding, token: int) -> list[float]:
-    layers = [
-        (weight.tolist(), bias.tolist())
-        for weight, bias in (unit.group_layer(number) for number in range(len(unit.layers)))
-    ]
+    layers = []
+    for number, groups in enumerate(unit.shape.groups):
+        weight, bias = unit.group_layer(number)
+        blocks = weight.tolist() * (groups if unit.shape.shared_blocks else 1)
+        assert len(blocks) == groups
+        layers.append((blocks, bias.tolist()))
     token_vector = unit.map.weight[token].tolist()
-    return reference.unit(
-        unit.shape.kind, token_vector, layers, unit.reduce.weight.tolist(), unit.reduce.bias.tolist()
-    )
+    last = (None, None) if unit.reduce is None else (unit.reduce.weight.tolist(), unit.reduce.bias.tolist())
+    return reference.unit(unit.shape.kind, token_vector, layers, *last)
 
 
 def shape_of(kind: UnitKind) -> UnitShape:
@@ -62,10 +63,22 @@ def test_mixing_changes_what_groups_read() -> None:
     assert shape.groups == (4, 2)
     unit = random_unit(shape)
     mapped = torch.zeros(1, 4, dtype=torch.float64, requires_grad=True)
-    unit.expand(mapped)[0, : shape.expand_dim // 2].sum().backward()
+    *_, expanded, _ = unit.stages(mapped)
+    expanded[0, : shape.expand_dim // 2].sum().backward()
     assert mapped.grad is not None
     assert mapped.grad[0, :2].all()
     assert not mapped.grad[0, 2:].any()
+
+
+def test_stages_are_those_of_the_layers() -> None:
+    shape = UnitShape(11, 8, 9, 24, 3, 4)
+    unit = random_unit(shape)
+    stages = list(unit.stages(unit.map.weight))
+    assert [stage.shape[1] for stage in stages] == [8, *shape.widths, 9]
+    torch.testing.assert_close(stages[-1], unit(torch.arange(11)))
+    first = GroupLinear(shape.layers[0], dtype=torch.float64)
+    first.load_state_dict(unit.layers[0].state_dict())
+    torch.testing.assert_close(stages[1], torch.nn.functional.gelu(first(unit.map.weight)))
 
 
 def test_ids_of_any_shape() -> None:

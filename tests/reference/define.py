@@ -49,10 +49,13 @@ def unit(
     kind: str,
     token: Vector,
     layers: Sequence[tuple[Sequence[Matrix], Vector]],
-    reduce_weight: Matrix,
-    reduce_bias: Vector,
+    reduce_weight: Matrix | None,
+    reduce_bias: Vector | None,
 ) -> Vector:
-    """e -> e_o; `layers` are (blocks, bias), `reduce_weight` has a row for each value of the output."""
+    """e -> e_o; `layers` are (blocks, bias), `reduce_weight` has a row for each value of the output.
+
+    A block stands in `blocks` once for each group that it serves. Without a reduction the last layer is linear.
+    """
     values = list(token)
     for number, (blocks, bias) in enumerate(layers):
         if number and kind == "define":
@@ -65,11 +68,36 @@ def unit(
         elif number and kind == "group-linear-shuffle":
             parts = split(values, len(blocks))
             values = [part[position] for position in range(len(parts[0])) for part in parts]
-        output = [gelu(value) for value in group_transformation(values, blocks, bias)]
+        output = group_transformation(values, blocks, bias)
+        if reduce_weight is not None or number < len(layers) - 1:
+            output = [gelu(value) for value in output]
         if number and kind == "hgt-residual":
             output = [own + before for own, before in zip(output, values, strict=True)]
         values = output
+    if reduce_weight is None or reduce_bias is None:
+        return values
     return [
         sum(weight * value for weight, value in zip(row, values, strict=True)) + offset
         for row, offset in zip(reduce_weight, reduce_bias, strict=True)
     ]
+
+
+def unit_weights(
+    n: int,
+    k: int,
+    m: int,
+    layer_groups: Sequence[int],
+    *,
+    skips: bool,
+    shared: bool = False,
+    reduces: bool = True,
+) -> float:
+    """Weights of a unit as section 3 has it, whatever divides: no bias, no map table."""
+    depth = len(layer_groups)
+    widths = [n + layer * (k - n) / depth for layer in range(depth + 1)]
+    weights = 0.0
+    for layer, count in enumerate(layer_groups):
+        inputs = widths[layer] + (n if layer and skips else 0)
+        block = inputs / count * widths[layer + 1] / count
+        weights += block if shared else count * block
+    return weights + (k * m if reduces else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, Literal, get_args
 
@@ -37,6 +37,8 @@ class EmbeddingOptions:
         depth: expansion layers N; None: 3.
         max_groups: g_max; None: 4.
         kind: of the input's unit; None: define.
+        shared_blocks: one block of weights for all groups of a layer of the unit.
+        reduction: whether the unit ends with a linear layer from k to m; without it k is m.
         cache: write the rows of the input's unit instead of the unit.
         epochs: passes over the table at most; None: a few.
         dtype: type of the result; None: as stored.
@@ -49,6 +51,8 @@ class EmbeddingOptions:
     depth: int | None = None
     max_groups: int | None = None
     kind: UnitKind | None = None
+    shared_blocks: bool = False
+    reduction: bool = True
     cache: bool = False
     epochs: int | None = None
     dtype: str | None = None
@@ -145,6 +149,8 @@ def _cached(
         options.max_groups,
         options.kind,
         options.epochs,
+        options.shared_blocks or None,
+        None if options.reduction else False,
         text,
     )
     if options.side not in (None, "input") or any(value is not None for value in asked):
@@ -154,9 +160,7 @@ def _cached(
         )
     unit, output = tables.change.unit, tables.change.output
     assert unit is not None
-    cached = InputChange(
-        unit.kind, unit.map_dim, unit.expand_dim, unit.depth, unit.max_groups, unit.zero_padding, cached=True
-    )
+    cached = replace(unit, cached=True)
     if output is not None and output.tied:
         output = OutputChange(output.map_dim)
     return EmbeddingPlan(
@@ -235,6 +239,10 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
                 "--expand-dim, --depth and --max-groups are of the input's unit",
                 "Choose --side input or both.",
             )
+        if options.shared_blocks or not options.reduction:
+            raise UsageError(
+                "--shared-blocks and --no-reduction are of the input's unit", "Choose --side input or both."
+            )
         if options.kind not in (None, "projective"):
             raise UsageError(f"--kind {kind} is of the input's unit", "Choose --side input or both.")
         kind = "projective"
@@ -245,10 +253,27 @@ def chosen_shape(tables: TokenTables, options: EmbeddingOptions, has_unit: bool)
         unit = _multiple(groups, depth, kind)
         if n is None:
             n = min(max(round(tables.model_dim / NARROWER / unit), 1) * unit, max(tables.model_dim - 1, 1))
-        if k is None:
+        if k is None and not options.reduction:
+            k = (2 if kind == "hgt-residual" else 1) * tables.model_dim
+        elif k is None:
             k = max(round(WIDER * tables.model_dim / (2 * unit)), 1) * 2 * unit
             k = max(k, -(-n // unit) * 2 * unit)
-    return UnitShape(tables.vocabulary, n, tables.model_dim, k, depth, groups, kind)
+    if kind == "projective" and n == tables.model_dim:
+        raise UsageError(
+            f"The map dimension {n} is the model's width: a projection of it is a table as large as before",
+            f"Give --map-dim below {n}; a unit that expands may have as much.",
+        )
+    return UnitShape(
+        tables.vocabulary,
+        n,
+        tables.model_dim,
+        k,
+        depth,
+        groups,
+        kind,
+        options.shared_blocks,
+        options.reduction,
+    )
 
 
 def _multiple(groups: int, depth: int, kind: UnitKind) -> int:
@@ -271,7 +296,15 @@ def _change(
     unit, output = before.input, before.output
     if "input" in sides:
         expansion = (shape.expand_dim, shape.depth, shape.max_groups) if shape.layers else (0, 0, 0)
-        unit = InputChange(shape.kind, shape.map_dim, *expansion, zero_padding, options.cache)
+        unit = InputChange(
+            shape.kind,
+            shape.map_dim,
+            *expansion,
+            zero_padding,
+            options.cache,
+            shape.shared_blocks,
+            shape.reduction,
+        )
         if is_tied:
             output = OutputChange()
     if "output" in sides:
@@ -290,6 +323,8 @@ def _arguments(
         "expand_dim": shape.expand_dim if has_layers else None,
         "depth": shape.depth if has_layers else None,
         "max_groups": shape.max_groups if has_layers else None,
+        "shared_blocks": shape.shared_blocks or None,
+        "no_reduction": not shape.reduction or None,
         "cache": options.cache or None,
         **({} if text is None else described(text)),
         "epochs": options.epochs,

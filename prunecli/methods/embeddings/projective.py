@@ -90,9 +90,9 @@ def projective(found: Moments, map_dim: int, parts: int = 1) -> Projective:
             expansion layer reads strong and weak ones.
 
     Raises:
-        UsageError: n is not below m, or not a multiple of `parts`.
+        UsageError: n is above m, or not a multiple of `parts`.
     """
-    if not 0 < map_dim < len(found.mean) or map_dim % parts:
+    if not 0 < map_dim <= len(found.mean) or map_dim % parts:
         raise UsageError(
             f"A map dimension of {map_dim} does not fit a table of width {len(found.mean)} and {parts} parts"
         )

@@ -59,6 +59,55 @@ def test_starts_no_worse_than_projective_and_improves(kind: UnitKind) -> None:
     assert not found.unit.map.weight.is_sparse
 
 
+EXPANDING = [kind for kind in UNIT_KINDS if kind != "projective"]
+
+
+@pytest.mark.parametrize("kind", EXPANDING)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_last_layer_that_ends_is_fitted_too(kind: UnitKind, shared: bool) -> None:
+    array = bent_table()
+    expand_dim = 48 if kind == "hgt-residual" else 24
+    shape = UnitShape(300, 8, 24, expand_dim, 3, 4, kind, shared, reduction=False)
+    found = fit(array, replace(FAST, epochs=15), shape)
+    if shape.groups[-1] == 1:
+        assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
+    assert found.start.explained_variance > 0
+    assert found.quality.error < found.start.error
+    assert found.parameters_after == sum(value.numel() for value in found.unit.parameters())
+
+
+@pytest.mark.parametrize("kind", EXPANDING)
+def test_one_block_for_all_groups_starts_no_worse_than_projective(kind: UnitKind) -> None:
+    found = fit(bent_table(), replace(FAST, epochs=15), replace(SHAPE, kind=kind, shared_blocks=True))
+    if kind != "group-linear-shuffle":
+        assert found.start.explained_variance >= found.baseline.explained_variance - 1e-5
+    assert found.quality.error < found.start.error
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_last_layer_is_the_best_for_its_inputs(shared: bool) -> None:
+    """Group by group, or with one block for both groups and a constant of each."""
+    array = bent_table()
+    shape = UnitShape(300, 8, 24, 24, 2, 2, "group-linear", shared, reduction=False)
+    unit = fit(array, replace(FAST, epochs=1), shape).unit
+    refine_reduction(unit, Table.of(array), row_weights(300))
+    with torch.no_grad():
+        first = torch.nn.functional.gelu(unit.layers[0](unit.map.weight))
+    halves, targets = np.split(first.numpy(), 2, axis=1), np.split(array, 2, axis=1)
+    one = np.ones((300, 1))
+    if shared:
+        zero = np.zeros((300, 1))
+        features = np.vstack([np.hstack([halves[0], one, zero]), np.hstack([halves[1], zero, one])])
+        problems = [(features, np.vstack(targets))]
+    else:
+        problems = [(np.hstack([half, one]), target) for half, target in zip(halves, targets, strict=True)]
+    least = sum(
+        ((target - features @ np.linalg.lstsq(features, target, rcond=None)[0]) ** 2).sum()
+        for features, target in problems
+    )
+    assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)
+
+
 def test_a_projective_unit_is_the_truncated_svd() -> None:
     array = bent_table()
     found = fit(array, shape=replace(SHAPE, kind="projective"))
@@ -138,7 +187,8 @@ def test_the_reduction_is_the_best_for_its_features() -> None:
     unit = fit(array).unit
     refine_reduction(unit, Table.of(array), row_weights(300))
     with torch.no_grad():
-        features = np.concatenate([unit.expand(unit.map.weight).numpy(), np.ones((300, 1))], axis=1)
+        *_, expanded, _ = unit.stages(unit.map.weight)
+        features = np.concatenate([expanded.numpy(), np.ones((300, 1))], axis=1)
     solution, *_ = np.linalg.lstsq(features, array, rcond=None)
     least = ((array - features @ solution) ** 2).sum()
     assert ((array - unit.rows(0, 300).numpy()) ** 2).sum() == pytest.approx(least, rel=0.02)

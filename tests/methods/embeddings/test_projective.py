@@ -50,7 +50,7 @@ def test_tables_of_low_rank_stay_finite() -> None:
     np.testing.assert_allclose(found.mapped(array) @ found.expansion + found.mean, array)
 
 
-@pytest.mark.parametrize(("map_dim", "parts"), [(24, 1), (0, 1), (8, 3)])
+@pytest.mark.parametrize(("map_dim", "parts"), [(25, 1), (0, 1), (8, 3)])
 def test_dimensions_that_do_not_fit_are_refused(map_dim: int, parts: int) -> None:
     with pytest.raises(UsageError, match="does not fit a table of width 24"):
         start_of(bent_table(), map_dim, parts)
