@@ -75,14 +75,14 @@ def test_an_output_has_a_map_alone(options: EmbeddingOptions) -> None:
 
 
 def test_a_unit_may_be_as_wide_as_the_model_a_projection_not() -> None:
-    assert _shape(tables(512), EmbeddingOptions(map_dim=512), has_unit=True).map_dim == 512
+    assert chosen_shape(tables(512), EmbeddingOptions(map_dim=512), has_unit=True).map_dim == 512
     with pytest.raises(UsageError, match="table as large as before"):
-        _shape(tables(512), EmbeddingOptions(map_dim=512, kind="projective"), has_unit=True)
+        chosen_shape(tables(512), EmbeddingOptions(map_dim=512, kind="projective"), has_unit=True)
 
 
 @pytest.mark.parametrize(("kind", "k"), [("define", 512), ("hgt-residual", 1024)])
 def test_without_the_reduction_k_is_the_width(kind: UnitKind, k: int) -> None:
-    shape = _shape(tables(512), EmbeddingOptions(kind=kind, reduction=False), has_unit=True)
+    shape = chosen_shape(tables(512), EmbeddingOptions(kind=kind, reduction=False), has_unit=True)
     assert (shape.map_dim, shape.expand_dim, shape.features) == (64, k, 512)
 
 
