@@ -129,5 +129,9 @@ def _as_linear(model: Any, weight: nn.Parameter, bias: nn.Parameter | None) -> N
 
 
 def _stretch(unit: DefineEmbedding, spread: float) -> None:
-    """Scale the reduction so that the unit's rows have this standard deviation."""
-    unit.reduce.weight.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
+    """Scale the last linear step so that the unit's rows have this standard deviation.
+
+    Where a residual connection adds to that step, they only come nearer to it.
+    """
+    last = unit.group_layer(len(unit.layers) - 1)[0] if unit.reduce is None else unit.reduce.weight
+    last.mul_(spread / unit.rows(0, min(SAMPLED_ROWS, unit.num_embeddings)).std())
