@@ -21,12 +21,15 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_plot
-from prunecli.commands.rewriting import How
+from prunecli.commands.rewriting import How, Shown, change
 
 if TYPE_CHECKING:
-    from prunecli.methods.embeddings.plan import EmbeddingOptions
+    from prunecli.methods.embeddings.factorize import Factors
+    from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan
+    from prunecli.methods.embeddings.quality import Quality as RowQuality
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.define import UnitKind
+    from prunecli.results.rewriting import Factorization
     from prunecli.text.choice import Lines
 
 SideName = Literal["input", "output", "both"]
@@ -186,7 +189,6 @@ def factorize_embeddings(
 
 def _run(checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines, plot: Path | None, how: How) -> None:
     from prunecli.commands.embedding_plot import draw, require_unit
-    from prunecli.commands.embedding_table import growth, payload, show
     from prunecli.methods.embeddings.factorize import fit_embeddings
     from prunecli.methods.embeddings.plan import plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
@@ -195,11 +197,103 @@ def _run(checkpoint: Checkpoint, options: EmbeddingOptions, text: Lines, plot: P
     if plot is not None:
         require_unit(plan)
     how.note(*plan.reasons)
-    if (warning := growth(checkpoint, plan)) is not None:
+    if (warning := _growth(checkpoint, plan)) is not None:
         console.warn(warning)
     is_fitted = how.output is not None and how.weights
     factors = fit_embeddings(checkpoint, plan, how.progress) if is_fitted else None
     shown = how.apply(checkpoint, rewrite_embeddings(checkpoint, plan, factors))
     if plot is not None and factors is not None:
         draw(checkpoint, plan, factors, plot, how.progress)
-    how.show(lambda: payload(shown, plan, factors), lambda: show(shown, plan, factors))
+    how.show(lambda: _document(shown, plan, factors), lambda: _show(shown, plan, factors))
+
+
+def _embedding_parameters(checkpoint: Checkpoint, plan: EmbeddingPlan) -> tuple[int, int]:
+    """Of everything that is the token embeddings', before and after."""
+    from math import prod
+
+    from prunecli.methods.embeddings.rewrite import embedding_shapes
+
+    before, after = (
+        sum(map(prod, embedding_shapes(checkpoint, change).values()))
+        for change in (checkpoint.structure.embedding, plan.change)
+    )
+    return before, after
+
+
+def _growth(checkpoint: Checkpoint, plan: EmbeddingPlan) -> str | None:
+    """A warning where the embeddings take more room afterwards; None where they do not, or only --cache is asked."""
+    before, after = _embedding_parameters(checkpoint, plan)
+    both = plan.shape is not None and plan.output_dim is not None
+    if after <= before or (plan.shape is None and plan.output_dim is None):
+        return None
+    if plan.is_tied and not both:
+        asked, other = ("input", "output") if plan.output_dim is None else ("output", "input")
+        why = f"input and output share a table, and --side {asked} stores the {other}'s apart"
+        remedy = "--side both keeps one table for both."
+    elif plan.change.input is not None and plan.change.input.cached:
+        why = "--cache writes the rows down beside all that is left"
+        remedy = "Leave out --cache for a small file; it can be given later, for the result."
+    else:
+        why = "the unit is larger than what it saves"
+        remedy = "Choose a smaller --expand-dim or --map-dim, or --kind projective."
+    grown = f"{before:,} -> {after:,} parameters ({after / before:.1%})"
+    return f"Warning: the embeddings grow, {grown}: {why}.\n{remedy}"
+
+
+def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Factorization:
+    from prunecli.results.rewriting import Factorization, Quality, UnitFit
+
+    before, after = _embedding_parameters(shown.result.source, plan)
+    fits: dict[str, Quality] = {}
+    if factors is not None and (fit := factors.fit) is not None:
+        fits["input"] = UnitFit(
+            **_quality(fit.quality),
+            unit_parameters=fit.unit.shape.parameters,
+            table_parameters=fit.parameters_before,
+            projective=Quality(**_quality(fit.baseline)),
+            errors=[*fit.errors],
+        )
+    if factors is not None and (output := factors.output) is not None:
+        cosine = {} if output.quality is None else {"mean_cosine": output.quality.mean_cosine}
+        fits["output_layer"] = Quality(explained_variance=output.explained_variance, **cosine)
+    return shown.document(
+        Factorization,
+        plan.seed,
+        embedding=plan.change.to_json(),
+        embedding_parameters_before=before,
+        embedding_parameters_after=after,
+        **fits,
+    )
+
+
+def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
+    own = ["embedding parameters", *change(*_embedding_parameters(shown.result.source, plan))]
+    rows = [own, *shown.rows()]
+    console.show(console.table("Embeddings", ("", "Before", "After", "Left"), rows))
+    if factors is not None and (lines := _lines(factors)):
+        columns = ("", "Explained variance", "Mean cosine", "Parameters")
+        console.show(console.table("How near the rows come", columns, lines))
+    shown.show_place(dry="nothing is fitted or written")
+
+
+def _lines(factors: Factors) -> list[list[str]]:
+    rows = []
+    if (fit := factors.fit) is not None:
+        shape = fit.unit.shape
+        rows.append([f"input, {shape.kind}", *_figures(fit.quality), f"{fit.parameters_after:,}"])
+        if shape.kind != "projective":
+            plain = f"input, projective with the same n = {shape.map_dim}"
+            rows.append([plain, *_figures(fit.baseline), f"{fit.baseline_parameters:,}"])
+    if (output := factors.output) is not None:
+        cosine = "-" if output.quality is None else f"{output.quality.mean_cosine:.4f}"
+        of = "the input's map table" if output.table is None else "its own map table"
+        rows.append([f"output, through {of}", f"{output.explained_variance:.2%}", cosine, ""])
+    return rows
+
+
+def _figures(quality: RowQuality) -> tuple[str, str]:
+    return f"{quality.explained_variance:.2%}", f"{quality.mean_cosine:.4f}"
+
+
+def _quality(quality: RowQuality) -> dict[str, float]:
+    return {"explained_variance": quality.explained_variance, "mean_cosine": quality.mean_cosine}

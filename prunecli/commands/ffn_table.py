@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 
@@ -13,35 +13,31 @@ if TYPE_CHECKING:
     from prunecli.methods.ffn.arrange import FfnPlan, Group
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.ffn import FfnLayer
-
-FORMAT = "prunecli.ffn-plan/1"
+    from prunecli.results.rewriting import FfnSharing
 
 COLUMNS = ("Layers", "FFN", "Width", "Parameters")
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
 
 
-def ffn_payload(shown: Shown, plan: FfnPlan) -> dict[str, Any]:
-    """What `--json` prints."""
+def ffn_document(shown: Shown, plan: FfnPlan, seed: int | None, *, narrowed: bool = False) -> FfnSharing:
+    """What `--json` prints; of FFNs that are narrowed also their width before."""
+    from prunecli.results.rewriting import FfnGroup, FfnSharing
+
     parameters = _parameters(shown, plan)
     groups = [
-        {
-            "owner": group.owner,
-            "members": list(group.members),
-            "sources": list(group.sources),
-            "init": group.init or "keep",
-            "width": group.width,
-            "scale": group.scale,
-            "parameters": parameters[group.owner],
-        }
+        FfnGroup(
+            owner=group.owner,
+            members=[*group.members],
+            sources=[*group.sources],
+            init=group.init or "keep",
+            width=group.width,
+            scale=group.scale,
+            parameters=parameters[group.owner],
+            **({"width_before": group.init_width} if narrowed else {}),
+        )
         for group in plan.groups
     ]
-    return {
-        **shown.header(FORMAT, plan.seed),
-        "groups": groups,
-        "removed": list(plan.removed),
-        "sparse": list(plan.sparse),
-        **shown.sizes(),
-    }
+    return shown.document(FfnSharing, seed, groups=groups, removed=plan.removed, sparse=plan.sparse)
 
 
 def show_ffns(shown: Shown, plan: FfnPlan) -> None:
@@ -53,7 +49,6 @@ def show_ffns(shown: Shown, plan: FfnPlan) -> None:
 
 def _parameters(shown: Shown, plan: FfnPlan) -> dict[str, int]:
     """Owner of a group -> parameters of its FFN."""
-
     tensors = {layer.name: layer.tensors for layer in shown.result.source.layout.ffns}
     sizes = {output.name: output.info.numel for output in shown.result.rewrite.outputs}
     return {
@@ -70,7 +65,6 @@ def ffn_table(checkpoint: Checkpoint, plan: FfnPlan, parameters: Mapping[str, in
         plan: the decision.
         parameters: of each group's FFN, by its owner.
     """
-
     layers = {layer.name: layer for layer in checkpoint.layout.ffns}
     rows = [
         [

@@ -34,6 +34,7 @@ from prunecli.tensors.quantities import parse_names
 if TYPE_CHECKING:
     from prunecli.methods.experts.plan import ExpertOptions, ExpertPlan
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.rewriting import ExpertSelection
 
 MetricName = Literal["importance", "importance-vanilla", "top1", "top2", "load-balance", "random"]
 
@@ -210,22 +211,22 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
         files = ", ".join(map(str, options.gates)) if isinstance(options.gates, tuple) else "the statistics"
         how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
     shown = how.apply(checkpoint, rewrite_experts(checkpoint, plan))
-    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
+    how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
 
 
-def _payload(shown: Shown, plan: ExpertPlan, options: ExpertOptions) -> dict[str, Any]:
+def _document(shown: Shown, plan: ExpertPlan, seed: int) -> ExpertSelection:
     from prunecli.methods.experts.memory_fit import fit_payload
-    from prunecli.methods.experts.selection import SELECTION_FORMAT
+    from prunecli.results.rewriting import ExpertSelection
 
-    return {
-        **shown.header(SELECTION_FORMAT, options.seed),
-        "experts_before": sum(layer.num_experts for layer in shown.result.source.require_mixtures()),
-        "experts_after": plan.count,
-        **shown.sizes(),
-        "thresholds": dict(plan.thresholds),
+    return shown.document(
+        ExpertSelection,
+        seed,
+        experts_before=sum(layer.num_experts for layer in shown.result.source.require_mixtures()),
+        experts_after=plan.count,
+        thresholds=plan.thresholds,
         **({} if plan.fit is None else {"fit": fit_payload(plan.fit)}),
-        "kept": {layer: list(ids) for layer, ids in plan.kept.items()},
-    }
+        kept=plan.kept,
+    )
 
 
 def _show(shown: Shown, plan: ExpertPlan) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -167,12 +167,13 @@ def prune_ffn(
 def _run(
     checkpoint: Checkpoint, options: NarrowOptions, choice: TextChoice, running: RunOptions, how: How
 ) -> None:
+    from prunecli.commands.ffn_table import ffn_document
     from prunecli.methods.ffn.rewrite import rewrite_ffn
 
     plan = _plan(checkpoint, options, choice, running, how)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
-    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
+    how.show(lambda: ffn_document(shown, plan, options.seed, narrowed=True), lambda: _show(shown, plan))
 
 
 def _plan(
@@ -192,15 +193,6 @@ def _plan(
         replace(options, text=describe(data, choice)),
         lambda: measure_activations(checkpoint, data, running, how.progress, console.note),
     )
-
-
-def _payload(shown: Shown, plan: FfnPlan, options: NarrowOptions) -> dict[str, Any]:
-    from prunecli.commands.ffn_table import ffn_payload
-
-    widths = {group.owner: group.init_width for group in plan.groups}
-    payload = ffn_payload(shown, plan)
-    groups = [{**group, "width_before": widths[group["owner"]]} for group in payload["groups"]]
-    return {**payload, "seed": options.seed, "groups": groups}
 
 
 def _show(shown: Shown, plan: FfnPlan) -> None:

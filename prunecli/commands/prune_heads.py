@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from prunecli.methods.heads.plan import HeadOptions, HeadPlan
     from prunecli.model.attention import AttentionKind, AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.rewriting import HeadSelection
 
 MetricName = Literal["importance", "random"]
 
@@ -151,19 +152,19 @@ def _run(checkpoint: Checkpoint, options: HeadOptions, how: How) -> None:
     plan = plan_heads(checkpoint, options)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_heads(checkpoint, plan))
-    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
+    how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
 
 
-def _payload(shown: Shown, plan: HeadPlan, options: HeadOptions) -> dict[str, Any]:
-    from prunecli.methods.heads.selection import SELECTION_FORMAT
+def _document(shown: Shown, plan: HeadPlan, seed: int) -> HeadSelection:
+    from prunecli.results.rewriting import HeadSelection
 
-    return {
-        **shown.header(SELECTION_FORMAT, options.seed),
-        "heads_before": sum(layer.num_heads for layer in shown.result.source.layout.attentions),
-        "heads_after": plan.count,
-        **shown.sizes(),
-        "kept": {name: list(ids) for name, ids in plan.kept.items()},
-    }
+    return shown.document(
+        HeadSelection,
+        seed,
+        heads_before=sum(layer.num_heads for layer in shown.result.source.layout.attentions),
+        heads_after=plan.count,
+        kept=plan.kept,
+    )
 
 
 def _show(shown: Shown, plan: HeadPlan) -> None:

@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.layers.plan import LayerOptions, LayerPlan
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.rewriting import LayerSelection
     from prunecli.text.choice import TextChoice
-
-FORMAT = "prunecli.layer-plan/1"
 
 
 class MetricName(str, Enum):
@@ -194,7 +193,7 @@ def _run(
     plan = _plan(checkpoint, options, choice, running, how)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_layers(checkpoint, plan))
-    how.show(lambda: _payload(shown, plan, options), lambda: _show(shown, plan))
+    how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
 
 
 def _plan(
@@ -232,16 +231,18 @@ def _rows(shown: Shown, plan: LayerPlan) -> list[dict[str, Any]]:
     ]
 
 
-def _payload(shown: Shown, plan: LayerPlan, options: LayerOptions) -> dict[str, Any]:
+def _document(shown: Shown, plan: LayerPlan, seed: int) -> LayerSelection:
+    from prunecli.results.rewriting import LayerSelection
+
     rows = _rows(shown, plan)
-    return {
-        **shown.header(FORMAT, options.seed),
-        "layers_before": len(rows),
-        "layers_after": sum(row["kept"] for row in rows),
-        **shown.sizes(),
-        "kept": {side: list(numbers) for side, numbers in plan.kept.items()},
-        "layers": rows,
-    }
+    return shown.document(
+        LayerSelection,
+        seed,
+        layers_before=len(rows),
+        layers_after=sum(row["kept"] for row in rows),
+        kept=plan.kept,
+        layers=rows,
+    )
 
 
 def _show(shown: Shown, plan: LayerPlan) -> None:

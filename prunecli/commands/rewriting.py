@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from prunecli.commands import console
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from prunecli.model.stock import StockSupport
     from prunecli.pipeline import Applied
     from prunecli.progress import Progress
+    from prunecli.results.rewriting import Rewriting
+
+    Document = TypeVar("Document", bound=Rewriting)
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,10 @@ class How:
         for line in () if self.quiet else lines:
             console.note(line)
 
-    def show(self, payload: Callable[[], Mapping[str, Any]], tables: Callable[[], None]) -> None:
+    def show(self, document: Callable[[], Rewriting], tables: Callable[[], None]) -> None:
         """The result on stdout, in one of two forms; none with --quiet alone."""
         if self.json:
-            console.print_json(payload())
+            console.print_json(document().to_json())
         elif not self.quiet:
             tables()
 
@@ -76,30 +79,28 @@ class How:
 
 @dataclass(frozen=True)
 class Shown:
-    """What every rewriting command says of a result, as JSON and as lines."""
+    """What every rewriting command says of a result, as a document and as lines."""
 
     result: Applied
     weights: bool = True
 
-    def header(self, format: str, seed: int | None) -> dict[str, Any]:  # noqa: A002 (the key's name)
-        """What its JSON begins with."""
+    def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
+        """What `--json` prints: the fields that every kind has, and its own."""
         from prunecli.results.header import header
 
         result = self.result
-        return {
-            **header(format, [result.source], seed),
-            "left_out": [*result.left_out],
-            "output": None if result.output is None else str(result.output),
-            "stock": result.stock_support.to_json(),
-            "arguments": dict(result.rewrite.structure.history[-1]["arguments"]),
-        }
-
-    def sizes(self) -> dict[str, int]:
-        """Parameters and bytes, before and after, for its JSON."""
-        return asdict(self.result.summary)
+        return kind(
+            **header(kind.FORMAT, [result.source], seed),
+            left_out=[*result.left_out],
+            output=None if result.output is None else str(result.output),
+            stock=result.stock_support.to_json(),
+            arguments=dict(result.rewrite.structure.history[-1]["arguments"]),
+            **asdict(result.summary),
+            **fields,
+        )
 
     def rows(self) -> list[list[str]]:
-        """The same for a table."""
+        """Parameters and bytes, before and after, for a table."""
         of = self.result.summary
         return [
             ["parameters", *change(of.parameters_before, of.parameters_after)],

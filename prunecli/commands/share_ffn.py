@@ -196,13 +196,13 @@ def share_ffn(
 def _run(
     checkpoint: Checkpoint, options: FfnOptions, choice: TextChoice, running: RunOptions, how: How
 ) -> None:
-    from prunecli.commands.ffn_table import ffn_payload, show_ffns
+    from prunecli.commands.ffn_table import ffn_document, show_ffns
     from prunecli.methods.ffn.rewrite import rewrite_ffn
 
     plan = _plan(checkpoint, options, choice, running, quiet=how.quiet)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
-    how.show(lambda: ffn_payload(shown, plan), lambda: show_ffns(shown, plan))
+    how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
 
 
 def _plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     from prunecli.methods.vocabulary.plan import VocabularyPlan
     from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.results.rewriting import VocabularySelection
     from prunecli.text.choice import Lines
-
-FORMAT = "prunecli.vocabulary/1"
 
 DEMO_SPLIT = "val"
 """Of the demo's text, where no --split is given: in its train every token occurs."""
@@ -130,34 +129,35 @@ def _run(checkpoint: Checkpoint, options: VocabularyOptions, lines: Lines, how: 
     for name in (name for name, content in plan.files.items() if content is None):
         how.note(f"{name} is left out: it holds the old vocabulary in a form that cannot be shortened.")
     shown = how.apply(checkpoint, rewrite_vocabulary(checkpoint, plan))
-    how.show(lambda: _payload(shown, plan), lambda: _show(shown, plan))
+    how.show(lambda: _document(shown, plan), lambda: _show(shown, plan))
 
 
-def _payload(shown: Shown, plan: VocabularyPlan) -> dict[str, Any]:
+def _document(shown: Shown, plan: VocabularyPlan) -> VocabularySelection:
     from dataclasses import asdict
 
     from prunecli.methods.vocabulary.rewrite import embedding_sizes
+    from prunecli.results.rewriting import ReadText, VocabularySelection
 
     tokens = plan.tokens
     parameters, nbytes = embedding_sizes(shown.result.source, shown.result.rewrite)
-    return {
-        **shown.header(FORMAT, None),
-        "tokens_before": tokens.size,
-        "tokens_after": len(tokens.kept),
-        "parts": dict(tokens.parts),
-        "text": {
-            "sentences": plan.text.sentences,
-            "sha256": plan.text.sha256,
-            "share_kept": tokens.share,
+    return shown.document(
+        VocabularySelection,
+        None,
+        tokens_before=tokens.size,
+        tokens_after=len(tokens.kept),
+        parts=tokens.parts,
+        text=ReadText(
+            sentences=plan.text.sentences,
+            sha256=plan.text.sha256,
+            share_kept=tokens.share,
             **{f"compared_{name}": value for name, value in asdict(plan.check).items()},
-        },
-        "embedding_parameters_before": parameters[0],
-        "embedding_parameters_after": parameters[1],
-        "embedding_bytes_before": nbytes[0],
-        "embedding_bytes_after": nbytes[1],
-        **shown.sizes(),
-        "kept": list(tokens.kept),
-    }
+        ),
+        embedding_parameters_before=parameters[0],
+        embedding_parameters_after=parameters[1],
+        embedding_bytes_before=nbytes[0],
+        embedding_bytes_after=nbytes[1],
+        kept=tokens.kept,
+    )
 
 
 def _show(shown: Shown, plan: VocabularyPlan) -> None:

@@ -20,6 +20,7 @@ from prunecli.results.evaluation import Evaluation
 from prunecli.results.heads import HeadScores
 from prunecli.results.inspection import Inspection
 from prunecli.results.latency import Latency
+from prunecli.results.rewriting import Rewriting
 from prunecli.results.tabled import Tabled
 from prunecli.results.training import Training
 from prunecli.tensors.directory import read_config
@@ -202,9 +203,9 @@ def read_document(name: str, path: Path) -> ResultFile | None:
     format_ = payload.get("format") if isinstance(payload, dict) else None
     if not isinstance(format_, str):
         return None
-    shown = {one.rpartition("/")[0]: kind for one, kind in formats().items() if kind is not Inspection}
-    kind = shown.get(format_.rpartition("/")[0])
-    if kind is None:
+    kinds = {known.rpartition("/")[0]: kind for known, kind in formats().items()}
+    kind = kinds.get(format_.rpartition("/")[0])
+    if kind is None or issubclass(kind, (Inspection, Rewriting)):  # the checkpoints themselves are shown
         return None
     if format_ != kind.FORMAT:
         read_json(path, kind.FORMAT)  # raises: of another version

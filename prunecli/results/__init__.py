@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 def read(path: Path | str) -> Tabled:
     """Read evaluation.json, latency.json, similarity.json, languages.json, heads.json, head-comparison.json,
-    gates.json, a training's log, or what `inspect --json` printed.
+    gates.json, a training's log, or what `inspect --json` or a rewriting command's `--json` printed.
 
     Returns:
         A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `HeadScores`,
-        `HeadComparison`, `GateStatistics`, `Training`, `Inspection`.
+        `HeadComparison`, `GateStatistics`, `Training`, `Inspection`, or one of those in `results.rewriting`.
 
     Raises:
         DataError: missing, cut short, not a result of this version, or with fields that no run writes.
-        StatisticsError: the same of the fields of heads.json and gates.json.
+        StatisticsError: the same of the fields of heads.json, gates.json and of selections.
     """
     from prunecli.errors import DataError
     from prunecli.tensors.documents import read_json
@@ -55,6 +55,14 @@ def formats() -> Mapping[str, type[Tabled]]:
     from prunecli.results.inspection import Inspection
     from prunecli.results.languages import Languages
     from prunecli.results.latency import Latency
+    from prunecli.results.rewriting import (
+        ExpertSelection,
+        Factorization,
+        FfnSharing,
+        HeadSelection,
+        LayerSelection,
+        VocabularySelection,
+    )
     from prunecli.results.similarity import Similarity
     from prunecli.results.training import Training
 
@@ -68,8 +76,14 @@ def formats() -> Mapping[str, type[Tabled]]:
         HeadScores,
         HeadComparison,
         Inspection,
+        ExpertSelection,
+        HeadSelection,
+        LayerSelection,
+        FfnSharing,
+        Factorization,
+        VocabularySelection,
     )
-    return {one.FORMAT: one for one in classes}
+    return {kind.FORMAT: kind for kind in classes}
 
 
 __all__ = ["formats", "read"]

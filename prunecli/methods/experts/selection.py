@@ -15,9 +15,6 @@ from prunecli.results.gates import ANY
 from prunecli.tensors.documents import read_json
 from prunecli.text.lines import near_names
 
-SELECTION_FORMAT = "prunecli.experts/1"
-"""A selection that `prune-experts --dry-run --json` printed: `{"kept": {layer: [ids]}}`."""
-
 
 def read_experts(
     path: Path,
@@ -121,24 +118,23 @@ def _by_layer(
             )
         row = int(np.searchsorted(starts, expert, side="right")) - 1
         kept[layers[row].name].add(expert - starts[row])
-    return _held(path, kept, layers)
+    return _in_layers(path, kept, layers)
 
 
 def _saved(path: Path, content: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
-    kept = content.get("kept")
-    if content["format"] != SELECTION_FORMAT or not isinstance(kept, dict):
-        raise StatisticsError(
-            f"{path}: format is {content['format']!r}, not {SELECTION_FORMAT!r}.",
-            "Statistics go with --gates, selections with --experts.",
-        )
+    from prunecli.results.rewriting import ExpertSelection
+
+    kept = ExpertSelection.from_json(content, path).kept
     names = {layer.name for layer in layers}
     if set(kept) != names:
         stray = sorted(set(kept) ^ names)[0]
         raise StatisticsError(f"{path}: a selection for another model: {stray} is not in both.")
-    return _held(path, {name: set(_list(path, kept, name)) for name in kept}, layers)
+    return _in_layers(path, {name: set(ids) for name, ids in kept.items()}, layers)
 
 
-def _held(path: Path, kept: Mapping[str, set[int]], layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
+def _in_layers(
+    path: Path, kept: Mapping[str, set[int]], layers: Sequence[Layer]
+) -> dict[str, tuple[int, ...]]:
     for layer in layers:
         absent = sorted(kept[layer.name] - set(layer.experts))
         if absent:

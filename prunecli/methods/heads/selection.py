@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from prunecli.errors import StatisticsError
 from prunecli.model.attention import AttentionLayer
 from prunecli.tensors.documents import read_json
-
-SELECTION_FORMAT = "prunecli.head-selection/1"
 
 
 def read_selection(path: Path, layers: Sequence[AttentionLayer]) -> dict[str, tuple[int, ...]]:
@@ -23,18 +20,16 @@ def read_selection(path: Path, layers: Sequence[AttentionLayer]) -> dict[str, tu
     Raises:
         StatisticsError: damaged, or for a model with other attentions or heads.
     """
-    kept = read_json(path, SELECTION_FORMAT).get("kept")
-    if not isinstance(kept, dict):
-        raise StatisticsError(f'{path}: holds no heads under "kept".', "Print the selection again.")
+    from prunecli.results.rewriting import HeadSelection
+
+    kept = HeadSelection.from_json(read_json(path, HeadSelection.FORMAT), path).kept
     stray = sorted(set(kept) ^ {layer.name for layer in layers})
     if stray:
         raise StatisticsError(f"{path}: a selection for another model: {stray[0]} is not in both.")
-    return {layer.name: _held(path, layer, kept[layer.name]) for layer in layers}
+    return {layer.name: _in_order(path, layer, kept[layer.name]) for layer in layers}
 
 
-def _held(path: Path, layer: AttentionLayer, ids: Any) -> tuple[int, ...]:
-    if not isinstance(ids, list) or not all(type(head) is int for head in ids):
-        raise StatisticsError(f"{path}: {layer.name} has no list of head ids.", "Print the selection again.")
+def _in_order(path: Path, layer: AttentionLayer, ids: Sequence[int]) -> tuple[int, ...]:
     absent = sorted(set(ids) - set(layer.heads))
     if absent:
         raise StatisticsError(
