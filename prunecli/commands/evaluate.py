@@ -86,6 +86,15 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    comet: Annotated[
+        str | None,
+        typer.Option(
+            "--comet",
+            help="COMET too, by this model (Unbabel/wmt22-comet-da, or a .ckpt file); needs comet-score.",
+            metavar="MODEL",
+            show_default=False,
+        ),
+    ] = None,
     bootstrap: Annotated[
         int, typer.Option("--bootstrap", min=0, help="Resamples of the significance test; 0: no test.")
     ] = 1000,
@@ -137,7 +146,7 @@ def evaluate(
     quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Translate with each checkpoint and score: chrF++, BLEU, spBLEU, length, over-generation.
+    """Translate with each checkpoint and score: chrF++, chrF, BLEU, spBLEU, COMET, length, over-generation.
 
     Language models, masked ones and classifiers are measured by perplexity, the loss of hidden tokens, and accuracy.
 
@@ -181,6 +190,7 @@ def evaluate(
         seed=seed,
         level=significance,
         spm=spm,
+        comet=comet,
         hypotheses=hypotheses,
         groups=groups,
         stride=stride,

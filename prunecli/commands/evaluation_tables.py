@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.runner import RunReport
 
-TITLES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
+TITLES = {"chrf++": "chrF++", "chrf": "chrF", "bleu": "BLEU", "spbleu": "spBLEU", "comet": "COMET"}
 WIDE = 4
 """With more checkpoints than this, a block holds chrF++ alone, so that the table fits 120 columns."""
 LABEL_WIDTH = 12

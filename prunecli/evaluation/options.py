@@ -27,6 +27,7 @@ class EvaluationOptions:
         seed: of the resamples, and of the tokens that `mlm` hides.
         level: a difference counts as significant below this p-value; in (0, 1).
         spm: FLORES-200's SentencePiece model; None: where sacrebleu keeps it, or no spBLEU.
+        comet: model of COMET, for its score; None: no such score.
         hypotheses: directory that translations are written to, or None.
         groups: file of groups of languages, for means by group; see `read_groups`.
         stride: of the windows of `lm`; None: context - 1.
@@ -41,6 +42,7 @@ class EvaluationOptions:
     seed: int = SEED
     level: float = LEVEL
     spm: Path | None = None
+    comet: str | None = None
     hypotheses: Path | None = None
     groups: Path | None = None
     stride: int | None = None
@@ -59,6 +61,7 @@ class EvaluationOptions:
         values = {
             "--stride": self.stride,
             "--spm": self.spm,
+            "--comet": self.comet,
             "--hypotheses": self.hypotheses,
             "--groups": self.groups,
             "--memory": self.memory,

@@ -1,4 +1,4 @@
-"""Translation scores: chrF++, BLEU and spBLEU through sacrebleu, length ratio, over-generation."""
+"""Translation scores: chrF++, chrF, BLEU and spBLEU through sacrebleu, length ratio, over-generation."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ from typing import Any
 from prunecli.errors import DataError
 from prunecli.evaluation.decoding import Translation
 from prunecli.tensors.git_lfs import refuse_pointer
-
-METRICS = ("chrf++", "bleu", "spbleu")
-"""Names of the scores, in the order in which they are shown."""
 
 SPM_NAME = "flores200sacrebleuspm"
 """What sacrebleu calls FLORES-200's SentencePiece model on disk."""
@@ -62,14 +59,18 @@ def spm_missing() -> str:
 
 
 def make_metrics(spm: Path | None) -> dict[str, Any]:
-    """sacrebleu's metrics by name: chrF++ (word order 2), BLEU (13a), and spBLEU where `spm` is given.
+    """sacrebleu's metrics by name: chrF++ (word order 2), chrF, BLEU (13a), and spBLEU where `spm` is given.
 
     Raises:
         DataError: `spm` is not a SentencePiece model.
     """
     from sacrebleu.metrics import BLEU, CHRF
 
-    metrics: dict[str, Any] = {"chrf++": CHRF(word_order=2), "bleu": BLEU(tokenize="13a")}
+    metrics: dict[str, Any] = {
+        "chrf++": CHRF(word_order=2),
+        "chrf": CHRF(),
+        "bleu": BLEU(tokenize="13a"),
+    }
     if spm is not None:
         spbleu = BLEU(tokenize="none")
         spbleu.tokenizer = _Pieces(spm)

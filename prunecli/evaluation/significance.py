@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prunecli.errors import UsageError
 
 SAMPLES = 1000
@@ -90,6 +93,31 @@ def paired_bootstrap(
                 p_value = 1.0
             test_of[name] = Significance(p_value, float(result.mean), float(result.ci))
     return tests
+
+
+def bootstrap_of_means(
+    systems: Sequence[NDArray[np.float64]], samples: int = SAMPLES, seed: int = SEED
+) -> list[Significance]:
+    """`paired_bootstrap` of a score that is the mean of the sentences' own.
+
+    Args:
+        systems: `[sentences]` of each system.
+    """
+    random = np.random.default_rng(seed)
+    means = np.empty((len(systems), samples))
+    for sample in range(samples):
+        drawn = random.integers(len(systems[0]), size=len(systems[0]))
+        means[:, sample] = [values[drawn].mean() for values in systems]
+    found = []
+    for values, own in zip(systems, means, strict=True):
+        p_value = None
+        if found:
+            difference, differences = values.mean() - systems[0].mean(), own - means[0]
+            larger = np.abs(differences - differences.mean()) > abs(difference)
+            p_value = 1.0 if difference == 0 else float((larger.sum() + 1) / (samples + 1))
+        low, high = np.quantile(own, [0.025, 0.975])
+        found.append(Significance(p_value, float(own.mean()), float(high - low) / 2))
+    return found
 
 
 @contextmanager

@@ -10,12 +10,21 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.evaluation.comet import comet_scores, require_comet
 from prunecli.evaluation.decoding import Translation, translate
 from prunecli.evaluation.group_means import differences, grouped_means
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
 from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score, scores_json
-from prunecli.evaluation.significance import Significance, check_bootstrap, paired_bootstrap
+from prunecli.evaluation.significance import (
+    Significance,
+    bootstrap_of_means,
+    check_bootstrap,
+    paired_bootstrap,
+)
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset
@@ -72,6 +81,8 @@ def evaluate_translation(
             _refuse_unwritable(output, checkpoints, text.split, pairs, options, force)
     if options.samples:
         check_bootstrap(options.samples, options.seed)
+    if options.comet is not None and process_group.is_main:
+        require_comet()
     metrics = make_metrics(options.spm)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
     partial = PartialTranslations(None if output is None else partial_path(output))
@@ -207,6 +218,7 @@ def _results(
     scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
     tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
     compare = len(labels) > 1 and options.samples > 0
+    comet = _comet(made, text, pairs, options, progress)
     with progress("scoring", len(pairs), "pairs") as advance:
         for pair in pairs:
             name, references = pair_name(*pair), text.sentences[pair[1]]
@@ -214,9 +226,19 @@ def _results(
                 scores[label][name] = score(made[label][name], references, metrics)
             if compare:
                 systems = [[t.text for t in made[label][name]] for label in labels]
-                found = paired_bootstrap(systems, references, metrics, options.samples, options.seed)
-                for label, result in zip(labels, found, strict=True):
+                results = paired_bootstrap(systems, references, metrics, options.samples, options.seed)
+                for label, result in zip(labels, results, strict=True):
                     tests[label][name] = result
+            if comet:
+                own = [comet[label][name] for label in labels]
+                for label, values in zip(labels, own, strict=True):
+                    known = scores[label][name]
+                    scores[label][name] = replace(
+                        known, values={**known.values, "comet": float(values.mean())}
+                    )
+                found = bootstrap_of_means(own, options.samples, options.seed) if compare else []
+                for label, test_of in zip(labels, found, strict=False):
+                    tests[label][name]["comet"] = test_of
             advance(1)
     by_pair = {label: {pair: scores[label][pair_name(*pair)] for pair in pairs} for label in labels}
     first = by_pair[labels[0]]
@@ -225,6 +247,8 @@ def _results(
         for label, own in by_pair.items()
     }
     signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
+    if options.comet is not None:
+        signatures["comet"] = f"model:{options.comet}|scale:100"
     test = {
         "test": "paired bootstrap",
         "samples": options.samples,
@@ -238,6 +262,33 @@ def _results(
         "results": [
             _result(label, opened[label], options, scores, tests[label], means[label]) for label in labels
         ],
+    }
+
+
+def _comet(
+    made: Made,
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    options: EvaluationOptions,
+    progress: Progress,
+) -> dict[str, dict[str, NDArray[np.float64]]]:
+    """Label -> pair -> COMET of each sentence, of all pairs in one go; empty where it is not asked for."""
+    if options.comet is None:
+        return {}
+    from prunecli.modules.loading import choose_device
+
+    names = [pair_name(*pair) for pair in pairs]
+    with progress("COMET", len(made) * len(pairs) * len(text), "sentences") as advance:
+        scores = comet_scores(
+            options.comet,
+            [line for pair in pairs for line in text.sentences[pair[0]]],
+            [line for pair in pairs for line in text.sentences[pair[1]]],
+            {label: [t.text for name in names for t in made[label][name]] for label in made},
+            gpu=choose_device(options.device).type == "cuda",
+        )
+        advance(len(made) * len(pairs) * len(text))
+    return {
+        label: dict(zip(names, np.split(values, len(names)), strict=True)) for label, values in scores.items()
     }
 
 

@@ -20,8 +20,10 @@ from prunecli.tensors.quantities import bytes_text
 
 SCORES = {
     "chrf++": "chrF++",
+    "chrf": "chrF",
     "bleu": "BLEU",
     "spbleu": "spBLEU",
+    "comet": "COMET",
     "accuracy": "accuracy",
     "f1": "macro F1",
     "matthews": "Matthews correlation",
@@ -249,9 +251,7 @@ def _cell(score: str, scores: Mapping[str, float]) -> str | None:
         return None
     form = {
         "over_generated": ".1%",
-        "chrf++": ",.1f",
-        "bleu": ",.1f",
-        "spbleu": ",.1f",
+        **dict.fromkeys(("chrf++", "chrf", "bleu", "spbleu", "comet"), ",.1f"),
         "length_ratio": ",.2f",
     }
     return format(scores[score], form.get(score, ",.4g"))

@@ -31,7 +31,9 @@ WHOLE_SPLITS = ("train", "val", "dev")
 _PLAIN: tuple[TaskName, ...] = ("mlm", "lm")
 _TASKS: Mapping[str, tuple[TaskName, ...]] = {
     **dict.fromkeys(("--data", "--source-file", "--target-file", "--langs", "--pairs"), ("translation",)),
-    **dict.fromkeys(("--valid-split", "--spm", "--hypotheses", "--groups", "--beam"), ("translation",)),
+    **dict.fromkeys(
+        ("--valid-split", "--spm", "--hypotheses", "--groups", "--beam", "--comet"), ("translation",)
+    ),
     **dict.fromkeys(("--labelled", "--valid-labelled"), ("classification",)),
     **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--context", "--memory"), _PLAIN),
     "--stride": ("lm",),

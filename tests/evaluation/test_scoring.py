@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+import sacrebleu
 import sentencepiece
 
 from prunecli.errors import DataError
@@ -21,7 +22,7 @@ OUTPUTS = (Translation("the cat sat on a mat", True), Translation("a dog ran ove
 
 def test_perfect_outputs():
     scores = score([Translation(text, True) for text in REFERENCES], REFERENCES, make_metrics(None))
-    assert scores.values == pytest.approx({"chrf++": 100.0, "bleu": 100.0})
+    assert scores.values == pytest.approx({"chrf++": 100.0, "chrf": 100.0, "bleu": 100.0})
     assert (scores.length_ratio, scores.over_generated) == (1.0, 0.0)
 
 
@@ -29,6 +30,14 @@ def test_bleu_by_hand():
     # 12 unigrams, 11 match; 10 bigrams, 8; 8 trigrams, 6; 6 4-grams, 4; no brevity penalty (12 against 12)
     expected = 100 * (11 / 12 * 8 / 10 * 6 / 8 * 4 / 6) ** 0.25
     assert score(OUTPUTS, REFERENCES, make_metrics(None)).values["bleu"] == pytest.approx(expected)
+
+
+def test_chrf_is_sacrebleu_s_without_words():
+    texts = [output.text for output in OUTPUTS]
+    scores = score(OUTPUTS, REFERENCES, make_metrics(None)).values
+    assert scores["chrf"] == sacrebleu.corpus_chrf(texts, [list(REFERENCES)]).score
+    assert scores["chrf++"] == sacrebleu.corpus_chrf(texts, [list(REFERENCES)], word_order=2).score
+    assert scores["chrf"] != scores["chrf++"]
 
 
 def test_length_ratio_by_hand():
@@ -52,7 +61,7 @@ def test_share_of_over_generated_outputs():
 
 def test_empty_outputs_score_nothing():
     scores = score([Translation("", True)] * 2, REFERENCES, make_metrics(None))
-    assert scores.values == {"chrf++": 0.0, "bleu": 0.0}
+    assert scores.values == {"chrf++": 0.0, "chrf": 0.0, "bleu": 0.0}
     assert scores.length_ratio == 0.0
 
 

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -50,6 +52,28 @@ def good_and_bad(monkeypatch):
     return calls
 
 
+def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
+    monkeypatch.setattr(module, "require_comet", lambda: "comet-score")
+
+    def comet_scores(model, sources, references, systems, *, gpu):
+        assert (model, gpu, len(sources), len(references)) == ("some/model", False, 6, 6)
+        return {
+            label: np.array(
+                [90.0 if made == right else 30.0 for made, right in zip(own, references, strict=True)]
+            )
+            for label, own in systems.items()
+        }
+
+    monkeypatch.setattr(module, "comet_scores", comet_scores)
+    payload = evaluate_translation(checkpoints, DATA, replace(OPTIONS, comet="some/model")).to_json()
+    full, pruned = payload["results"]
+    assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)
+    assert pruned["pairs"]["eng_Latn-fra_Latn"]["comet"] == 30
+    assert pruned["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["comet"]["p_value"] < 0.05
+    assert pruned["mean"]["significant"]["comet"] == {"worse": 1, "better": 0}
+    assert payload["signatures"]["comet"] == "model:some/model|scale:100"
+
+
 def test_the_whole_way_with_real_models(checkpoints, tmp_path):
     output = tmp_path / "evaluation.json"
     payload = evaluate_translation(checkpoints, DATA, OPTIONS, output).to_json()
@@ -78,7 +102,7 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
     assert pruned["mean"]["significant"]["chrf++"] == {"worse": 1, "better": 0}
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
-    assert set(payload["signatures"]) == {"chrf++", "bleu"}
+    assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu"}
 
 
 def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):

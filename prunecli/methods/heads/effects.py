@@ -64,7 +64,8 @@ def text_effects(
     Raises:
         UsageError: `samples` or `seed` is less than 1.
     """
-    metrics = make_metrics(None)
+    known = make_metrics(None)
+    metrics = {metric: known[metric] for metric in TEXT_METRICS}
     tests = paired_bootstrap(outcomes, references, metrics, samples, seed) if len(outcomes) > 1 else []
     found: dict[Metric, Effects] = {}
     for metric in TEXT_METRICS:
