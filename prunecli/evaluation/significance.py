@@ -108,7 +108,7 @@ def bootstrap_of_means(
     for sample in range(samples):
         drawn = random.integers(len(systems[0]), size=len(systems[0]))
         means[:, sample] = [values[drawn].mean() for values in systems]
-    found = []
+    found: list[Significance] = []
     for values, own in zip(systems, means, strict=True):
         p_value = None
         if found:

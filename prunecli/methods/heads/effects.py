@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -65,7 +65,7 @@ def text_effects(
         UsageError: `samples` or `seed` is less than 1.
     """
     known = make_metrics(None)
-    metrics = {metric: known[metric] for metric in TEXT_METRICS}
+    metrics: dict[str, Any] = {metric: known[metric] for metric in TEXT_METRICS}
     tests = paired_bootstrap(outcomes, references, metrics, samples, seed) if len(outcomes) > 1 else []
     found: dict[Metric, Effects] = {}
     for metric in TEXT_METRICS:
