@@ -142,7 +142,7 @@ def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
     from prunecli.model.embedding import describe_embeddings
-    from prunecli.model.ffn import describe_ffns
+    from prunecli.model.ffn import describe_ffns, ranges
 
     total = inventory.total
     rows = [
@@ -164,6 +164,9 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.show(console.table("Experts", ("sparse layer", "experts"), experts))
     if inventory.attentions:
         console.show(console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory)))
+    for side, numbers in opened.structure.layers.items():
+        original = opened.structure.original_layers[side]
+        console.out(f"Layers of the {side}: {ranges(numbers)} of the original {original}")
     if changed := describe_ffns(inventory.ffns, opened.structure.ffn):
         console.out(f"FFN: {changed}")
     if changed := describe_embeddings(inventory.tables):

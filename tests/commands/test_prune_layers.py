@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_layers import MetricName, SideName, prune_layers
 from prunecli.methods.layers.plan import METRICS
 from prunecli.model.checkpoint import open_model
@@ -67,6 +68,11 @@ def test_named_layers_go(models: dict[str, Path]) -> None:
         step = pruned.structure.history[-1]
     assert step["arguments"] == {"removed": {"encoder": [1], "decoder": [0]}}
     assert "| `encoder` | 2 | 3 | 33.3% | 0 2 |" in Path("pruned-layers/README.md").read_text()
+
+
+def test_inspect_says_which_layers_are_left(models: dict[str, Path]) -> None:
+    done(models["gpt2"], "--layers", "1")
+    assert "Layers of the decoder: 0, 2 of the original 3" in call(inspect, "pruned-layers").out
 
 
 def test_kept_layers_stay(models: dict[str, Path]) -> None:
