@@ -9,6 +9,18 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli import processes
+from prunecli.commands.finetune_options import (
+    CheckpointingOption,
+    DropoutOption,
+    DtypeOutOption,
+    KeepAtOption,
+    LoraOption,
+    SaveEveryOption,
+    TrainingDtypeOption,
+    TrainOption,
+    chosen_dtype,
+    step_numbers,
+)
 from prunecli.commands.options import (
     CheckpointArgument,
     ContextOption,
@@ -23,20 +35,12 @@ from prunecli.commands.options import (
     SeedOption,
     TextFilesOption,
     TrainingTaskOption,
-    computed_dtype,
 )
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
 
 DEMO_STEPS = 100
 STEPS = 1000
-
-
-def _dtype_out(text: str) -> str:
-    """Type of written weights."""
-    from prunecli.tensors.dtypes import parse_computed
-
-    return parse_computed(text, "--dtype-out")
 
 
 def finetune(
@@ -176,16 +180,11 @@ def finetune(
     clip_norm: Annotated[
         float, typer.Option("--clip-norm", min=0.0, help="Longest gradient of an update; 0: any.")
     ] = 1.0,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            "--dtype",
-            parser=computed_dtype,
-            metavar="TYPE",
-            help="Type to compute in; weights are kept in float32. auto: bfloat16 on a GPU that knows it, "
-            "float32 elsewhere.",
-        ),
-    ] = "auto",
+    dtype: TrainingDtypeOption = "auto",
+    dropout: DropoutOption = None,
+    train: TrainOption = "all",
+    lora: LoraOption = None,
+    gradient_checkpointing: CheckpointingOption = False,
     device: DeviceOption = "auto",
     eval_every: Annotated[
         int,
@@ -220,16 +219,7 @@ def finetune(
         ),
     ] = None,
     seed: SeedOption = 0,
-    dtype_out: Annotated[
-        str | None,
-        typer.Option(
-            "--dtype-out",
-            parser=_dtype_out,
-            metavar="TYPE",
-            help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
-            show_default=False,
-        ),
-    ] = None,
+    dtype_out: DtypeOutOption = None,
     resume: Annotated[
         Literal["auto", "never"],
         typer.Option("--resume", help="auto: go on where the same command was interrupted."),
@@ -237,6 +227,8 @@ def finetune(
     keep_state: Annotated[
         bool, typer.Option("--keep-state", help="Keep OUTPUT.training, from which --steps can go further.")
     ] = False,
+    save_every: SaveEveryOption = None,
+    keep_at: KeepAtOption = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The trained checkpoint.")
     ] = Path("finetuned"),
@@ -288,6 +280,8 @@ def finetune(
         raise UsageError(
             "--distill, --temperature and --hidden-weight need a teacher", "Name one with --teacher DIR."
         )
+    if lora is not None and train != "all":
+        raise UsageError("--lora and --train were both given", "Give one of them.")
     if from_scratch is None and tokenizer is not None:
         raise UsageError("--tokenizer goes with --from-scratch", "A checkpoint has its own.")
     if from_scratch is not None and checkpoint is not None:
@@ -316,7 +310,7 @@ def finetune(
         learning_rate=rate if learning_rate is None else learning_rate,
         warmup=rise if warmup is None else warmup,
         clip_norm=clip_norm,
-        dtype=_dtype(dtype, device),
+        dtype=chosen_dtype(dtype, device),
         device=device,
         eval_every=eval_every,
         metric=metric,
@@ -324,6 +318,10 @@ def finetune(
         beam=beam,
         teacher=teacher,
         context=context,
+        dropout=dropout,
+        train=train,
+        lora=lora,
+        gradient_checkpointing=gradient_checkpointing,
         seed=seed,
     )
     from prunecli.commands.finetune_run import run
@@ -334,7 +332,7 @@ def finetune(
         Start(checkpoint, from_scratch, tokenizer, seed),
         choice,
         valid,
-        Destination(output, dtype_out, force, keep_state),
+        Destination(output, dtype_out, force, keep_state, save_every, step_numbers(keep_at)),
         options,
         task=task,
         of_logits=[name for name, value in asked.items() if value is not None],
@@ -342,14 +340,3 @@ def finetune(
         quiet=quiet or processes.rank() != 0,
         json=json,
     )
-
-
-def _dtype(asked: str, device: str) -> str:
-    if asked == "float16":
-        raise UsageError("--dtype float16: small gradients vanish in it", "Choose auto, bfloat16 or float32.")
-    if asked != "auto":
-        return asked
-    import torch
-
-    on_gpu = device != "cpu" and torch.cuda.is_available()
-    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"

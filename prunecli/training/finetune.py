@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from prunecli.errors import UsageError
-from prunecli.model.checkpoint import open_model
+from prunecli.errors import OutputError, UsageError
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import rewritten
 from prunecli.model.stock import StockSupport
 from prunecli.pipeline import apply
@@ -20,9 +21,11 @@ from prunecli.tensors.transaction import refuse_target
 from prunecli.text.choice import TextChoice
 from prunecli.text.tasks import TrainingTask
 from prunecli.training.data import TrainingData, read_training_data
+from prunecli.training.keeping import Keep
 from prunecli.training.loss import feature_loss
 from prunecli.training.options import TrainingOptions
-from prunecli.training.result import finetune_step, outputs_of
+from prunecli.training.parts import require_peft
+from prunecli.training.result import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
 from prunecli.training.state import state_directory
 from prunecli.training.train import Trained, train
@@ -37,12 +40,26 @@ class Destination:
         dtype: of its weights; None: as the source stores them.
         force: replace what is there.
         keep_state: keep the directory of the run's state.
+        save_every: also write the model after each so many updates, as a checkpoint in `steps`.
+        keep_at: also write it after these.
     """
 
     output: Path
     dtype: str | None = None
     force: bool = False
     keep_state: bool = False
+    save_every: int | None = None
+    keep_at: tuple[int, ...] = ()
+
+    @property
+    def keeps(self) -> bool:
+        """Whether results in its course are kept."""
+        return self.save_every is not None or bool(self.keep_at)
+
+    @property
+    def steps(self) -> Path:
+        """The directory of what is kept in its course."""
+        return self.output.with_name(f"{self.output.name}.steps")
 
     @property
     def figures(self) -> Path:
@@ -57,6 +74,11 @@ class Destination:
         """
         refuse_target(self.output, force=self.force, source=source)
         refuse_unwritable(self.figures, force=self.force)
+        is_resumed = state_directory(self.output).is_dir()
+        if self.keeps and self.steps.exists() and not (self.force or is_resumed):
+            raise OutputError(
+                f"{self.steps}: exists already", "Choose another --output, or replace it with --force."
+            )
 
 
 def finetune(
@@ -90,6 +112,8 @@ def finetune(
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
     options, valid = options or TrainingOptions(), valid or TextChoice()
+    if options.lora is not None:
+        require_peft()
     destination.check(start.checkpoint)
     identity = start.identity()
     task = task or start.task()
@@ -110,6 +134,20 @@ def finetune(
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
     state = state_directory(destination.output)
+    if destination.keeps and not state.is_dir():
+        for path in destination.steps.glob("step-*/config.json"):  # of an earlier run
+            shutil.rmtree(path.parent)
+
+    def keep(model: Any, source: Checkpoint, step: int) -> None:
+        stage(model, source, state / "kept")
+        target = destination.steps / f"step-{step}"
+        target.parent.mkdir(exist_ok=True)
+        with open_model(state / "kept") as weights:
+            taken = finetune_step(source, start.config, data, options, {"steps": step})
+            outputs = outputs_of(source, weights, destination.dtype)
+            apply(weights, rewritten(weights, source.structure, outputs, taken), target, force=True)
+        shutil.rmtree(state / "kept")
+
     trained = train(
         lambda: start.open(state),
         data,
@@ -120,6 +158,7 @@ def finetune(
         resume=resume,
         progress=progress,
         report=say,
+        keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
     )
     return _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
 

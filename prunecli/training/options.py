@@ -8,6 +8,8 @@ from typing import Literal
 
 ValidationMetric = Literal["loss", "chrf++"]
 
+TrainedPart = Literal["all", "routers", "embeddings"]
+
 SCRATCH_RATE, SCRATCH_WARMUP = 7e-4, 4000
 """2309.01826, section 3: Adam's learning rate and warm-up of a model that is trained from scratch."""
 
@@ -44,13 +46,17 @@ class TrainingOptions:
         accumulate: batches of an update, on each process.
         learning_rate: the highest, reached after `warmup` updates; from there it falls with 1/sqrt(updates).
         clip_norm: longest gradient; 0: any.
-        dtype: "float32", or "bfloat16" for autocast with weights kept in float32.
+        dtype: "float32"; "bfloat16", or "float16" with a scaled loss, for autocast with weights kept in float32.
         eval_every: updates between two validations, each of which keeps the state.
         metric: by which the best model is chosen.
         patience: stop after so many validations without a better one; None: never.
         beam: of the translations that chrF++ scores.
         teacher: checkpoint to learn from, or None.
         context: tokens of a window of plain text; None: see `window_length`.
+        dropout: rate of all dropouts while it is trained; None: those of config.json.
+        train: the part whose parameters learn.
+        lora: rank of the updates that learn in the place of weights; None: weights learn.
+        gradient_checkpointing: compute a layer's activations again on the way back, rather than keep them.
     """
 
     loss: LossOptions = field(default_factory=LossOptions)
@@ -71,4 +77,8 @@ class TrainingOptions:
     beam: int = 1
     teacher: Path | None = None
     context: int | None = None
+    dropout: float | None = None
+    train: TrainedPart = "all"
+    lora: int | None = None
+    gradient_checkpointing: bool = False
     seed: int = 0

@@ -19,9 +19,14 @@ from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
 from prunecli.training.options import TrainingOptions
+from prunecli.training.parts import merged_state
 
 if TYPE_CHECKING:
     from prunecli.training.data import TrainingData
+
+
+WITHOUT_WORDS = (("train", "all"), ("gradient_checkpointing", False), ("gradient_checkpointing", True))
+"""Options that are not in the history: they say nothing."""
 
 
 def stage(model: Any, source: Checkpoint, directory: Path) -> None:
@@ -46,7 +51,7 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
 def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
     """Stock name -> trained value, of what `source` holds and the model has."""
     layers = source.mixtures
-    state = stock_names(model.state_dict(), layers)
+    state = stock_names(merged_state(model), layers)
     # A tied tensor is held once, under whichever of its names the model has.
     places = {name: name if name in state else module_name(model, name) for name in source.tensors}
     return {name: state[place].cpu().contiguous() for name, place in places.items() if place in state}
@@ -74,6 +79,7 @@ def finetune_step(
         for key, value in asdict(options).items()
         if key not in ("loss", "device", "teacher", "minutes", "epochs", "steps", "patience")
         and value is not None
+        and (key, value) not in WITHOUT_WORDS
     }
     arguments: dict[str, Any] = {
         **data.describe(),

@@ -32,7 +32,7 @@ def choose_attention(model: Any, device: torch.device, dtype: str) -> None:
 
 def teacher_dtype(options: TrainingOptions) -> str:
     """The type that the teacher is computed in: that of the products."""
-    return "bfloat16" if options.dtype == "bfloat16" else "float32"
+    return options.dtype
 
 
 def load_teacher(

@@ -17,16 +17,19 @@ from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
+from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each, place_name
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float, parse_dtype
+from prunecli.tensors.quantities import bytes_text
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
 from prunecli.training.data import TrainingData, encode_examples, make_validation
+from prunecli.training.keeping import Keep, Keeper
 from prunecli.training.loss import FeatureDistance, Objective
 from prunecli.training.options import TrainingOptions
+from prunecli.training.parts import prepare, trained_parameters
 from prunecli.training.result import stage
 from prunecli.training.state import (
     finished,
@@ -71,6 +74,7 @@ def train(
     resume: bool = True,
     progress: Progress = silent,
     report: Say = unsaid,
+    keep: Keep | None = None,
 ) -> Trained:
     """Train, keeping the state in `state`; a run that was interrupted goes on from there, to the same result.
 
@@ -83,6 +87,7 @@ def train(
         origin_files: for its keys that stand for files, their names -> hashes, for messages.
         resume: go on from what `state` holds; else begin anew.
         report: called with a line at each validation.
+        keep: told of each update.
 
     Raises:
         PruneError: model, text, teacher or options that cannot be used; a loss that is not finite.
@@ -107,7 +112,7 @@ def train(
         if process_group.is_main:
             source().close()
         process_group.all_gather(None)  # the first has made what the others open
-        run = _Run(data, options, arguments, process_group, state, progress, report)
+        run = _Run(data, options, arguments, process_group, state, progress, report, keep)
         return _trained(run, source)
     except (KeyboardInterrupt, SystemExit):  # the latter of a polite kill
         last = last_checkpoint(state)
@@ -130,6 +135,7 @@ class _Run:
     state: Path
     progress: Progress
     report: Say
+    keep: Keep | None
 
 
 def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
@@ -144,12 +150,13 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
         if done is not None and done["target"] != _target(options):
             done = None
         if done is None:
-            require_room(checkpoint, options, run.arguments.device, run.process_group)
+            require_room(checkpoint, options, run.arguments.device, run.process_group, run.report)
         model = load_model(checkpoint.path, device="cpu", dtype="float32")
         choose_attention(model, run.arguments.device, options.dtype)
+        prepare(model, checkpoint.layout, options)
         _require_tokens(tokenizer, model, checkpoint)
         if done is None:
-            done = _train(run, model, tokenizer)
+            done = _train(run, model, tokenizer, checkpoint)
         else:
             run.report("The training had ended before; writing its result.")
             load_weights(model, Path(done["weights"]))
@@ -170,7 +177,7 @@ def _require_floats(checkpoint: Checkpoint) -> None:
             )
 
 
-def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
     options, data, arguments, process_group = run.options, run.data, run.arguments, run.process_group
     examples = encode_examples(
@@ -198,7 +205,8 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer) -> dict[str, Any]:
     total = None if steps == NO_END else steps
     with run.progress("training", total, "steps") as advance:
         watch = Watch(process_group, limit=limit, advance=advance, report=run.report)
-        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch)
+        keepers = () if run.keep is None else (Keeper(run.keep, model, source, process_group),)
+        trainer = FinetuneTrainer(model, arguments, examples, objective, validation, options, watch, keepers)
         last, step = last_checkpoint(run.state), 0
         if last is not None:
             require_sound(last)
@@ -261,7 +269,11 @@ def _require_tokens(tokenizer: Tokenizer, model: Any, checkpoint: Checkpoint) ->
 
 def _identity(options: TrainingOptions) -> dict[str, Any]:
     """The options that the weights after a given number of updates depend on."""
-    apart = ("loss", "steps", "epochs", "minutes", "patience", "device", "teacher")
+    apart = (
+        *("loss", "steps", "epochs", "minutes", "patience", "device", "teacher"),
+        "gradient_checkpointing",
+        *(("train",) if options.train == "all" else ()),  # prunecli 0.1.0 knew no other
+    )
     values = {key: value for key, value in asdict(options).items() if key not in apart}
     teacher = None
     if options.teacher is not None:
@@ -278,11 +290,16 @@ def _target(options: TrainingOptions) -> list[Any]:
 def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
     """What a training holds on its device, batches left out: part -> bytes."""
     weights = weight_bytes(checkpoint, "F32")
-    parts = {WEIGHTS: weights, "gradients": weights, "Adam's moments": 2 * weights}
+    trained = weights
+    if options.train != "all" or options.lora is not None:
+        trained = 4 * trained_parameters(checkpoint.layout, options)
+    parts = {WEIGHTS: weights, "gradients": trained, "Adam's moments": 2 * trained}
+    if options.lora is not None:
+        parts["low-rank updates"] = trained
     if processes > 1:
-        parts["gradients of all"] = weights
-    if options.dtype == "bfloat16":
-        parts["bfloat16 copies"] = weights // 2  # that autocast keeps for the backward pass
+        parts["gradients of all"] = trained
+    if options.dtype != "float32":
+        parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
     if options.teacher is not None:
         with open_model(options.teacher) as teacher:
             parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
@@ -290,9 +307,13 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
 
 
 def require_room(
-    checkpoint: Checkpoint, options: TrainingOptions, device: torch.device, process_group: ProcessGroup
+    checkpoint: Checkpoint,
+    options: TrainingOptions,
+    device: torch.device,
+    process_group: ProcessGroup,
+    say: Say = unsaid,
 ) -> None:
-    """Refuse what does not fit.
+    """Say what it takes, and refuse what does not fit.
 
     Raises:
         MemoryShortError: with what each part would take.
@@ -306,3 +327,11 @@ def require_room(
     for need in needs:
         if not need.fits():
             raise need.refusal(trains=True)
+    held = {name: size for name, size in parts.items() if name != TEACHER}
+    count, learn = parts[WEIGHTS] // 4, parts["gradients"] // 4
+    each = sum(held.values()) / max(count, 1)
+    detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
+    say(
+        f"Training {learn:,} of {count:,} parameters takes {bytes_text(sum(parts.values()))} on {place_name(device)}, "
+        f"{each:.1f} bytes a parameter ({detail}); batches come on top."
+    )

@@ -10,7 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import EarlyStoppingCallback, PrinterCallback, Trainer, TrainerState, TrainingArguments
+from transformers import (
+    EarlyStoppingCallback,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerState,
+    TrainingArguments,
+)
 
 from prunecli.errors import UsageError
 from prunecli.processes import ProcessGroup
@@ -46,6 +53,8 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     on_cpu = _on_cpu(options.device)
     if options.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this GPU does not know it", "Choose --dtype float32.")
+    if options.dtype == "float16" and on_cpu:
+        raise UsageError("--dtype float16: only a GPU trains in it", "Choose bfloat16 or float32.")
     every = options.eval_every
     arguments = _Arguments(
         output_dir=str(state),
@@ -61,6 +70,7 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         adam_beta2=options.betas[1],
         max_grad_norm=options.clip_norm,
         bf16=options.dtype == "bfloat16",
+        fp16=options.dtype == "float16",
         use_cpu=on_cpu,
         ddp_backend="gloo" if on_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
         seed=options.seed,
@@ -111,6 +121,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         validation: held-out text, or None.
         options: what `args` were made of.
         watch: counts and reports.
+        callbacks: further ones.
     """
 
     loss_is_scaled_for_ga = True
@@ -124,20 +135,21 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         validation: Validation | None,
         options: TrainingOptions,
         watch: Watch,
+        callbacks: Sequence[TrainerCallback] = (),
     ) -> None:
         self.examples, self.objective, self.validation = examples, objective, validation
         self.options, self.watch = options, watch
         self.process_group = ProcessGroup(args.process_index, args.world_size)
         self.loss_sum, self.logged_step = torch.zeros((), device=args.device), 0
-        callbacks: list[Any] = [watch]
+        own: list[Any] = [watch, *callbacks]
         if validation is not None:
-            callbacks.append(EarlyStoppingCallback(options.patience or NEVER))
+            own.append(EarlyStoppingCallback(options.patience or NEVER))
         super().__init__(
             model=model,
             args=args,
             train_dataset=range(len(examples.lengths)),
             eval_dataset=None if validation is None else range(len(validation.examples.lengths)),
-            callbacks=callbacks,
+            callbacks=own,
         )
         self.remove_callback(PrinterCallback)
 
@@ -278,7 +290,7 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
             "tokens": self.watch.tokens,
             "seconds": round(self.watch.seconds, 3),
             "tokens_per_second": round(self.watch.tokens_per_second, 1),
-            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "parameters": sum(weight.numel() for weight in self.model.parameters() if weight.requires_grad),
             "training": training,
             "validation": validation,
         }

@@ -1,0 +1,109 @@
+"""Options of `finetune` that say how a model is trained and what is written of it, and what their values mean."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from prunecli.commands.options import computed_dtype
+from prunecli.errors import UsageError
+
+TrainedPart = Literal["all", "routers", "embeddings"]
+"""Values of --train."""
+
+
+def dtype_out(text: str) -> str:
+    """Type of written weights."""
+    from prunecli.tensors.dtypes import parse_computed
+
+    return parse_computed(text, "--dtype-out")
+
+
+DropoutOption = Annotated[
+    float | None,
+    typer.Option(
+        "--dropout",
+        min=0.0,
+        max=0.99,
+        metavar="P",
+        help="Rate of all dropouts, in training alone. Default: config.json's.",
+        show_default=False,
+    ),
+]
+TrainOption = Annotated[TrainedPart, typer.Option("--train", help="What learns; all else stays as it is.")]
+LoraOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lora",
+        min=1,
+        metavar="R",
+        help="Learn updates of rank R of attentions' and FFNs' linear layers instead, merged in the result; "
+        "needs peft.",
+        show_default=False,
+    ),
+]
+CheckpointingOption = Annotated[
+    bool,
+    typer.Option(
+        "--gradient-checkpointing",
+        help="Compute activations again on the way back: less memory, more time.",
+    ),
+]
+SaveEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        "--save-every",
+        min=1,
+        metavar="N",
+        help="Also write the model after each N updates, as OUTPUT.steps/step-N.",
+        show_default=False,
+    ),
+]
+KeepAtOption = Annotated[
+    str | None,
+    typer.Option("--keep-at", metavar="N,M", help="Also write it after these updates.", show_default=False),
+]
+DtypeOutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype-out",
+        parser=dtype_out,
+        metavar="TYPE",
+        help="Type of the written weights: float16, bfloat16, float32; default: as stored.",
+        show_default=False,
+    ),
+]
+TrainingDtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        parser=computed_dtype,
+        metavar="TYPE",
+        help="Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. "
+        "auto: bfloat16 on a GPU that knows it, "
+        "float32 elsewhere.",
+    ),
+]
+
+
+def step_numbers(text: str | None) -> tuple[int, ...]:
+    """Value of --keep-at.
+
+    Raises:
+        UsageError: no numbers.
+    """
+    parts = [] if text is None else [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise UsageError(f"--keep-at {text}: no numbers of updates", "Give them as 100,200.")
+    return tuple(int(part) for part in parts)
+
+
+def chosen_dtype(asked: str, device: str) -> str:
+    """The type that `auto` stands for on a device, or the one that was asked for."""
+    if asked != "auto":
+        return asked
+    import torch
+
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"

@@ -1,0 +1,188 @@
+"""What learns, what drops out, what is kept in the course of a training."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli import load_model
+from prunecli.commands.share_ffn import share_ffn
+from prunecli.errors import PruneError, UsageError
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import apply
+from prunecli.text.choice import TextChoice
+from prunecli.training.finetune import Destination, finetune
+from prunecli.training.options import LossOptions
+from prunecli.training.parts import merged_state, prepare, require_peft, trained_parameters
+from prunecli.training.start import Start
+from prunecli.training.train import training_bytes
+from tests.commands.calls import raising
+from tests.families import tiny_family
+from tests.tiny import tiny_nllb_moe
+from tests.training.runs import language_model, lines, options, staged, train, translation
+
+CALM = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+
+
+def changed(source, trained):
+    """Names of the tensors that the training changed."""
+    with open_model(source) as before, open_model(trained.staged) as after:
+        return {n for n in before.tensors if not np.array_equal(before.read(n), after.read(n))}
+
+
+def test_routers_alone(tmp_path):
+    model = tiny_nllb_moe(tmp_path / "model", experts=4)
+    with open_model(model) as source:
+        kept = {layer.name: (0, 2, 3) for layer in source.mixtures}
+        apply(source, rewrite_experts(source, ExpertPlan(kept)), tmp_path / "pruned")
+    chosen = options(steps=2, train="routers")
+    trained = train(tmp_path / "pruned", tmp_path / "state", chosen)
+    with open_model(tmp_path / "pruned") as source:
+        routers = {name for layer in source.mixtures for name in layer.router_tensors}
+        count = sum(source.tensors[name].numel for name in routers)
+        assert trained_parameters(source.layout, chosen) == count == trained.log["parameters"]
+        weights = 4 * sum(info.numel for info in source.tensors.values())
+        parts = {"weights": weights, "gradients": 4 * count, "Adam's moments": 8 * count}
+        assert training_bytes(source, chosen, 1) == parts
+    assert changed(tmp_path / "pruned", trained) == routers
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
+def test_embeddings_alone(tmp_path, family):
+    model = tiny_family(tmp_path / "model", family)
+    data = language_model() if family == "gpt2" else translation()
+    trained = train(model, tmp_path / "state", options(steps=2, train="embeddings"), data)
+    with open_model(model) as source:
+        tables = {name for name in source.tensors if source.layout.part(name) == "embeddings"}
+    assert changed(model, trained) == tables
+
+
+def test_a_part_that_is_not_there_is_refused(tmp_path):
+    model = tiny_family(tmp_path / "model", "m2m_100")
+    with pytest.raises(UsageError, match="--train routers: the model has none"):
+        train(model, tmp_path / "state", options(train="routers"))
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "t5", "gpt2", "bert", "llama", "nllb-moe"])
+def test_dropouts_of_the_training_alone(tmp_path, family):
+    path = tiny_family(tmp_path / "model", family)
+    model = load_model(path, device="cpu").train()
+    tokens = {"input_ids": torch.arange(4, 12).view(1, -1)}
+    if model.config.is_encoder_decoder:
+        tokens["decoder_input_ids"] = tokens["input_ids"]
+    with open_model(path) as source:
+        prepare(model, source.layout, options(dropout=0.3))
+    rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates <= {0.3}
+    first, second = (model(**tokens)[0] for _ in range(2))
+    assert not torch.equal(first, second)
+    with open_model(path) as source:
+        prepare(model, source.layout, options(dropout=0.0))
+    if family != "nllb-moe":  # a whole expert's output is still left out
+        first, second = (model(**tokens)[0] for _ in range(2))
+        assert torch.equal(first, second) or model.config.to_dict().get("encoder_layerdrop")
+
+
+def test_dropout_is_not_of_the_result(tmp_path):
+    model = tiny_family(tmp_path / "model", "m2m_100", **CALM)
+    plain, dropped = (
+        train(model, tmp_path / name, options(steps=2, dropout=rate))
+        for name, rate in (("plain", None), ("dropped", 0.4))
+    )
+    assert staged(plain) != staged(dropped)
+    with open_model(plain.staged) as one, open_model(dropped.staged) as other:
+        assert one.config == other.config
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
+def test_gradient_checkpointing_changes_nothing(tmp_path, family):
+    model = tiny_family(tmp_path / "model", family, **(CALM if family == "m2m_100" else {}))
+    data = language_model() if family == "gpt2" else translation()
+    made = [
+        train(model, tmp_path / f"{again}", options(steps=2, gradient_checkpointing=again), data)
+        for again in (False, True)
+    ]
+    assert staged(made[0]) == staged(made[1])
+
+
+def test_what_is_kept_in_its_course(tmp_path):
+    model = tiny_family(tmp_path / "model", "gpt2", dtype="F16")
+    (tmp_path / "text").write_text("".join(f"{' '.join(line)}\n" for line in lines(40)))
+    text = TextChoice(files=(tmp_path / "text",))
+    destination = Destination(tmp_path / "out", save_every=2, keep_at=(3,))
+    said = []
+    chosen = replace(options(steps=4), loss=LossOptions())
+    finetune(Start(model), text, destination, chosen, say=said.append)
+    assert sorted(path.name for path in (tmp_path / "out.steps").iterdir()) == ["step-2", "step-3", "step-4"]
+    finetune(Start(model), text, Destination(tmp_path / "two"), replace(chosen, steps=2))
+    weights = "model.safetensors"
+    assert (tmp_path / "out.steps/step-2" / weights).read_bytes() == (tmp_path / "two" / weights).read_bytes()
+    assert (tmp_path / "out.steps/step-4" / weights).read_bytes() == (tmp_path / "out" / weights).read_bytes()
+    with open_model(tmp_path / "out.steps/step-3") as kept:
+        kept.check()
+        assert kept.structure.history[-1]["arguments"]["steps"] == 3
+    assert any("16.0 bytes a parameter" in line for line in said)
+    (tmp_path / "new.steps").mkdir()
+    with pytest.raises(PruneError, match=r"new\.steps: exists already"):
+        finetune(Start(model), text, Destination(tmp_path / "new", save_every=2), chosen)
+    forced = Destination(tmp_path / "out", force=True, keep_at=(1,))
+    finetune(Start(model), text, forced, replace(chosen, steps=1))
+    assert [path.name for path in (tmp_path / "out.steps").iterdir()] == ["step-1"]
+
+
+def test_lora_without_peft_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(PruneError, match="--lora needs peft"):
+        finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
+
+
+@pytest.mark.parametrize("family", ["m2m_100", "t5", "gpt2", "llama"])
+def test_updates_of_low_rank_are_merged(tmp_path, family):
+    pytest.importorskip("peft")
+    original = tiny_family(tmp_path / "original", family, **(CALM if family == "m2m_100" else {}))
+    side = "--decoder" if family in ("gpt2", "llama") else "--encoder"
+    raising(share_ffn, original, side, "share", "-o", tmp_path / "model")
+    model, rank = tmp_path / "model", 2
+    data = language_model() if family in ("gpt2", "llama") else translation()
+    chosen = options(steps=4, lora=rank, learning_rate=1e-2)
+    trained = train(model, tmp_path / "state", chosen, data)
+    with open_model(model) as before, open_model(trained.staged) as after:
+        assert dict(before.tensors) == dict(after.tensors)
+        count = 0
+        for name, info in before.tensors.items():
+            moved = after.read(name).astype(np.float64) - before.read(name)
+            part = before.layout.part(name)
+            if part in ("attention", "ffn") and len(info.shape) == 2 and "relative" not in name:
+                assert 0 < np.linalg.matrix_rank(moved, tol=1e-5) <= rank, name
+                count += rank * sum(info.shape)
+            else:
+                assert not moved.any(), name
+        assert trained.log["parameters"] == count
+    losses = [row["loss"] for row in trained.log["validation"]]
+    assert losses[-1] < losses[0]
+    again = train(model, tmp_path / "cut", replace(chosen, steps=2), data)
+    assert staged(again) != staged(trained)
+    assert staged(train(model, tmp_path / "cut", chosen, data)) == staged(trained)  # gone on from its state
+
+
+def test_adapted_and_merged_compute_the_same(tmp_path):
+    pytest.importorskip("peft")
+    require_peft()
+    path = tiny_family(tmp_path / "model", "bart")
+    model = load_model(path, device="cpu")
+    with open_model(path) as source:
+        prepare(model, source.layout, options(lora=3))
+    for name, value in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.1)
+    tokens = torch.arange(4, 12).view(1, -1)
+    plain = load_model(path, device="cpu")
+    assert plain.load_state_dict(merged_state(model), strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)
