@@ -83,11 +83,10 @@ def inspect(
         kept = balance or balance_text(default_balance(layer.original_experts for layer in inventory.layers))
         answer = None if budget is None else _fits(opened, budget, stored_as, kept, load)
         if json or table is not None:
-            from prunecli.evaluation.capacity import capacity_json
+            from prunecli.evaluation.capacity import fit_document
             from prunecli.results.inspection import Inspection
 
-            fit_json = None if answer is None else capacity_json(answer)
-            inspection = Inspection.of(opened, inventory, fit_json)
+            inspection = Inspection.of(opened, inventory, None if answer is None else fit_document(answer))
             write_table(table, inspection, force=force)
         if json:
             console.print_json(inspection.to_json())

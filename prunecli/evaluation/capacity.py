@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.machine import Multiplying, Reading
+    from prunecli.results.inspection import Fit, Pass, Way
 
 BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
@@ -313,73 +314,74 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def capacity_json(fits: Capacity) -> dict[str, Any]:
-    """All of it, for `inspect`."""
-    ratio = {} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)
-    return {
+def fit_document(fits: Capacity) -> Fit:
+    """All of it, as `inspect --json` prints it."""
+    from prunecli.results.inspection import Fit, LayerWays, Way
+
+    fields: dict[str, Any] = {
         "budget_bytes": fits.budget,
         "batch": fits.load.batch,
         "beam": fits.load.beam,
         "length": fits.load.length,
-        **ratio,
-        "whole": [_whole_payload(whole) for whole in fits.wholes if whole.pruned is None],
-        "pruned": [
-            {**_whole_payload(whole), **_ratio(whole.pruned)} for whole in fits.wholes if whole.pruned
-        ],
-        "by_layer": {
-            "batch_tokens": BATCH_TOKENS,
-            "batch_length": BATCH_LENGTH,
-            "ways": [_layer_payload(way) for way in fits.layered],
-        },
-        "pass": _pass_payload(fits.one_pass),
+        **({} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)),
+        "pass": _pass(fits.one_pass),
     }
+    by_layer = [
+        Way(
+            device=way.device,
+            dtype=way.dtype,
+            weight_bytes=way.weights,
+            needed_bytes=way.needed,
+            fits=way.fits,
+            state_tokens=way.tokens,
+        )
+        for way in fits.layered
+    ]
+    return Fit(
+        **fields,
+        whole=[_way(whole) for whole in fits.wholes if whole.pruned is None],
+        pruned=[_way(whole) for whole in fits.wholes if whole.pruned is not None],
+        by_layer=LayerWays(batch_tokens=BATCH_TOKENS, batch_length=BATCH_LENGTH, ways=by_layer),
+    )
 
 
-def _whole_payload(whole: Whole) -> dict[str, Any]:
-    return {
-        "dtype": whole.dtype,
-        "as_stored": whole.as_stored,
-        "weight_bytes": whole.weights,
-        "decoding_bytes": whole.decoding,
-        "needed_bytes": whole.needed,
-        "fits": whole.fits,
-    }
+def _way(whole: Whole) -> Way:
+    from prunecli.results.inspection import Way
+
+    fit = whole.pruned
+    experts: dict[str, Any] = {} if fit is None else {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
+    return Way(
+        dtype=whole.dtype,
+        as_stored=whole.as_stored,
+        weight_bytes=whole.weights,
+        decoding_bytes=whole.decoding,
+        needed_bytes=whole.needed,
+        fits=whole.fits,
+        **experts,
+    )
 
 
-def _ratio(fit: MemoryFit) -> Mapping[str, Any]:
-    return {"ratio": fit.ratio, "keep": fit.keep, "held": fit.held}
+def _pass(single: OnePass) -> Pass:
+    from prunecli.results.inspection import ComputingTime, Pass
 
-
-def _layer_payload(way: ByLayer) -> dict[str, Any]:
-    return {
-        "device": way.device,
-        "dtype": way.dtype,
-        "weight_bytes": way.weights,
-        "needed_bytes": way.needed,
-        "fits": way.fits,
-        "state_tokens": way.tokens,
-    }
-
-
-def _pass_payload(single: OnePass) -> dict[str, Any]:
-    return {
-        "sentences": SENTENCES,
-        "sentence_tokens": SENTENCE_TOKENS,
-        "pairs": 1,
-        "bytes": single.bytes,
-        "operations": single.operations,
-        "disk_bytes_per_second": single.disk.rate,
-        "from_disk": single.disk.from_disk,
-        "reading_seconds": single.reading_seconds,
-        "computing": [
-            {
-                "device": on.device,
-                "dtype": on.dtype,
-                "threads": on.threads,
-                "operations_per_second": on.measured.speed,
-                "computing_seconds": single.computing_seconds(on),
-                "seconds": single.seconds(on),
-            }
+    return Pass(
+        sentences=SENTENCES,
+        sentence_tokens=SENTENCE_TOKENS,
+        pairs=1,
+        bytes=single.bytes,
+        operations=single.operations,
+        disk_bytes_per_second=single.disk.rate,
+        from_disk=single.disk.from_disk,
+        reading_seconds=single.reading_seconds,
+        computing=[
+            ComputingTime(
+                device=on.device,
+                dtype=on.dtype,
+                threads=on.threads,
+                operations_per_second=on.measured.speed,
+                computing_seconds=single.computing_seconds(on),
+                seconds=single.seconds(on),
+            )
             for on in single.computing
         ],
-    }
+    )

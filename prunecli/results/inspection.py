@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
@@ -79,6 +78,31 @@ class LayerWays(Record):
     ways: list[Way]
 
 
+class ComputingTime(Record):
+    """Matrix products of a pass on a device, at its measured speed."""
+
+    device: str
+    dtype: str
+    threads: Count
+    operations_per_second: float
+    computing_seconds: float
+    seconds: float
+
+
+class Pass(Record):
+    """How long a pass of the assumed text takes layer by layer."""
+
+    sentences: Count
+    sentence_tokens: Count
+    pairs: Count
+    bytes: int
+    operations: int
+    disk_bytes_per_second: float
+    from_disk: bool
+    reading_seconds: float
+    computing: list[ComputingTime]
+
+
 class Fit(Record):
     """The answer to --fit; from `margin_bytes` to `held` where removing experts makes it fit."""
 
@@ -97,7 +121,7 @@ class Fit(Record):
     whole: list[Way]
     pruned: list[Way]
     by_layer: LayerWays
-    one_pass: dict[str, Any] = Field(default_factory=dict, alias="pass")
+    one_pass: Pass | None = Field(default=None, alias="pass")
 
 
 class Surmise(Record):
@@ -130,9 +154,7 @@ class Inspection(Document):
     fit: Fit | None = None
 
     @classmethod
-    def of(
-        cls, checkpoint: Checkpoint, inventory: Inventory, fit: Mapping[str, Any] | None = None
-    ) -> Inspection:
+    def of(cls, checkpoint: Checkpoint, inventory: Inventory, fit: Fit | None = None) -> Inspection:
         """What a checkpoint holds; `fit` is the answer to --fit."""
         ffns = [
             {
