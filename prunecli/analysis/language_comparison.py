@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import NamedTuple, cast, get_args
+from pathlib import Path
+from typing import Any, NamedTuple, cast, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prunecli.analysis.language_experts import (
     Dendrogram,
@@ -38,15 +40,17 @@ from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header
 from prunecli.results.languages import (
     Clustering,
+    ExpertsByGroup,
     ExpertsPerLayer,
     Languages,
     Relation,
     Similarities,
     Tree,
 )
+from prunecli.text.groups import groups_of, read_groups
 
 MOST_PAIRS = 1000
-"""Of more pairs than this, the similarities are left out: a matrix of a million numbers helps nobody."""
+"""Of more pairs than this, languages.json has the similarities by what pairs share, without the matrices."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,9 @@ class LanguageOptions:
         minimum: experts that every layer keeps.
         linkage: how clusters join.
         languages: only pairs between these; empty: all.
+        layer_metric: of the experts per layer (Figure 1: top1); None: `metric`.
+        groups: language -> group, such as resource classes, for experts per side by group (Table 16); empty: none.
+        families: language -> family, for the colours of the trees; empty: none.
     """
 
     ratio: float = 0.75
@@ -70,22 +77,39 @@ class LanguageOptions:
     minimum: int = MIN_PER_LAYER
     linkage: LinkageMethod = "ward"
     languages: tuple[str, ...] = ()
+    layer_metric: str | None = None
+    groups: Mapping[str, str] = field(default_factory=dict)
+    families: Mapping[str, str] = field(default_factory=dict)
 
 
 def language_options(
-    ratio: float, metric: str, strategy: str, balance: str, minimum: int, linkage: str, languages: str | None
+    ratio: float,
+    metric: str,
+    strategy: str,
+    balance: str,
+    minimum: int,
+    linkage: str,
+    languages: str | None,
+    layer_metric: str | None = None,
+    groups: Path | None = None,
+    families: Path | None = None,
 ) -> LanguageOptions:
     """The options as a command line gives them.
 
     Raises:
         UsageError: a value that none of them takes.
+        DataError: a file of groups or families that is none.
     """
     if strategy not in STRATEGIES:
         raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(STRATEGIES)}.")
     if linkage not in get_args(LinkageMethod):
         raise UsageError(f"No linkage {linkage!r}.", f"Choose one of {', '.join(get_args(LinkageMethod))}.")
-    metric_named(metric)
+    for name in filter(None, (metric, layer_metric)):
+        metric_named(name)
     return LanguageOptions(
+        layer_metric=layer_metric,
+        groups={} if groups is None else read_groups(groups),
+        families={} if families is None else read_groups(families),
         ratio=ratio,
         metric=metric,
         strategy=cast("Strategy", strategy),
@@ -113,9 +137,18 @@ def compare_by_language(
 
     Raises:
         StatisticsError: no language is left, or a layer has no tokens.
+        DataError: a language without a group or a family, where there are any.
         UsageError: a ratio, metric or strategy that cannot be.
     """
     pairs = _pairs(statistics, options.languages)
+    languages = {language for pair in statistics.entries for language in split_pair(pair)} - {ANY}
+    languages &= set(options.languages or languages)
+    if options.groups:
+        options = replace(options, groups=groups_of(languages, options.groups, "--groups"))
+    families = groups_of(languages, options.families, "--families") if options.families else {}
+    given: dict[str, Any] = {
+        name: value for name, value in (("groups", options.groups), ("families", families)) if value
+    }
     model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
     return Languages(
         **{**header(Languages.FORMAT, [], None), "models": [model]},
@@ -126,7 +159,8 @@ def compare_by_language(
         balance=balance_text(options.balance),
         mode=statistics.mode,
         pairs=pairs,
-        similarity=_similarity(statistics, options, pairs) if len(pairs) <= MOST_PAIRS else None,
+        **given,
+        similarity=_similarity(statistics, options, pairs) if pairs else None,
         clustering=Clustering(
             linkage=options.linkage,
             encoder=_tree(_dendrogram(statistics, options, "encoder")),
@@ -155,7 +189,11 @@ class StatedLayer(NamedTuple):
 
 
 def _select(
-    statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str], strategy: Strategy
+    statistics: GateStatistics,
+    options: LanguageOptions,
+    pairs: Sequence[str],
+    strategy: Strategy,
+    metric: str,
 ) -> list[Kept]:
     layers = [
         StatedLayer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers
@@ -169,33 +207,38 @@ def _select(
         released=statistics.mode == "published",
     )
     return [
-        select_experts(
-            layers, metric_values(options.metric, statistics.entries[pair], statistics), request
-        ).kept
+        select_experts(layers, metric_values(metric, statistics.entries[pair], statistics), request).kept
         for pair in pairs
     ]
 
 
-def _similarity(
+def similarity_matrices(
     statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
-) -> Similarities | None:
-    if not pairs:
-        return None
-    selections = _select(statistics, options, pairs, options.strategy)
-    relations, matrices = {}, {}
-    split: list[Pair] = [split_pair(pair) for pair in pairs]
+) -> dict[str, NDArray[np.float64]]:
+    """Side -> Jaccard similarities of the experts that the pairs select there, [len(pairs), len(pairs)]."""
+    selections = _select(statistics, options, pairs, options.strategy, options.metric)
+    matrices = {}
     for side in ("encoder", "decoder"):
-        chosen = [
-            {(layer, expert) for layer, ids in kept.items() if side_of(layer) == side for expert in ids}
-            for kept in selections
-        ]
-        matrix = jaccard_matrix(chosen)
-        relations[side] = {
+        layers = [layer for layer in statistics.layers if side_of(layer) == side]
+        chosen = [{(layer, expert) for layer in layers for expert in kept[layer]} for kept in selections]
+        matrices[side] = jaccard_matrix(chosen)
+    return matrices
+
+
+def _similarity(statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]) -> Similarities:
+    matrices = similarity_matrices(statistics, options, pairs)
+    split: list[Pair] = [split_pair(pair) for pair in pairs]
+    relations = {
+        side: {
             relation: None if spread.comparisons == 0 else _relation(spread)
             for relation, spread in spread_by_relation(split, matrix).items()
         }
-        matrices[side] = np.round(matrix, 6).tolist()
-    return Similarities(relations=relations, **matrices)
+        for side, matrix in matrices.items()
+    }
+    if len(pairs) > MOST_PAIRS:
+        return Similarities(relations=relations)
+    listed = {side: np.round(matrix, 6).tolist() for side, matrix in matrices.items()}
+    return Similarities(relations=relations, **listed)
 
 
 def _relation(spread: Spread) -> Relation:
@@ -236,14 +279,48 @@ def _tree(tree: Dendrogram | None) -> Tree | None:
 def _experts_per_layer(
     statistics: GateStatistics, options: LanguageOptions, pairs: Sequence[str]
 ) -> ExpertsPerLayer:
-    selections = _select(statistics, options, pairs, "global-threshold")
+    metric = options.layer_metric or options.metric
+    selections = _select(statistics, options, pairs, "global-threshold", metric)
     counts = np.array([[len(kept[layer]) for layer in statistics.layers] for kept in selections])
+    groups = options.groups
+    by_group: dict[str, Any] = (
+        {"by_group": _by_group(statistics.layers, groups, pairs, counts)} if groups else {}
+    )
     return ExpertsPerLayer(
         strategy="global-threshold",
+        metric=metric,
         layers=list(statistics.layers),
         sides=[side_of(layer) for layer in statistics.layers],
         mean=np.round(counts.mean(axis=0), 4).tolist(),
         lowest=counts.min(axis=0).tolist(),
         highest=counts.max(axis=0).tolist(),
         by_pair={pair: row.tolist() for pair, row in zip(pairs, counts, strict=True)},
+        **by_group,
     )
+
+
+def _by_group(
+    layers: Sequence[str], groups: Mapping[str, str], pairs: Sequence[str], counts: NDArray[np.int64]
+) -> list[ExpertsByGroup]:
+    """Means over the pairs of each two groups, in the order of the groups' file; `counts` are `[pairs, layers]`."""
+    order = list(dict.fromkeys(groups.values()))
+    rows: dict[tuple[str, str], list[int]] = {}
+    for row, pair in enumerate(pairs):
+        source, target = split_pair(pair)
+        rows.setdefault((groups[source], groups[target]), []).append(row)
+    sides = np.array([side_of(layer) for layer in layers])
+    return [
+        ExpertsByGroup(
+            source=ends[0],
+            target=ends[1],
+            pairs=len(rows[ends]),
+            encoder=_mean_of(counts[rows[ends]][:, sides == "encoder"]),
+            decoder=_mean_of(counts[rows[ends]][:, sides == "decoder"]),
+        )
+        for ends in sorted(rows, key=lambda pair: tuple(map(order.index, pair)))
+    ]
+
+
+def _mean_of(counts: NDArray[np.int64]) -> float:
+    """Mean over the rows of their sums."""
+    return round(float(counts.sum(axis=1).mean()), 4)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any, Literal, Union
 
 import numpy as np
@@ -20,11 +19,11 @@ def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:
     members = {
         member: column for column, member in enumerate(dict.fromkeys(m for s in selections for m in s))
     }
-    holds = np.zeros((len(selections), max(len(members), 1)))
+    holds = np.zeros((len(selections), max(len(members), 1)), np.float32)  # counts below 2^24 are exact in it
     for row, selection in enumerate(selections):
         holds[row, [members[member] for member in selection]] = 1
-    both = holds @ holds.T
-    sizes = holds.sum(axis=1)
+    both = (holds @ holds.T).astype(np.float64)
+    sizes = both.diagonal()
     either = sizes[:, None] + sizes[None, :] - both
     matrix: NDArray[np.float64] = np.divide(both, either, out=np.ones_like(both), where=either > 0)
     return matrix
@@ -40,12 +39,8 @@ class Spread:
     highest: float
 
 
-RELATIONS: dict[str, Callable[[Pair, Pair], bool]] = {
-    "same source": lambda first, second: first[0] == second[0],
-    "same target": lambda first, second: first[1] == second[1],
-    "neither": lambda first, second: first[0] != second[0] and first[1] != second[1],
-}
-"""What two different pairs have in common -> whether they do."""
+RELATIONS = ("same source", "same target", "neither")
+"""What two different pairs have in common."""
 
 
 def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> dict[str, Spread]:
@@ -55,18 +50,22 @@ def spread_by_relation(pairs: Sequence[Pair], matrix: NDArray[np.float64]) -> di
         pairs: (source, target), all different.
         matrix: Jaccard similarities [len(pairs), len(pairs)].
     """
-    values: dict[str, list[float]] = {relation: [] for relation in RELATIONS}
-    for row, column in combinations(range(len(pairs)), 2):
-        for relation, holds in RELATIONS.items():
-            if holds(pairs[row], pairs[column]):
-                values[relation].append(float(matrix[row, column]))
-    return {relation: _spread(own) for relation, own in values.items()}
+    source, target = (_same([pair[side] for pair in pairs]) for side in (0, 1))
+    above = np.triu(np.ones((len(pairs), len(pairs)), bool), 1)  # each two pairs once
+    relations = zip(RELATIONS, (source, target, ~source & ~target), strict=True)
+    return {relation: _spread(matrix[above & holds]) for relation, holds in relations}
 
 
-def _spread(values: Sequence[float]) -> Spread:
-    if not values:
+def _same(languages: Sequence[str]) -> NDArray[np.bool_]:
+    """Which are equal: [len(languages), len(languages)]."""
+    numbers = np.unique(np.asarray(languages, dtype=str), return_inverse=True)[1]
+    return np.asarray(numbers[:, None] == numbers[None, :])
+
+
+def _spread(values: NDArray[np.float64]) -> Spread:
+    if not len(values):
         return Spread(0, float("nan"), float("nan"), float("nan"))
-    return Spread(len(values), float(np.mean(values)), min(values), max(values))
+    return Spread(len(values), float(values.mean()), float(values.min()), float(values.max()))
 
 
 def two_triangles(lower: NDArray[np.float64], upper: NDArray[np.float64]) -> NDArray[np.float64]:

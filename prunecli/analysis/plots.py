@@ -200,6 +200,7 @@ def languages_figure(
     trees: Mapping[str, tuple[Sequence[str], NDArray[np.float64]]],
     experts: tuple[Sequence[str], Sequence[float]] | None,
     similarity: tuple[Sequence[str], NDArray[np.float64]] | None,
+    families: Mapping[str, str] | None = None,
 ) -> Figure:
     """Figures of 2212.09811, a panel for each part that is given: dendrograms (3, 7), experts per layer (1), Table 4.
 
@@ -207,6 +208,7 @@ def languages_figure(
         trees: title -> the languages, and scipy's linkage matrix [len(languages) - 1, 4].
         experts: names of the layers, and the mean number of experts that each keeps.
         similarity: names of the pairs, and Table 4: encoder below the diagonal, decoder above.
+        families: language -> family, which gives its name in the trees a colour.
 
     Raises:
         PruneError: matplotlib is not installed, or there is nothing to draw.
@@ -219,7 +221,7 @@ def languages_figure(
     figure, grid = new_figure(13, max(4.5, 0.16 * leaves) * rows, rows, 2 if panels > 1 else 1)
     free = iter([axes for row in grid for axes in row])
     for title, (languages, linkage) in trees.items():
-        _dendrogram(next(free), title, languages, linkage)
+        _dendrogram(next(free), title, languages, linkage, families or {})
     if experts is not None:
         _experts_per_layer(next(free), *experts)
     if similarity is not None:
@@ -229,10 +231,30 @@ def languages_figure(
     return figure
 
 
-def _dendrogram(axes: Any, title: str, languages: Sequence[str], linkage: NDArray[np.float64]) -> None:
+def _dendrogram(
+    axes: Any,
+    title: str,
+    languages: Sequence[str],
+    linkage: NDArray[np.float64],
+    families: Mapping[str, str],
+) -> None:
     from scipy.cluster import hierarchy
 
-    hierarchy.dendrogram(linkage, labels=list(languages), orientation="left", ax=axes, leaf_font_size=8)
+    branches = {"link_color_func": lambda _: "0.4"} if families else {}  # colours are those of the families
+    hierarchy.dendrogram(
+        linkage, labels=list(languages), orientation="left", ax=axes, leaf_font_size=8, **branches
+    )
+    if families:
+        from matplotlib import colormaps
+        from matplotlib.patches import Patch
+
+        palette = colormaps["tab20"]
+        colours = {name: palette(index % 20) for index, name in enumerate(dict.fromkeys(families.values()))}
+        for label in axes.get_yticklabels():
+            label.set_color(colours.get(families.get(label.get_text(), ""), "black"))
+        present = dict.fromkeys(families[language] for language in languages if language in families)
+        handles = [Patch(color=colours[name], label=name) for name in colours if name in present]
+        axes.legend(handles=handles, fontsize=7, loc="upper left")
     axes.set_title(title)
     axes.set_xlabel("distance at which clusters join")
     hide_spines(axes, "top", "right", "left")

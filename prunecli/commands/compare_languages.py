@@ -21,6 +21,9 @@ from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import StatisticsError
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from prunecli.analysis.language_experts import Node
     from prunecli.results.languages import ExpertsPerLayer, Languages, Relation
 
@@ -65,6 +68,33 @@ def compare_languages(
         typer.Option("--linkage", help="How clusters of languages join: ward, average, complete, single."),
     ] = "ward",
     langs: LangsOption = None,
+    layer_metric: Annotated[
+        str | None,
+        typer.Option(
+            "--layer-metric",
+            help="Metric of the experts per layer, such as top1 in the paper's Figure 1; default: that of --metric.",
+            show_default=False,
+        ),
+    ] = None,
+    groups: Annotated[
+        Path | None,
+        typer.Option(
+            "--groups",
+            help="Experts of each side by group of languages too, such as resource classes: a language, a tab and its "
+            "group a line, or {language: group} in .json.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
+    families: Annotated[
+        Path | None,
+        typer.Option(
+            "--families",
+            help="Colours of the trees in --plot: a language, a tab and its family a line, or .json.",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", help="Also draw it all.", metavar="FILE.png", show_default=False),
@@ -80,7 +110,13 @@ def compare_languages(
     Shows how alike the experts are that language pairs with a common source or target select, which languages
     have like importance vectors, and how many experts each layer keeps under a global threshold.
     """
-    from prunecli.analysis.language_comparison import compare_by_language, language_options
+    import numpy as np
+
+    from prunecli.analysis.language_comparison import (
+        compare_by_language,
+        language_options,
+        similarity_matrices,
+    )
     from prunecli.results.gates import merge
     from prunecli.results.published import read_gates
     from prunecli.tensors.documents import write_json
@@ -99,11 +135,21 @@ def compare_languages(
         minimum=min_per_layer,
         linkage=linkage,
         languages=langs,
+        layer_metric=layer_metric,
+        groups=groups,
+        families=families,
     )
     statistics = merge([read_gates(path) for path in files], [str(path) for path in files])
     languages = compare_by_language(statistics, options, [path.name for path in files])
     if plot is not None:
-        _plot(plot, languages)
+        similarity = languages.similarity
+        if similarity is None:
+            matrices = None
+        elif similarity.encoder is None or similarity.decoder is None:
+            matrices = similarity_matrices(statistics, options, languages.pairs)
+        else:
+            matrices = {"encoder": np.array(similarity.encoder), "decoder": np.array(similarity.decoder)}
+        _plot(plot, languages, matrices)
     write_json(output, languages.to_json(), force=force)
     few = len(languages.pairs) <= TABLE_PAIRS
     write_table(table, languages, force=force, leave_out=() if few else ("similarity",))
@@ -120,19 +166,21 @@ def _show(languages: Languages) -> None:
     if similarity is not None:
         title = f"Jaccard similarity of the selected experts ({removed}, {languages.strategy})"
         console.show(_relations(title, similarity.relations))
-        if len(languages.pairs) <= TABLE_PAIRS:
-            console.show(_triangles(languages.pairs, similarity.encoder, similarity.decoder))
+        encoder, decoder = similarity.encoder, similarity.decoder
+        if len(languages.pairs) <= TABLE_PAIRS and encoder is not None and decoder is not None:
+            console.show(_triangles(languages.pairs, encoder, decoder))
         else:
             console.out(f"{len(languages.pairs)} pairs; --langs A,B,C lists those between a few languages.\n")
-    elif languages.pairs:
-        console.out(f"{len(languages.pairs)} pairs are too many to compare; --langs A,B,C chooses some.\n")
     clusters = languages.clustering
     for side, tree in (("encoder by source", clusters.encoder), ("decoder by target", clusters.decoder)):
         if tree is not None:
             console.out(f"Clusters of languages, {side} ({clusters.linkage} linkage)")
             console.out("\n".join(_tree(tree.clusters)) + "\n")
     if languages.experts_per_layer is not None:
+        removed = f"{languages.ratio:.0%} of the experts removed by {languages.experts_per_layer.metric}"
         console.show(_experts(removed, languages.experts_per_layer))
+        if languages.experts_per_layer.by_group:
+            console.show(_by_group(languages.experts_per_layer))
 
 
 def _relations(title: str, by_side: Mapping[str, Mapping[str, Relation | None]]) -> console.Shown:
@@ -198,13 +246,23 @@ def _experts(removed: str, layers: ExpertsPerLayer) -> console.Shown:
     return console.table(title, ["layer", "experts", "range"], rows)
 
 
-def _plot(path: Path, languages: Languages) -> None:
+def _by_group(layers: ExpertsPerLayer) -> console.Shown:
+    """One row per group of sources and group of targets: experts of each side (Table 16)."""
+    rows = [
+        [group.source, group.target, str(group.pairs), f"{group.encoder:.1f}", f"{group.decoder:.1f}"]
+        for group in layers.by_group
+    ]
+    columns = ["from", "to", "pairs", "encoder", "decoder"]
+    return console.table("The same by group of languages: experts of a side", columns, rows, 2)
+
+
+def _plot(path: Path, languages: Languages, similarity: Mapping[str, NDArray[np.float64]] | None) -> None:
     import numpy as np
 
     from prunecli.analysis.language_experts import two_triangles
     from prunecli.analysis.plots import languages_figure, save_figure
 
-    clusters, layers, similarity = languages.clustering, languages.experts_per_layer, languages.similarity
+    clusters, layers = languages.clustering, languages.experts_per_layer
     trees = {
         "Encoder experts, by source language": clusters.encoder,
         "Decoder experts, by target language": clusters.decoder,
@@ -214,9 +272,7 @@ def _plot(path: Path, languages: Languages) -> None:
         None if layers is None else (layers.layers, layers.mean),
         None
         if similarity is None
-        else (
-            languages.pairs,
-            two_triangles(np.array(similarity.encoder), np.array(similarity.decoder)),
-        ),
+        else (languages.pairs, two_triangles(similarity["encoder"], similarity["decoder"])),
+        languages.families,
     )
     save_figure(figure, path)

@@ -70,10 +70,11 @@ def _shared(similarity: Similarities, pairs: list[str]) -> list[Html]:
                 },
             )
         ]
-    if len(pairs) <= MOST_PAIRS:
+    if len(pairs) <= MOST_PAIRS and similarity.encoder is not None:
         maps = (
             heat_map(f"Jaccard similarity, {side} experts", matrix, pairs, pairs, UNIT)
             for side, matrix in (("encoder", similarity.encoder), ("decoder", similarity.decoder))
+            if matrix is not None
         )
         parts += [row_of(*maps), scale_key(UNIT, "0", "1")]
     return parts

@@ -54,11 +54,16 @@ class Relation(Record):
 
 
 class Similarities(Record):
-    """Jaccard similarities of pairs: `[pairs, pairs]` a side; side -> what two pairs have in common -> their spread."""
+    """Jaccard similarities of pairs.
+
+    Attributes:
+        relations: side -> what two pairs have in common -> their spread.
+        encoder, decoder: `[pairs, pairs]`; None where there are too many pairs to list them.
+    """
 
     relations: dict[str, dict[str, Relation | None]]
-    encoder: list[list[Number]]
-    decoder: list[list[Number]]
+    encoder: list[list[Number]] | None = None
+    decoder: list[list[Number]] | None = None
 
 
 class Clustering(Record):
@@ -69,16 +74,28 @@ class Clustering(Record):
     decoder: Tree | None = None
 
 
+class ExpertsByGroup(Record):
+    """Mean number of experts that the sides keep for the pairs from one group of languages to another (Table 16)."""
+
+    source: str
+    target: str
+    pairs: Count
+    encoder: Number
+    decoder: Number
+
+
 class ExpertsPerLayer(Record):
-    """Experts that each layer keeps under the global threshold, over the pairs."""
+    """Experts that each layer keeps under the global threshold, over the pairs; of a metric of their own, maybe."""
 
     strategy: str = ""
+    metric: str | None = None
     layers: list[str] = Field(min_length=1)
     sides: list[str] = Field(default_factory=list)
     mean: list[Number]
     lowest: list[Count]
     highest: list[Count]
     by_pair: dict[str, list[Count]] = Field(default_factory=dict)
+    by_group: list[ExpertsByGroup] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _of_one_length(self) -> ExpertsPerLayer:
@@ -99,6 +116,8 @@ class Languages(Document):
     balance: str = ""
     mode: str = ""
     pairs: list[str]
+    groups: dict[str, str] = Field(default_factory=dict)
+    families: dict[str, str] = Field(default_factory=dict)
     similarity: Similarities | None = None
     clustering: Clustering
     experts_per_layer: ExpertsPerLayer | None = None
@@ -107,18 +126,21 @@ class Languages(Document):
     def _matrices_of_pairs(self) -> Languages:
         if self.similarity is not None:
             for side in (self.similarity.encoder, self.similarity.decoder):
+                if side is None:
+                    continue
                 if len(side) != len(self.pairs) or any(len(row) != len(self.pairs) for row in side):
                     raise ValueError("similarity: not a row and a column for each pair")
         return self
 
     def _tables(self) -> Tables:
-        """`relations`, `similarity` (each two pairs once), `clusters` (as they join) and `experts_per_layer`."""
+        """`relations`, `similarity` (each two pairs once), `clusters` (as they join), experts by layer and by group."""
         similarity, layers = self.similarity, self.experts_per_layer
         return {
             "relations": [] if similarity is None else _relations(similarity.relations),
             "similarity": [] if similarity is None else _similarity(self.pairs, similarity),
             "clusters": [row for side in SIDES for row in _clusters(side, getattr(self.clustering, side))],
             "experts_per_layer": [] if layers is None else _layers(layers),
+            "experts_by_group": [] if layers is None else [group.to_json() for group in layers.by_group],
         }
 
 
@@ -139,12 +161,15 @@ def _relations(relations: Mapping[str, Mapping[str, Relation | None]]) -> list[R
 
 
 def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:
+    encoder, decoder = similarity.encoder, similarity.decoder
+    if encoder is None or decoder is None:
+        return []
     return [
         {
             "first_pair": pairs[row],
             "second_pair": pairs[column],
-            "encoder_jaccard": similarity.encoder[row][column],
-            "decoder_jaccard": similarity.decoder[row][column],
+            "encoder_jaccard": encoder[row][column],
+            "decoder_jaccard": decoder[row][column],
         }
         for row, column in combinations(range(len(pairs)), 2)
     ]

@@ -48,8 +48,8 @@ def _lines(path: Path) -> dict[str, str]:
     return groups
 
 
-def groups_of(languages: Iterable[str], groups: Mapping[str, str], path: Path) -> dict[str, str]:
-    """Those of `groups` that `languages` are in, in the file's order.
+def groups_of(languages: Iterable[str], groups: Mapping[str, str], name: Path | str) -> dict[str, str]:
+    """Those of `groups` that `languages` are in, in the file's order; `name` is what messages call it.
 
     Raises:
         DataError: languages that the file lacks.
@@ -57,6 +57,6 @@ def groups_of(languages: Iterable[str], groups: Mapping[str, str], path: Path) -
     asked = set(languages)
     if lacking := sorted(asked - set(groups)):
         raise DataError(
-            f"{path}: no group for {', '.join(lacking)}", "Add a line for each, or choose other --pairs."
+            f"{name}: no group for {', '.join(lacking)}", "Add a line for each, or choose pairs without them."
         )
     return {language: group for language, group in groups.items() if language in asked}

@@ -52,6 +52,19 @@ def test_pairs_are_grouped_by_what_they_share():
     assert math.isclose(found["neither"].mean, 0.35)
 
 
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("abc")), min_size=2, max_size=9, unique=True)
+)
+def test_spreads_against_every_two_pairs_one_by_one(pairs):
+    matrix = np.random.default_rng(0).random((len(pairs), len(pairs)))
+    found = spread_by_relation(pairs, matrix)
+    for relation, values in reference.by_relation(pairs, matrix.tolist()).items():
+        assert found[relation].comparisons == len(values)
+        if values:
+            assert found[relation].mean == pytest.approx(sum(values) / len(values))
+            assert (found[relation].lowest, found[relation].highest) == (min(values), max(values))
+
+
 def test_a_group_without_comparisons_has_no_mean():
     assert math.isnan(spread_by_relation([("a", "b")], np.eye(1))["same source"].mean)
 

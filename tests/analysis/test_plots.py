@@ -112,6 +112,17 @@ def test_languages_have_a_panel_for_each_part():
     assert (unused.get_visible(), colours.get_visible()) == (False, True)
 
 
+def test_names_in_a_tree_have_the_colour_of_their_family():
+    tree = (["a", "b", "c"], np.array([[0, 2, 0.5, 2], [1, 3, 1.25, 3]]))
+    families = {"z": "Turkic", "a": "Bantu", "b": "Slavic", "c": "Bantu"}
+    (axes,) = languages_figure({"Sources": tree}, None, None, families).axes
+    colours = {label.get_text(): label.get_color() for label in axes.get_yticklabels()}
+    assert colours["a"] == colours["c"] != colours["b"]
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["Bantu", "Slavic"]
+    assert [patch.get_facecolor() for patch in legend.get_patches()] == [colours["a"], colours["b"]]
+
+
 @pytest.mark.parametrize(
     "draw",
     [

@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
 from prunecli.commands.compare_languages import compare_languages
-from prunecli.errors import OutputError, PruneError, StatisticsError, UsageError
+from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
+from prunecli.results import read
 from tests.commands.gates import LAYERS, statistics, write_gates
 from tests.pictures import pixels
 from tests.results.tables import rows
@@ -92,9 +93,52 @@ def test_one_pair_has_nothing_to_be_compared_with(workplace):
     assert found.clustering.encoder is None
 
 
+def test_of_too_many_pairs_the_matrices_are_drawn_and_not_listed(workplace, monkeypatch):
+    write_gates(workplace / "gates.json")
+    run("-o", "few.json", "--plot", "few.png", "--quiet")
+    monkeypatch.setattr("prunecli.analysis.language_comparison.MOST_PAIRS", 11)
+    run("-o", "many.json", "--plot", "many.png", "--quiet", "--table", "t.csv")
+    few, many = (
+        json.loads((workplace / name).read_text())["similarity"] for name in ("few.json", "many.json")
+    )
+    assert many == {"relations": few["relations"]}
+    assert (workplace / "few.png").read_bytes() == (workplace / "many.png").read_bytes()
+    assert read(workplace / "many.json").frame("relations")["jaccard_mean"].notna().all()
+
+
+def test_groups_families_and_another_metric_of_the_layers(workplace):
+    write_gates(workplace / "gates.json")
+    (workplace / "classes.tsv").write_text("qko\tlow\nqba\thigh\nqbo\thigh\nqka\tlow\n")
+    (workplace / "families.json").write_text(json.dumps({"qba": "b", "qbo": "b", "qka": "k", "qko": "k"}))
+    files = ("--groups", "classes.tsv", "--families", "families.json", "--plot", "l.png")
+    shown = run(*files, "--layer-metric", "top2", "--ratio", "0.5", "--table", "t.csv").stdout
+    found = json.loads((workplace / "languages.json").read_text())
+    assert found["groups"] == {"qko": "low", "qba": "high", "qbo": "high", "qka": "low"}
+    assert found["families"]["qko"] == "k"
+    assert (found["metric"], found["experts_per_layer"]["metric"]) == ("importance", "top2")
+    assert "50% of the experts removed by top2" in shown
+    counts = found["experts_per_layer"]["by_pair"]
+    groups = found["experts_per_layer"]["by_group"]
+    assert [(group["source"], group["target"], group["pairs"]) for group in groups] == [
+        ("low", "low", 2), ("low", "high", 4), ("high", "low", 4), ("high", "high", 2),
+    ]  # fmt: skip
+    for group in groups:
+        own = [
+            row
+            for pair, row in counts.items()
+            if [found["groups"][end] for end in pair.split("-")] == [group["source"], group["target"]]
+        ]
+        assert group["encoder"] == pytest.approx(sum(row[0] for row in own) / len(own), abs=1e-4)
+        assert group["decoder"] == pytest.approx(sum(row[1] for row in own) / len(own), abs=1e-4)
+    assert rows("t.csv", "experts_by_group") == groups
+    pixels(workplace / "l.png")
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        (["--layer-metric", "top3"], UsageError, "No metric 'top3'"),
+        (["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
         (["nowhere.json"], StatisticsError, "nowhere.json: no such file"),
         (["--ratio", "1"], UsageError, "--ratio"),
         (["--ratio", "0.9"], UsageError, "4"),

@@ -13,6 +13,21 @@ def jaccard(first, second):
     return sum(1 for item in everything if item in first and item in second) / len(everything)
 
 
+def by_relation(pairs, matrix):
+    """What two pairs have in common -> the similarities of those that do, each two once."""
+    values = {"same source": [], "same target": [], "neither": []}
+    for row in range(len(pairs)):
+        for column in range(row + 1, len(pairs)):
+            source, target = (pairs[row][side] == pairs[column][side] for side in (0, 1))
+            if source:
+                values["same source"].append(matrix[row][column])
+            if target:
+                values["same target"].append(matrix[row][column])
+            if not source and not target:
+                values["neither"].append(matrix[row][column])
+    return values
+
+
 def average_linkage_distances(vectors):
     """The mean distances at which the nearest two clusters join, comparing all members of all clusters."""
     clusters = [[vector] for vector in vectors]
