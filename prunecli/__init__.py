@@ -33,11 +33,14 @@ if TYPE_CHECKING:
     from prunecli.methods.experts.rewrite import rewrite_experts
     from prunecli.methods.experts.score import CollectOptions
     from prunecli.methods.ffn.arrange import FfnPlan
+    from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
     from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
     from prunecli.methods.ffn.rewrite import rewrite_ffn
     from prunecli.methods.heads.collect import ScoreOptions, score_heads
     from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
     from prunecli.methods.heads.rewrite import rewrite_heads
+    from prunecli.methods.layers.plan import LayerOptions, LayerPlan, plan_layers
+    from prunecli.methods.layers.rewrite import rewrite_layers
     from prunecli.methods.vocabulary.plan import VocabularyPlan, plan_vocabulary
     from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary
     from prunecli.methods.vocabulary.select import VocabularyOptions
@@ -61,10 +64,13 @@ _MODULES = {
     "methods.experts.plan": ("Amount", "ExpertOptions", "ExpertPlan", "plan_experts"),
     "methods.experts.rewrite": ("rewrite_experts",),
     "methods.ffn.arrange": ("FfnPlan",),
+    "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),
     "methods.ffn.plan": ("FfnOptions", "plan_ffn"),
     "methods.ffn.rewrite": ("rewrite_ffn",),
     "methods.heads.plan": ("HeadOptions", "HeadPlan", "plan_heads"),
     "methods.heads.rewrite": ("rewrite_heads",),
+    "methods.layers.plan": ("LayerOptions", "LayerPlan", "plan_layers"),
+    "methods.layers.rewrite": ("rewrite_layers",),
     "methods.vocabulary.plan": ("VocabularyPlan", "plan_vocabulary"),
     "methods.vocabulary.rewrite": ("rewrite_vocabulary",),
     "methods.vocabulary.select": ("VocabularyOptions",),
