@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from prunecli.evaluation.evaluate import evaluate
     from prunecli.evaluation.latency import LatencyOptions, bench_latency
     from prunecli.evaluation.options import EvaluationOptions
+    from prunecli.methods.attention.arrange import AttentionPlan
+    from prunecli.methods.attention.plan import AttentionOptions, plan_attention
+    from prunecli.methods.attention.rewrite import rewrite_attention
     from prunecli.methods.embeddings.factorize import fit_embeddings
     from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
@@ -55,6 +58,9 @@ _MODULES = {
     "evaluation.evaluate": ("evaluate",),
     "evaluation.latency": ("LatencyOptions", "bench_latency"),
     "evaluation.options": ("EvaluationOptions",),
+    "methods.attention.arrange": ("AttentionPlan",),
+    "methods.attention.plan": ("AttentionOptions", "plan_attention"),
+    "methods.attention.rewrite": ("rewrite_attention",),
     "methods.embeddings.factorize": ("fit_embeddings",),
     "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),

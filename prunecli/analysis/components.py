@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prunecli.architectures.records import Side, Stack
+from prunecli.architectures.records import Side
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.ffn import FfnLayer
+from prunecli.model.layout import Layer
 
 Kind = Literal["self", "cross", "ffn"]
 SHORT: dict[Kind, str] = {"self": "sa", "cross": "ca", "ffn": "ffn"}
@@ -57,22 +57,19 @@ def components(checkpoint: Checkpoint) -> tuple[Component, ...]:
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size, or says of its FFNs what cannot be.
     """
-    family = checkpoint.require_architecture()
-    stacks = {stack.side: stack for stack in family.stacks}
-    return tuple(
-        component for ffn in checkpoint.layout.ffns for component in _of_layer(stacks[ffn.side], ffn)
-    )
+    return tuple(component for layer in checkpoint.layout.layers for component in _of_layer(layer))
 
 
-def _of_layer(stack: Stack, ffn: FfnLayer) -> Iterator[Component]:
-    block = stack.layers.format(layer=ffn.layer)
-    for attention in stack.attentions:
-        name, output = f"{block}.{attention.name}", f"{block}.{attention.residual or attention.output}"
-        yield Component(name, stack.side, ffn.layer, attention.kind, block, output)
+def _of_layer(layer: Layer) -> Iterator[Component]:
+    block, ffn, stack = layer.name, layer.ffn, layer.ffn.stack
+    for attention in layer.attentions:
+        spec = attention.spec
+        output = f"{block}.{spec.residual or spec.output}"
+        yield Component(attention.name, layer.side, layer.number, spec.kind, block, output, attention.removed)
     # Where an FFN is no module, its last linear layer makes its output.
     last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
     output = f"{block}.{stack.ffn.residual}" if stack.ffn.residual else f"{ffn.name}{last}"
-    yield Component(ffn.own_name, stack.side, ffn.layer, "ffn", block, output, ffn.removed)
+    yield Component(ffn.own_name, layer.side, layer.number, "ffn", block, output, ffn.removed)
 
 
 def matched(first: Sequence[Component], second: Sequence[Component]) -> list[tuple[int, int]]:

@@ -51,7 +51,14 @@ def bart_attention(name: str, kind: Literal["self", "cross"], heads: str) -> Att
         for spec in linear(f"{name}.{projection}", "d_model", "d_model", "attention", heads=0)
     )
     output = linear(f"{name}.out_proj", "d_model", "d_model", "attention", heads=1)
-    return Attention(name, kind, heads, (*inputs, *output), output=f"{name}.out_proj")
+    return Attention(
+        name,
+        kind,
+        heads,
+        (*inputs, *output),
+        output=f"{name}.out_proj",
+        norms=(f"{name}_layer_norm",),
+    )
 
 
 def bart_stack(side: Side) -> Stack:
@@ -118,6 +125,7 @@ def bert_stack(model: str) -> Stack:
                 heads="num_attention_heads",
                 tensors=(*projections, *output),
                 output="attention.output.dense",
+                norms=("attention.output.LayerNorm",),
                 projections="attention.self",
             ),
         ),
@@ -196,6 +204,7 @@ def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()
                     *(rms_norm(f"self_attn.{name}", "head_dim") for name in head_norms),
                 ),
                 output="self_attn.o_proj",
+                norms=("input_layernorm",),
             ),
         ),
         ffn=FeedForward(

@@ -25,6 +25,7 @@ _ATTENTION = Attention(
         *linear("attention.out_lin", "dim", "dim", "attention", heads=1),
     ),
     output="attention.out_lin",
+    norms=("sa_layer_norm",),
 )
 
 DISTILBERT = Architecture(

@@ -16,9 +16,14 @@ BEFORE, AFTER = "pre_feedforward_layernorm", "post_feedforward_layernorm"
 def gemma_stack(head_norms: Sequence[str] = ()) -> Stack:
     """Llama's decoder with norms on both sides of each component; `head_norms` as in `llama_stack`."""
     stack = llama_stack(dict.fromkeys(("q_proj", "k_proj", "v_proj", "o_proj"), "attention_bias"), head_norms)
+    attention = replace(
+        stack.attentions[0],
+        norms=("input_layernorm", "post_attention_layernorm"),
+        residual="post_attention_layernorm",
+    )
     return replace(
         stack,
-        attentions=(replace(stack.attentions[0], residual="post_attention_layernorm"),),
+        attentions=(attention,),
         ffn=replace(stack.ffn, norms=(BEFORE, AFTER), residual=AFTER),
         norms=(*stack.norms, rms_norm(BEFORE, "hidden_size"), rms_norm(AFTER, "hidden_size")),
     )

@@ -54,6 +54,7 @@ _ATTENTION = Attention(
         *_linear("attn.c_proj", "n_embd", "n_embd", "attention", weight=HeadAxis(0)),
     ),
     output="attn.c_proj",
+    norms=("ln_1",),
     attributes={"split_size": "width"},
 )
 

@@ -42,6 +42,7 @@ _ATTENTION = Attention(
         *_biased(*linear("self_attn.out_proj", "hidden_size", "hidden_size", "attention", heads=1)),
     ),
     output="self_attn.out_proj",
+    norms=("self_attn_layer_norm",),
     attributes={"num_heads": "heads"},
 )
 

@@ -38,6 +38,7 @@ PHI3 = replace(
                         ),
                     ),
                     output="self_attn.o_proj",
+                    norms=("input_layernorm",),
                     attributes={"num_key_value_heads": "heads"},
                     config_counts=("num_attention_heads",),
                 ),

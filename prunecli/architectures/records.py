@@ -100,13 +100,14 @@ class Attention:
         heads: config key that holds the number of heads; of key/value heads where several query heads share one.
         tensors: relative to the layer.
         output: the linear layer that mixes the heads, relative to the layer: its input is their outputs in order.
+        norms: those that belong to it, before or after it, relative to the layer: they go where the attention goes.
         attributes: of the stock module that holds the projections, set where heads are removed: {attribute: what},
             what being "heads" or "width" (heads times the width of one). Attributes that the module only uses at
             its making are left out.
         config_counts: config keys that the stock module reads while it runs, each a multiple of the number of heads.
         projections: that stock module, relative to the layer, where it is not `name`.
         position_bias: whether it is given a position bias for all of the original heads, and picks its own.
-        residual: the norm whose output is added to the residual stream, relative to the layer; None: that of `output`.
+        residual: of these, the one whose output is added to the residual stream; None: that of `output` is.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Attention:
     heads: str
     tensors: tuple[TensorSpec, ...]
     output: str
+    norms: tuple[str, ...]
     attributes: dict[str, Literal["heads", "width"]] = field(default_factory=dict)
     config_counts: tuple[str, ...] = ()
     projections: str | None = None

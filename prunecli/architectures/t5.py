@@ -40,6 +40,7 @@ def _attention(name: str, kind: Literal["self", "cross"]) -> Attention:
             *((positions,) if kind == "self" else ()),
         ),
         output=f"{name}.o",
+        norms=(f"{name.rpartition('.')[0]}.layer_norm",),
         position_bias=True,
     )
 

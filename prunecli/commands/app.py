@@ -27,7 +27,7 @@ COMMANDS = {
     "Look": ("inspect",),
     "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
     "Prune heads (1905.10650)": ("score-heads", "prune-heads", "compare-heads"),
-    "Share FFNs (2309.01826)": ("share-ffn",),
+    "Share FFNs and attention (2309.01826)": ("share-ffn", "share-attention"),
     "Prune depth and width": ("prune-layers", "prune-ffn"),
     "Shrink embeddings (1911.12385)": ("factorize-embeddings", "trim-vocabulary"),
     "Recover": ("finetune",),

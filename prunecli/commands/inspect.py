@@ -140,6 +140,7 @@ def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: 
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
+    from prunecli.model.attention import describe_attentions
     from prunecli.model.embedding import describe_embeddings
     from prunecli.model.ffn import describe_ffns, ranges
 
@@ -166,6 +167,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     for side, numbers in opened.structure.layers.items():
         original = opened.structure.original_layers[side]
         console.out(f"Layers of the {side}: {ranges(numbers)} of the original {original}")
+    if changed := describe_attentions(inventory.attentions):
+        console.out(f"Attention: {changed}")
     if changed := describe_ffns(inventory.ffns, opened.structure.ffn):
         console.out(f"FFN: {changed}")
     if changed := describe_embeddings(inventory.tables):

@@ -161,7 +161,7 @@ def _document(shown: Shown, plan: HeadPlan, seed: int) -> HeadSelection:
     return shown.document(
         HeadSelection,
         seed,
-        heads_before=sum(layer.num_heads for layer in shown.result.source.layout.attentions),
+        heads_before=sum(layer.num_heads for layer in shown.result.source.layout.own_attentions),
         heads_after=plan.count,
         kept=plan.kept,
     )
@@ -170,7 +170,7 @@ def _document(shown: Shown, plan: HeadPlan, seed: int) -> HeadSelection:
 def _show(shown: Shown, plan: HeadPlan) -> None:
     from prunecli.model.attention import KIND_NAMES, KINDS
 
-    layers, kept = shown.result.source.layout.attentions, plan.kept
+    layers, kept = shown.result.source.layout.own_attentions, plan.kept
     rows = [[layer.name, *removal(layer.num_heads, len(kept[layer.name]))] for layer in layers]
     kinds = [kind for kind in KINDS if any(layer.kind == kind for layer in layers)]
     if len(kinds) > 1:

@@ -143,7 +143,9 @@ def score_heads(
         demo=demo.DATA,
     )
     with open_model(checkpoint_or_demo(checkpoint)) as opened:
-        layers = opened.layout.attentions  # a family that is not declared is refused before anything heavy
+        layers = (
+            opened.layout.own_attentions
+        )  # a family that is not declared is refused before anything heavy
 
         from prunecli.methods.heads.collect import ScoreOptions, scores_document
         from prunecli.methods.heads.collect import score_heads as run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -11,7 +11,8 @@ from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
 from prunecli.model.declared import Sizes
-from prunecli.model.structure import Structure
+from prunecli.model.ffn import REMEDY, ranges
+from prunecli.model.structure import AttentionChange, Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 MOST_HEADS = 100_000
@@ -50,13 +51,18 @@ class AttentionLayer:
         name: "model.encoder.layers.0.self_attn".
         kind: self-attention of the encoder or decoder, or cross-attention.
         layer: its number in the stack.
-        heads: original ids of the heads that it holds, in the order in which they are stored.
+        heads: original ids of the heads that it holds, in the order in which they are stored; none where it is removed.
         stated_heads: how many config.json counts for it.
         original_heads: how many heads the original attention had.
-        tensors: full names of the tensors that grow with the heads, and where the heads lie.
+        tensors: full names, in its own layer, of the tensors that grow with the heads, and where the heads lie.
         output: name of the linear layer whose input is the heads' outputs one after another.
         stack: the record of its stack.
         spec: its record.
+        owner: name of the attention whose tensors it runs: its own, but where it is shared.
+        removed: whether it is gone, together with its norms.
+        shared_tensors: where it is shared, full names in its own layer -> those of the tensors that it runs. A table of
+            positions that all layers use is none of them.
+        window: what it sees, in the words of config.json's `layer_types`; "" where all layers see the same.
     """
 
     name: str
@@ -69,6 +75,32 @@ class AttentionLayer:
     output: str
     stack: Stack = field(repr=False)
     spec: Attention = field(repr=False)
+    owner: str
+    removed: bool = False
+    shared_tensors: Mapping[str, str] = field(default_factory=dict)
+    window: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether it runs the tensors of another one."""
+        return self.owner != self.name
+
+    @property
+    def has_tensors(self) -> bool:
+        """Whether tensors are stored under its own name."""
+        return not (self.removed or self.is_shared)
+
+    @property
+    def tensor_names(self) -> tuple[str, ...]:
+        """Full names of all tensors that it would have of its own, those of other conditions among them."""
+        layer = self.name.removesuffix(self.spec.name)
+        return tuple(f"{layer}{spec.name}" for spec in self.spec.tensors if not spec.first)
+
+    @property
+    def norm_tensors(self) -> tuple[str, ...]:
+        """Full names of those of its norms, which are never shared."""
+        layer = self.name.removesuffix(self.spec.name)
+        return tuple(f"{layer}{name}" for name in attention_norms(self.stack, self.spec))
 
     @property
     def is_whole(self) -> bool:
@@ -87,6 +119,7 @@ def resolve_attentions(sizes: Sizes, structure: Structure) -> tuple[AttentionLay
     Raises:
         CheckpointError: config.json holds no usable number of heads, or names heads that cannot be.
     """
+    _check(sizes, structure)
     layers = [
         _layer(sizes, structure, stack, attention, number)
         for stack in sizes.family.stacks
@@ -104,7 +137,9 @@ def _layer(
     counted = sizes.count(attention.heads)
     if counted > MOST_HEADS:
         raise CheckpointError(f"config.json: {attention.heads} is {counted}; no model has so many heads")
-    ids = structure.heads.get(name, tuple(range(counted)))
+    change = structure.attention.get(name, AttentionChange())
+    holder = change.shared_with or name
+    ids = () if change.removed else structure.heads.get(holder, tuple(range(counted)))
     original = structure.original_heads.get(name, counted)
     if len(set(ids)) != len(ids) or not all(0 <= head < original for head in ids):
         raise CheckpointError(
@@ -118,7 +153,100 @@ def _layer(
     }
     kind: AttentionKind = "cross" if attention.kind == "cross" else stack.side
     output = f"{owner}.{attention.output}"
-    return AttentionLayer(name, kind, number, ids, counted, original, axes, output, stack, attention)
+    source = holder.removesuffix(attention.name)
+    shared = {
+        f"{owner}.{spec.name}": f"{source}{spec.name}"
+        for spec in attention.tensors
+        if holder != name and not spec.first and sizes.holds(spec.optional)
+    }
+    return AttentionLayer(
+        name=name,
+        kind=kind,
+        layer=number,
+        heads=ids,
+        stated_heads=counted,
+        original_heads=original,
+        tensors=axes,
+        output=output,
+        stack=stack,
+        spec=attention,
+        owner=holder,
+        removed=change.removed,
+        shared_tensors=shared,
+        window=windows[number] if (windows := layer_windows(sizes, stack)) else "",
+    )
+
+
+def attention_norms(stack: Stack, attention: Attention) -> tuple[str, ...]:
+    """The tensors of the attention's own norms, relative to the layer."""
+    own = tuple(f"{norm}." for norm in attention.norms)
+    return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
+
+
+def layer_windows(sizes: Sizes, stack: Stack) -> list[str]:
+    """What each layer sees, in the words of config.json's `layer_types`; empty where all see the same."""
+    config, family, depth = sizes.config, sizes.family, sizes.depth(stack)
+    types = config.get("layer_types")
+    if isinstance(types, list) and len(types) == depth:
+        return [str(name) for name in types]
+    if family.window_period is not None:
+        period = int(config.get("sliding_window_pattern") or family.window_period)
+        return ["sliding_attention" if (number + 1) % period else "full_attention" for number in range(depth)]
+    if family.window_start is not None and config.get("use_sliding_window"):
+        start = sizes.count(family.window_start)
+        return ["full_attention" if number < start else "sliding_attention" for number in range(depth)]
+    return []
+
+
+def describe_attentions(layers: Sequence[AttentionLayer]) -> str:
+    """Which are shared or gone, in a line: "encoder 1-5 share layer 0's; cross 0-5 removed"; "" where none is."""
+    numbers: dict[tuple[AttentionKind, str], list[int]] = {}
+    by_name = {layer.name: layer for layer in layers}
+    for layer in layers:
+        if not layer.has_tensors:
+            what = "removed" if layer.removed else f"share layer {by_name[layer.owner].layer}'s"
+            numbers.setdefault((layer.kind, what), []).append(layer.layer)
+    return "; ".join(
+        f"{kind} {ranges(those)} {what if len(those) > 1 else what.replace('share ', 'shares ')}"
+        for (kind, what), those in numbers.items()
+    )
+
+
+def _check(sizes: Sizes, structure: Structure) -> None:
+    """Refuse changes of attentions that cannot be."""
+    records = {
+        f"{layer}.{attention.name}": (stack, attention, number)
+        for stack in sizes.family.stacks
+        for number, layer in sizes.layers(stack)
+        for attention in stack.attentions
+    }
+    gone = {name for name, change in structure.attention.items() if change.removed}
+    for name, change in structure.attention.items():
+        owner = change.shared_with
+        for named in (name,) if owner is None else (name, owner):
+            if named not in records:
+                raise CheckpointError(
+                    f"config.json names {named}, which is no attention of the model", REMEDY
+                )
+        if owner is None:
+            continue
+        if records[name][:2] != records[owner][:2]:
+            raise CheckpointError(
+                f"config.json: {name} shares with {owner}, which is of another kind", REMEDY
+            )
+        if owner in structure.attention:
+            raise CheckpointError(
+                f"config.json: {name} shares with {owner}, which is {'removed' if owner in gone else 'shared'}",
+                REMEDY,
+            )
+    for stack in sizes.family.stacks:
+        for attention in stack.attentions:
+            if any(spec.first for spec in attention.tensors):
+                own = [name for name, record in records.items() if record[:2] == (stack, attention)]
+                if own and own[0] in gone and not gone.issuperset(own):
+                    raise CheckpointError(
+                        f"config.json: {own[0]} is removed, whose table of positions other layers use", REMEDY
+                    )
 
 
 def kind_and_layer(model_type: str, attention: str) -> tuple[str, int]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli import PACKAGE
+from prunecli.model.attention import describe_attentions
 from prunecli.model.declared import class_names
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.ffn import describe_ffns
@@ -69,6 +70,7 @@ def model_card(
         *_kept("layers", structure.layers, structure.original_layers, "stack"),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
+        *_attentions(layout),
         *_ffns(layout),
         *_embeddings(layout),
         *_history(structure),
@@ -163,6 +165,19 @@ def _kept(
         f"{remaining} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
         'holds all of them, under `"prunecli"`.',
         "\n".join(lines),
+    ]
+
+
+def _attentions(layout: ModelLayout) -> list[str]:
+    described = describe_attentions(layout.attentions)
+    if not described:
+        return []
+    return [
+        "## Attention",
+        f"Attention: {described}.",
+        "Layers count from 0. A shared attention is stored once, under the name of the layer that it is said to be of; "
+        "each layer keeps its own norms and its own part of a cache. A removed one is gone together with its norms. "
+        'config.json names them, under `"prunecli"`.',
     ]
 
 

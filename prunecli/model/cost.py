@@ -75,8 +75,8 @@ class Load:
 
 
 def token_products(layout: ModelLayout) -> Products:
-    """What one token costs: removed heads and FFNs nothing, shared ones as often as they run, and of a sparse layer the
-    router and the experts that a token is sent to.
+    """What one token costs: removed heads, attentions and FFNs nothing, shared ones as often as they run, and of a
+    sparse layer the router and the experts that a token is sent to.
 
     Raises:
         CheckpointError: config.json lacks a size, or holds one that is no count.
@@ -85,8 +85,9 @@ def token_products(layout: ModelLayout) -> Products:
     cross = 0
     for layer in layout.layers:
         for attention in layer.attentions:
-            keys = _matrices(layout.shapes, layer.name, _keys_and_values(attention.spec))
-            whole = _matrices(layout.shapes, layer.name, _projections(attention.spec))
+            owner = attention.owner.removesuffix(f".{attention.spec.name}")
+            keys = _matrices(layout.shapes, owner, _keys_and_values(attention.spec))
+            whole = _matrices(layout.shapes, owner, _projections(attention.spec))
             cross += keys
             products[layer.side] += whole - keys
         if not layer.ffn.removed:
@@ -115,10 +116,20 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     decoders = [stack for stack in family.stacks if stack.side == "decoder"]
     sequences = load.batch * (load.beam if decoders else 1)
     rows = sequences * load.length * width
-    cache = sum(
-        2 * rows * _key_width(checkpoint.layout.sizes, attention) * (size(stack.depth) + 1)
+    caches = [
+        (layers, attention)
         for stack in decoders
         for attention in stack.attentions
+        if (
+            layers := sum(
+                layer.stack is stack and layer.spec is attention and not layer.removed
+                for layer in checkpoint.layout.attentions
+            )
+        )
+    ]
+    cache = sum(
+        2 * rows * _key_width(checkpoint.layout.sizes, attention) * (layers + 1)
+        for layers, attention in caches
     )
     hidden = size(model_dim(family))
     widest = max(size(stack.ffn.width) for stack in family.stacks)

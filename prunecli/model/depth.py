@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
+from prunecli.model.attention import AttentionLayer, layer_windows, resolve_attentions
 from prunecli.model.declared import Sizes
 from prunecli.model.ffn import FfnLayer, resolve_ffns
-from prunecli.model.structure import FfnChange, Structure
+from prunecli.model.structure import AttentionChange, FfnChange, Structure
 
 Kept = Mapping[Side, Sequence[int]]
 """Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""
@@ -99,13 +100,13 @@ def _others(removed: Kept, structure: Structure) -> Kept:
     }
 
 
-def heirs(ffns: Sequence[FfnLayer], rename: Rename) -> dict[str, str]:
-    """Owner of an FFN that a layer which stays runs -> the layer's FFN that holds the tensors from now on.
+def heirs(parts: Sequence[FfnLayer] | Sequence[AttentionLayer], rename: Rename) -> dict[str, str]:
+    """Owner of an FFN, or attention, that a layer which stays runs -> what holds the tensors from now on.
 
     That is the owner itself where its layer stays, else the first that shared it.
     """
     found: dict[str, str] = {}
-    for layer in ffns:
+    for layer in parts:
         if not layer.removed and rename(layer.name) is not None:
             found.setdefault(layer.owner, layer.name if rename(layer.owner) is None else layer.owner)
     return found
@@ -115,6 +116,7 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
     """`structure` of the model with only these layers: their numbers, and all that it says of them."""
     rename = renaming(sizes.family, kept)
     holders = heirs(resolve_ffns(sizes, structure), rename)
+    attention_holders = heirs(resolve_attentions(sizes, structure), rename)
     layers, original = dict(structure.layers), dict(structure.original_layers)
     for stack in sizes.family.stacks:
         depth = sizes.depth(stack)
@@ -135,6 +137,15 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
             return structure.ffn.get(stated.shared_with, FfnChange())
         return FfnChange(shared_with=rename(holder))
 
+    def attention_change(stated: AttentionChange) -> AttentionChange:
+        if stated.shared_with is None:
+            return stated
+        return AttentionChange(shared_with=rename(attention_holders[stated.shared_with]))
+
+    heads = dict(structure.heads)
+    for owner, holder in attention_holders.items():
+        if owner in heads:
+            heads[holder] = heads[owner]
     changes = own({name: change(name, stated) for name, stated in structure.ffn.items() if rename(name)})
     return replace(
         structure,
@@ -142,8 +153,15 @@ def keeping_layers(sizes: Sizes, structure: Structure, kept: Kept) -> Structure:
         original_layers=original,
         experts=own(structure.experts),
         original_experts=own(structure.original_experts),
-        heads=own(structure.heads),
+        heads=own(heads),
         original_heads=own(structure.original_heads),
+        attention=own(
+            {
+                name: attention_change(stated)
+                for name, stated in structure.attention.items()
+                if rename(name) and name not in attention_holders.values()
+            }
+        ),
         ffn={name: stated for name, stated in changes.items() if stated != FfnChange()},
     )
 
@@ -168,10 +186,7 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
         config[DEPTH_ALIAS] = len(numbers)
     types = config.get("layer_types")
     if types is None and family.window_period is not None:
-        period = int(config.get("sliding_window_pattern") or family.window_period)
-        types = [
-            "sliding_attention" if (number + 1) % period else "full_attention" for number in range(depth)
-        ]
+        types = layer_windows(sizes, first)
     rotary = config.get("no_rope_layers")
     if rotary is None and family.no_rope_interval is not None:
         interval = sizes.count(family.no_rope_interval)

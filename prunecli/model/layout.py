@@ -11,7 +11,7 @@ from typing import Any, Literal
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import Part, Side, Stack, TensorSpec
 from prunecli.errors import UnsupportedModelError
-from prunecli.model.attention import AttentionLayer, resolve_attentions
+from prunecli.model.attention import AttentionLayer, attention_norms, resolve_attentions
 from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
@@ -84,6 +84,11 @@ class ModelLayout:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Name -> shape of every tensor that it stores."""
         return {name: shape for name, (shape, _) in self.tensors.items()}
+
+    @cached_property
+    def own_attentions(self) -> tuple[AttentionLayer, ...]:
+        """The attentions that hold tensors, and heads, of their own: neither shared nor removed."""
+        return tuple(layer for layer in self.attentions if layer.has_tensors)
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -203,14 +208,19 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
             del tensors[name]
         tensors |= {name: (shape, "embeddings") for name, shape in tables.tensors.items()}
     own = {ffn.name: ffn for ffn in layout.ffns}
-    shares = {one.name: Fraction(one.num_heads, max(one.stated_heads, 1)) for one in layout.attentions}
+    attentions = {layer.name: layer for layer in layout.attentions}
     for stack in sizes.family.stacks:
         for number, layer in sizes.layers(stack):
-            for attention in stack.attentions:
-                share = shares[f"{layer}.{attention.name}"]
-                add(f"{layer}.", attention.tensors, heads=share, first=number == 0)
             ffn = own[within(layer, stack.ffn)]
-            gone = ffn_norms(stack) if ffn.removed else ()
+            gone = set(ffn_norms(stack) if ffn.removed else ())
+            for attention in stack.attentions:
+                resolved = attentions[f"{layer}.{attention.name}"]
+                if resolved.removed:
+                    gone.update(attention_norms(stack, attention))
+                    continue
+                stored = tuple(spec for spec in attention.tensors if spec.first or not resolved.is_shared)
+                share = Fraction(resolved.num_heads, max(resolved.stated_heads, 1))
+                add(f"{layer}.", stored, heads=share, first=number == 0)
             add(f"{layer}.", tuple(spec for spec in stack.norms if spec.name not in gone))
             add_ffn(stack, ffn)
     return tensors

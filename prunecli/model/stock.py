@@ -58,7 +58,7 @@ def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
     if family.stock_fault is not None:
         return StockSupport(reason=family.stock_fault)
     result = source.layout.changed(structure)
-    parts = [_experts(result), _heads(result), _ffns(result), _embeddings(result)]
+    parts = [_experts(result), _heads(result), _attentions(result), _ffns(result), _embeddings(result)]
     faults = [part for part in parts if part.reason is not None]
     if faults:
         reasons = ", and ".join(str(part.reason) for part in faults)
@@ -93,11 +93,12 @@ def _experts(result: ModelLayout) -> StockSupport:
 
 def _heads(result: ModelLayout) -> StockSupport:
     family, sizes = result.family, result.sizes
-    kept = {layer.num_heads for layer in result.attentions}
+    attentions = [layer for layer in result.attentions if layer.has_tensors]
+    kept = {layer.num_heads for layer in attentions}
     # A table of positions that all layers share has its columns in the order of the original heads.
     if all(
         layer.is_whole if layer.spec.position_bias else layer.num_heads == layer.stated_heads
-        for layer in result.attentions
+        for layer in attentions
     ):
         return StockSupport()
     if family.head_width is None:
@@ -129,6 +130,14 @@ def _undivided(sizes: Sizes, kept: int, counted: int) -> str | None:
     if size % heads == 0:
         return None
     return f"transformers refuses {heads} heads of a layer where {family.heads_divide} is {size}, no multiple of it"
+
+
+def _attentions(result: ModelLayout) -> StockSupport:
+    for layer in result.attentions:
+        if not layer.has_tensors:
+            state = "gone" if layer.removed else "shared"
+            return StockSupport(reason=f"attentions are {state}, which no config.json can say")
+    return StockSupport()
 
 
 def _ffns(result: ModelLayout) -> StockSupport:

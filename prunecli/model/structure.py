@@ -10,7 +10,7 @@ from prunecli.errors import CheckpointError
 
 VERSION = 2
 FIRST = 1
-"""Version of a structure that the first prunecli reads too: of all layers, with a unit that it knows."""
+"""Version of a structure that the first prunecli reads too: of all layers and attentions, with a unit that it knows."""
 KEY = "prunecli"
 """Where `Structure` lies in config.json."""
 
@@ -67,6 +67,42 @@ class FfnChange:
         if not all(kinds):
             raise TypeError(f"unknown change of an FFN: {value!r}")
         return cls(owner, removed, width)
+
+
+@dataclass(frozen=True)
+class AttentionChange:
+    """How one attention differs from the stock one, but for its heads. At most one of both is given.
+
+    Attributes:
+        shared_with: name of the attention whose tensors it runs; that one has tensors of its own.
+        removed: whether it is gone, together with its norms.
+
+    Raises:
+        ValueError: both are given.
+    """
+
+    shared_with: str | None = None
+    removed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shared_with is not None and self.removed:
+            raise ValueError("an attention is either shared or removed")
+
+    def to_json(self) -> dict[str, Any]:
+        """What is given of both."""
+        return {"removed": True} if self.removed else {"shared_with": self.shared_with}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> AttentionChange:
+        """Read `to_json`'s value.
+
+        Raises:
+            ValueError: it is not of this form.
+        """
+        owner = value.get("shared_with")
+        if value != {"removed": True} and not (isinstance(owner, str) and len(value) == 1):
+            raise ValueError(f"unknown change of an attention: {value!r}")
+        return cls(owner, removed=owner is None)
 
 
 @dataclass(frozen=True)
@@ -171,6 +207,8 @@ class Structure:
         original_experts: sparse layer's name -> how many experts the original layer had.
         heads: attention's name -> ids of the heads it keeps, in the order in which they are stored.
         original_heads: attention's name -> how many heads the original attention had.
+        attention: attention's name -> whose tensors it runs, or that it is gone; the others are left out. Of one that
+            runs another's, `heads` says nothing: they are the other's.
         ffn: FFN's name -> how it differs from the stock one; those that are as config.json says are left out.
         embedding: how the token embeddings differ from the stock ones.
         layers: "encoder" or "decoder" -> original numbers of the layers that it keeps, ascending. Names of layers here
@@ -183,6 +221,7 @@ class Structure:
     original_experts: Mapping[str, int] = field(default_factory=dict)
     heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     original_heads: Mapping[str, int] = field(default_factory=dict)
+    attention: Mapping[str, AttentionChange] = field(default_factory=dict)
     ffn: Mapping[str, FfnChange] = field(default_factory=dict)
     embedding: EmbeddingChange = field(default_factory=EmbeddingChange)
     layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -192,7 +231,8 @@ class Structure:
     @property
     def is_stock(self) -> bool:
         """Whether nothing was removed, shared, factorised or made of another size."""
-        return not (self.experts or self.heads or self.ffn or self.layers) and self.embedding.is_stock
+        parts = (self.experts, self.heads, self.attention, self.ffn, self.layers)
+        return not any(parts) and self.embedding.is_stock
 
     def original_layer(self, side: str, number: int) -> int:
         """The number that a layer of a stack had in the original model."""
@@ -235,13 +275,16 @@ class Structure:
     def to_json(self) -> dict[str, Any]:
         """The value under `"prunecli"` of config.json."""
         layers = {name: list(numbers) for name, numbers in self.layers.items()}
+        attention = {name: change.to_json() for name, change in self.attention.items()}
         unit = self.embedding.input
+        is_newer = bool(layers or attention) or (unit is not None and unit.is_newer)
         return {
-            "version": VERSION if layers or (unit is not None and unit.is_newer) else FIRST,
+            "version": VERSION if is_newer else FIRST,
             "experts": {layer: list(ids) for layer, ids in self.experts.items()},
             "original_experts": dict(self.original_experts),
             "heads": {name: list(ids) for name, ids in self.heads.items()},
             "original_heads": dict(self.original_heads),
+            **({"attention": attention} if attention else {}),
             "ffn": {name: change.to_json() for name, change in self.ffn.items()},
             "embedding": self.embedding.to_json(),
             **({"layers": layers, "original_layers": dict(self.original_layers)} if layers else {}),
@@ -266,6 +309,10 @@ class Structure:
                 original_experts=_counts(value, "original_experts"),
                 heads=_ids(value, "heads"),
                 original_heads=_counts(value, "original_heads"),
+                attention={
+                    str(name): AttentionChange.from_json(change)
+                    for name, change in value.get("attention", {}).items()
+                },
                 ffn=_changes(value.get("ffn", {})),
                 embedding=EmbeddingChange.from_json(value.get("embedding", {})),
                 layers=_ids(value, "layers"),

@@ -1,4 +1,4 @@
-"""Attention with fewer heads: the stock module over narrower projections."""
+"""Attentions with fewer heads, shared or removed, in the place of a stock model's."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from prunecli.model.attention import AttentionLayer, HeadPlaces
+from prunecli.modules.absent import NoAttention, Nothing
 
 SUBSET = "prunecli_heads"
 """Name of the attention function that takes a position bias of all heads."""
@@ -45,6 +46,46 @@ class OnlyBias(nn.Module):
         """`[..., one head]` -> the bias, or zeros, `[..., d_model]`."""
         made = hidden_states.new_zeros(*hidden_states.shape[:-1], self.width)
         return made if self.bias is None else made + self.bias
+
+
+def fit_attention(
+    model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tuple[int, ...]], device: torch.device
+) -> None:
+    """Make an attention of a stock model, built on the meta device, the one that `layer` describes.
+
+    A removed one and its norms no longer compute, as of an FFN. A shared one stays a module of its own, which knows its
+    place in a cache, its window and its positions; its projections become its owner's, whose Parameters are there once.
+
+    Args:
+        model: the stock model; the attention that this one shares with is fitted already.
+        layer: what the checkpoint holds.
+        shapes: name -> shape of the tensors that the checkpoint stores.
+        device: where the model will run.
+    """
+    if layer.removed:
+        _remove(model, layer, device)
+        return
+    if not layer.is_whole:
+        own = {name: shapes[stored] for name, stored in layer.shared_tensors.items() if stored in shapes}
+        fit_heads(model, layer, {**shapes, **own})
+    for own_path, path in dict.fromkeys(
+        (own.rpartition(".")[0], stored.rpartition(".")[0]) for own, stored in layer.shared_tensors.items()
+    ):
+        model.set_submodule(module_name(model, own_path), model.get_submodule(module_name(model, path)))
+
+
+def _remove(model: nn.Module, layer: AttentionLayer, device: torch.device) -> None:
+    block = layer.name.removesuffix(layer.spec.name)
+    for norm in layer.spec.norms:
+        model.set_submodule(module_name(model, f"{block}{norm}"), nn.Identity())
+    stock = module_name(model, f"{block}{layer.spec.projections or layer.spec.name}")
+    is_cached = layer.kind == "decoder"
+    none = NoAttention(
+        layer.layer if is_cached else None, position_bias=layer.spec.position_bias, device=device
+    )
+    model.set_submodule(stock, none)
+    if not module_name(model, layer.output).startswith(f"{stock}."):
+        model.set_submodule(module_name(model, layer.output), Nothing(device))
 
 
 def fit_heads(model: nn.Module, layer: AttentionLayer, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -146,13 +187,15 @@ def _without_heads(
 
 
 def output_projections(model: nn.Module, layers: Sequence[AttentionLayer]) -> dict[str, nn.Module]:
-    """Attention's name -> the linear layer that mixes its heads; those without heads are left out.
+    """Attention's name -> the linear layer that mixes its heads; those without heads of their own are left out.
 
     Its input `[..., heads x width]` holds Att_h(x) of 2.3 before the head's part of the projection, in the order
     of `layer.heads`, each head with the same width.
     """
     return {
-        layer.name: model.get_submodule(module_name(model, layer.output)) for layer in layers if layer.heads
+        layer.name: model.get_submodule(module_name(model, layer.output))
+        for layer in layers
+        if layer.heads and not layer.is_shared
     }
 
 

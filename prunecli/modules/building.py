@@ -16,7 +16,7 @@ from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import SparseLayer
 from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.model.structure import KEY
-from prunecli.modules.attention import fit_heads, module_name
+from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.define import fit_embeddings, has_module
 from prunecli.modules.ffn import fit_ffn
@@ -78,9 +78,8 @@ def assemble(
         _fit_sparsity(model, layout)
     for mixture in checkpoint.mixtures:
         _replace(model, mixture, layout, dtype)
-    for attention in layout.attentions:
-        if not attention.is_whole:
-            fit_heads(model, attention, layout.shapes)
+    for attention in sorted(layout.attentions, key=lambda attention: attention.is_shared):  # owners first
+        fit_attention(model, attention, layout.shapes, device)
     for ffn in sorted(layout.ffns, key=lambda ffn: ffn.is_shared):  # owners first
         if not ffn.is_sparse:
             fit_ffn(model, ffn, layout, device)

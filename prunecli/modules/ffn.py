@@ -2,32 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prunecli.architectures.records import Stack
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
+from prunecli.modules.absent import Nothing
 from prunecli.modules.attention import module_name, resize
-
-
-class Nothing(nn.Module):
-    """In the place of an FFN that is removed: a zero without axes, so that the residual connection adds nothing.
-
-    It is a buffer, so that a forward pass makes no tensor; its type never raises that of what it is added to.
-    """
-
-    zero: Tensor
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.register_buffer("zero", torch.zeros((), device=device), persistent=False)
-
-    def forward(self, *_: Any, **__: Any) -> Tensor:
-        """Whatever the input: 0 `[]`."""
-        return self.zero
 
 
 def fit_ffn(model: nn.Module, layer: FfnLayer, layout: ModelLayout, device: torch.device) -> None:

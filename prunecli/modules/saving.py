@@ -113,6 +113,10 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
         for ffn in layout.ffns
         if ffn.is_shared
         for suffix in ffn.tensors
+    } | {
+        module_name(model, name): module_name(model, stored)
+        for attention in layout.attentions
+        for name, stored in attention.shared_tensors.items()
     }
     if not checkpoint.structure.embedding.is_stock:
         aliases = {module_name(model, alias): module_name(model, name) for alias, name in layout.ties.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from prunecli.model.attention import describe_attentions
 from prunecli.model.ffn import describe_ffns
 from prunecli.model.inventory import PARTS
 from prunecli.report.charts import Bar, Point, Series, StackedBar, bars, chart, stacked_bars
@@ -42,6 +43,7 @@ def sizes_section(data: ReportData) -> Html | None:
             "checkpoint": lambda entry: entry.name,
             "family": lambda entry: entry.checkpoint.model_type,
             "FFN": lambda entry: describe_ffns(entry.inventory.ffns, entry.checkpoint.structure.ffn) or None,
+            "attention": lambda entry: describe_attentions(entry.inventory.attentions) or None,
             "parameters": lambda entry: millions(entry.inventory.total.parameters),
             "size": lambda entry: bytes_text(entry.inventory.total.bytes),
             "type": lambda entry: ", ".join(entry.inventory.dtypes),
@@ -52,7 +54,7 @@ def sizes_section(data: ReportData) -> Html | None:
                 [(layer.num_heads, layer.original_heads) for layer in entry.inventory.attentions]
             ),
         },
-        text_columns=3,
+        text_columns=4,
     )
     return join(
         [

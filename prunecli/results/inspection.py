@@ -34,12 +34,14 @@ class SparseLayer(Record):
 
 
 class Attention(Record):
-    """Heads of one attention: original ids."""
+    """Heads of one attention: original ids; `shared_with` is the layer whose tensors it has."""
 
     name: str
     kind: str
     heads: list[Count]
     original_heads: Count
+    shared_with: str | None = None
+    removed: bool = False
 
 
 class Ffn(Record):
@@ -156,6 +158,17 @@ class Inspection(Document):
     @classmethod
     def of(cls, checkpoint: Checkpoint, inventory: Inventory, fit: Fit | None = None) -> Inspection:
         """What a checkpoint holds; `fit` is the answer to --fit."""
+        attentions = [
+            {
+                "name": layer.name,
+                "kind": layer.kind,
+                "heads": layer.heads,
+                "original_heads": layer.original_heads,
+                "shared_with": layer.owner if layer.is_shared else None,
+                "removed": layer.removed,
+            }
+            for layer in inventory.attentions
+        ]
         ffns = [
             {
                 "name": layer.name,
@@ -179,7 +192,7 @@ class Inspection(Document):
                 "parts": inventory.parts,
                 "dtypes": inventory.dtypes,
                 "layers": inventory.layers,
-                "attentions": inventory.attentions,
+                "attentions": attentions,
                 "ffns": ffns,
                 "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
                 "files": files,

@@ -37,7 +37,7 @@ def layer(kind: AttentionKind, number: int, heads: tuple[int, ...], original: in
     stack = FAMILIES["bart"].stacks[kind != "encoder"]
     name = f"{kind}.{number}"
     return AttentionLayer(
-        name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0]
+        name, kind, number, heads, original, original, {}, f"{name}.out", stack, stack.attentions[0], name
     )
 
 

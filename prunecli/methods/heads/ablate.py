@@ -93,7 +93,7 @@ def measure_masked(
     Returns:
         The examples, sorted, and their outcomes `[1 + masks][examples]`, first those of the whole model.
     """
-    layers = checkpoint.layout.attentions
+    layers = checkpoint.layout.own_attentions
     whole: dict[Example, Outcome] = {}
     masked: list[dict[Example, Outcome]] = [{} for _ in masks]
     total = sum(len(measurement.examples) for measurement in measurements) * (1 + len(masks))

@@ -102,7 +102,7 @@ def score_by_gradient(
     Raises:
         PruneError: text, model, memory or losses that cannot be used.
     """
-    layers = checkpoint.layout.attentions
+    layers = checkpoint.layout.own_attentions
     batches = task_batches(tokenizer, runner.model, data, batch_tokens)
     sums = gradient_importance(runner, layers, batches, progress, per=per)
     run = [batch for of_text in batches.values() for batch in of_text]
@@ -138,7 +138,7 @@ def score_by_ablation(
     Raises:
         PruneError: text, model or options that cannot be used.
     """
-    layers = loaded.checkpoint.layout.attentions
+    layers = loaded.checkpoint.layout.own_attentions
     masks = (without_each if method == "ablation" else only_each)(layers)
     count, effects = _effects(loaded, data, masks, options, progress)
     return {
@@ -169,7 +169,7 @@ def report_best(
     Args:
         best: attention's name -> original id of the head.
     """
-    layers = [layer for layer in loaded.checkpoint.layout.attentions if layer.name in best]
+    layers = [layer for layer in loaded.checkpoint.layout.own_attentions if layer.name in best]
     masks = [
         HeadMask(layer, tuple(float(head == best[layer.name]) for head in layer.heads)) for layer in layers
     ]

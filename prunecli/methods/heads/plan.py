@@ -92,7 +92,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
     """
     if options.ratio is not None and options.count is not None:
         raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
-    layers = checkpoint.layout.attentions
+    layers = checkpoint.layout.own_attentions
     if options.heads is not None:
         return _from_selection(checkpoint, options.heads, options, layers)
     importance, scores = _importance(checkpoint, options, layers)
@@ -172,7 +172,7 @@ def read_all(
     Raises:
         StatisticsError: damaged files, of another model, or that do not go together.
     """
-    layers = checkpoint.layout.attentions if layers is None else layers
+    layers = checkpoint.layout.own_attentions if layers is None else layers
     parts = []
     for path in paths:
         if not path.exists():

@@ -26,7 +26,7 @@ def rewrite_heads(checkpoint: Checkpoint, plan: HeadPlan) -> Rewrite:
         UsageError: no such attention, or a head that it does not hold.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
-    layers = {layer.name: layer for layer in checkpoint.layout.attentions}
+    layers = {layer.name: layer for layer in checkpoint.layout.own_attentions}
     changed: dict[str, tuple[int, ...]] = {}
     for name, ids in plan.kept.items():
         _check(layers, name, ids)

@@ -1,7 +1,7 @@
 """What each tensor of the checkpoint with fewer layers is made of: pure, nothing is read but names.
 
 Every tensor is a copy, under the number that its layer has from now on. What belongs to more than one layer outlives
-the one that holds it: a table of positions of a stack's first layer, and an FFN that other layers run too.
+the one that holds it: a table of positions of a stack's first layer, and an attention or FFN that other layers run too.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def _moved(checkpoint: Checkpoint, plan: LayerPlan) -> dict[str, str]:
             for spec in attention.tensors
             if spec.first
         }
+    attentions = {layer.name: layer for layer in layout.attentions}
+    for owner, heir in heirs(layout.attentions, rename).items():
+        moved |= dict(zip(attentions[owner].tensor_names, attentions[heir].tensor_names, strict=True))
     ffns = {layer.name: layer for layer in layout.ffns}
     for owner, heir in heirs(layout.ffns, rename).items():
         moved |= {f"{owner}.{suffix}": f"{heir}.{suffix}" for suffix in ffns[owner].tensors}

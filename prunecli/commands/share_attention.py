@@ -1,0 +1,200 @@
+"""`prunecli share-attention`: share or drop attentions, write a checkpoint with the result."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from prunecli.commands import console
+from prunecli.commands.options import (
+    CheckpointArgument,
+    DryRunOption,
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    QuietOption,
+)
+from prunecli.commands.rewriting import How
+from prunecli.errors import UsageError
+
+if TYPE_CHECKING:
+    from prunecli.commands.rewriting import Shown
+    from prunecli.methods.attention.arrange import AttentionPlan
+
+FORMAT = "prunecli.attention-plan/1"
+
+TreatmentName = Literal["share", "keep", "drop"]
+
+InitName = Literal["mean", "first", "last"]
+
+OrderName = Literal["sequence", "cycle", "cycle-reverse"]
+
+INITS = {"mean": "mean of {}", "first": "the first of {}", "last": "the last of {}"}
+
+
+def share_attention(
+    checkpoint: CheckpointArgument = None,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="NAME",
+            help="What happens to self-attention, in the paper's words: SharedEnc, SharedDec, SharedEncSharedDec, "
+            "NoEnc, NoDec, NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared of a model with one side, where "
+            "neither it nor --encoder, --decoder or --cross is given.",
+            show_default=False,
+        ),
+    ] = None,
+    encoder: Annotated[
+        TreatmentName | None,
+        typer.Option(
+            "--encoder", help="The encoder's self-attention, instead of --config.", show_default=False
+        ),
+    ] = None,
+    decoder: Annotated[
+        TreatmentName | None,
+        typer.Option(
+            "--decoder", help="The decoder's self-attention, instead of --config.", show_default=False
+        ),
+    ] = None,
+    cross: Annotated[
+        TreatmentName | None,
+        typer.Option("--cross", help="Cross-attention. Default: keep.", show_default=False),
+    ] = None,
+    init: Annotated[
+        InitName | None,
+        typer.Option(
+            "--init",
+            help="What a shared attention is made of: the mean of those that it stands for, the first, or the last. "
+            "Default: mean.",
+            show_default=False,
+        ),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            "--groups",
+            metavar="N[,M[,K]]",
+            help="Shared attentions of each kind; or of the encoder and of the decoder; or of these and of "
+            "cross-attention. Default: 1.",
+            show_default=False,
+        ),
+    ] = None,
+    order: Annotated[
+        OrderName | None,
+        typer.Option(
+            "--order",
+            help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
+            "sequence.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: DtypeOption = None,
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
+        "shared-attention"
+    ),
+    dry_run: DryRunOption = False,
+    force: ForceOption = False,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Share or drop self- and cross-attention; no model is built, no shard is held in memory.
+
+    Each layer keeps its own norms and its own part of the cache. It costs more quality than sharing FFNs does; what
+    comes back, comes back by training: prunecli finetune.
+    """
+    from prunecli.methods.attention.plan import AttentionOptions, plan_attention
+    from prunecli.methods.attention.rewrite import rewrite_attention
+
+    options = AttentionOptions(config, encoder, decoder, cross, _groups(groups), order, init, dtype)
+    how = How(None if dry_run else output, force, quiet, json)
+    with how.open(checkpoint) as opened:
+        plan = plan_attention(opened, options)
+        how.note(*plan.reasons)
+        shown = how.apply(opened, rewrite_attention(opened, plan))
+        how.show(lambda: _payload(shown, plan), lambda: _show(shown, plan))
+
+
+def _payload(shown: Shown, plan: AttentionPlan) -> dict[str, Any]:
+    parameters = _parameters(shown, plan)
+    groups = [
+        {
+            "owner": group.owner,
+            "members": list(group.members),
+            "sources": list(group.sources),
+            "init": group.init or "keep",
+            "heads": list(group.heads),
+            "parameters": parameters[group.owner],
+        }
+        for group in plan.groups
+    ]
+    return {**shown.header(FORMAT, None), "groups": groups, "removed": list(plan.removed), **shown.sizes()}
+
+
+def _show(shown: Shown, plan: AttentionPlan) -> None:
+    """The table and the sizes, on stdout."""
+    parameters = _parameters(shown, plan)
+    rows = [
+        [
+            _layers(shown, group.members),
+            _source(len(group.sources), group.init),
+            str(len(group.heads)),
+            f"{parameters[group.owner]:,}",
+        ]
+        for group in plan.groups
+        if len(group.members) > 1 or group.init is not None
+    ]
+    alone = [group for group in plan.groups if len(group.members) == 1 and group.init is None]
+    if alone:
+        total = sum(parameters[group.owner] for group in alone)
+        rows.append(
+            [_layers(shown, [group.owner for group in alone]), "as before, one each", "", f"{total:,}"]
+        )
+    if plan.removed:
+        rows.append([_layers(shown, plan.removed), "none", "0", "0"])
+    columns = ("Layers", "Attention", "Heads", "Parameters")
+    console.show(console.table("Attention", columns, rows, text_columns=2))
+    shown.show_sizes()
+    shown.show_place()
+
+
+def _source(sources: int, init: str | None) -> str:
+    if init is None:
+        return "shared, as before"
+    return "its own" if sources == 1 and init == "mean" else INITS[init].format(sources)
+
+
+def _parameters(shown: Shown, plan: AttentionPlan) -> dict[str, int]:
+    """Owner of a group -> parameters of its attention."""
+    tensors = {layer.name: layer.tensor_names for layer in shown.result.source.layout.attentions}
+    sizes = {output.name: output.info.numel for output in shown.result.rewrite.outputs}
+    return {group.owner: sum(sizes.get(name, 0) for name in tensors[group.owner]) for group in plan.groups}
+
+
+def _layers(shown: Shown, names: Any) -> str:
+    """`encoder 0-5, cross 0, 3`."""
+    from prunecli.model.ffn import ranges
+
+    layers = {layer.name: layer for layer in shown.result.source.layout.attentions}
+    return ", ".join(
+        f"{kind} {ranges([layer.layer for layer in run])}"
+        for kind, run in groupby((layers[name] for name in names), key=lambda layer: layer.kind)
+    )
+
+
+def _groups(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not 1 <= len(numbers) <= 3:
+        raise UsageError(
+            f"--groups {text}: not a number of groups.",
+            "Give N; or N,M for encoder and decoder; or N,M,K for these and cross-attention.",
+        )
+    return numbers

@@ -1,0 +1,236 @@
+"""Sharing and dropping attentions keeps the contract of methods, in every declared family."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.methods.attention.plan import AttentionOptions, plan_attention
+from prunecli.methods.attention.rewrite import rewrite_attention
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.layers.rewrite import rewrite_layers
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.rewrite import Rewrite
+from prunecli.model.structure import Structure
+from tests.contracts.method_contract import (
+    Method,
+    MethodContract,
+    WrittenFiles,
+    load,
+    logits,
+    logits_of,
+    written,
+)
+from tests.contracts.test_heads_method import generated, tensors
+from tests.families import tiny_family
+from tests.families.records import CASES, FAMILIES, own_layouts
+from tests.ffn_layouts import weights, write_copy
+from tests.reference import attention as reference
+
+CONTRACTED = (*FAMILIES, "t5-gated", "opt-narrow")
+
+
+def made_of(source: Checkpoint, options: AttentionOptions) -> Rewrite:
+    return rewrite_attention(source, plan_attention(source, options))
+
+
+def options_of(case: str) -> AttentionOptions:
+    if CASES[case].task == "translation":
+        return AttentionOptions(encoder="share", decoder="drop", cross="share")
+    return AttentionOptions(config="Shared")
+
+
+def layout_of(case: str) -> str:
+    return CASES[case].layout_of or case
+
+
+def sides(layers: list[str]) -> list[list[str]]:
+    """The layers of each stack, the encoder's first."""
+    stacks = dict.fromkeys(layer.rpartition(".")[0] for layer in layers)
+    ordered = sorted(stacks, key=lambda stack: "encoder" not in stack)
+    return [[layer for layer in layers if layer.rpartition(".")[0] == stack] for stack in ordered]
+
+
+def windows(model: Any, layers: list[str]) -> list[list[str]]:
+    """Layers that see alike."""
+    types = getattr(model.config, "layer_types", None) or [""] * len(layers)
+    return [
+        [layer for layer, own in zip(layers, types, strict=True) if own == kind]
+        for kind in dict.fromkeys(types)
+    ]
+
+
+class AttentionSharing(Method):
+    """Encoder and cross-attention shared and none in the decoder; or all shared, where there is one stack."""
+
+    @pytest.fixture(autouse=True)
+    def _case(self, case: str) -> Any:
+        self.case, self.names = case, reference.names_of(layout_of(case))
+        before = CASES[case].config.get("do_layer_norm_before", True)
+        self.post_norm = CASES[case].ffns.post_norm or not before
+        with ExitStack() as self.hooks:
+            yield
+
+    def make_source(self, directory: Path, case: str) -> Path:
+        self.path = tiny_family(directory, case)
+        return self.path
+
+    def keep_everything(self, source: Checkpoint) -> Rewrite:
+        return made_of(source, AttentionOptions(decoder="keep"))
+
+    def reduce(self, source: Checkpoint) -> Rewrite:
+        made = made_of(source, options_of(self.case))
+        assert "auto_map" in made.config  # not a stock model
+        return made
+
+    def impossible(self, source: Checkpoint) -> Rewrite:
+        side = "decoder" if CASES[self.case].task == "lm" else "encoder"
+        return made_of(source, AttentionOptions(**{side: "share"}, groups=(7,)))
+
+    def mask(self, model: Any, rewrite: Rewrite) -> None:
+        import torch
+
+        held = weights(self.path)
+        stacks = sides(reference.layers_of(held))
+        if len(stacks) == 2:
+            own, cross = self.names
+            groups = [(stacks[0], own), (stacks[1], cross)]
+            self.drop(model, stacks[1], own)
+        else:
+            groups = [(members, self.names[0]) for members in windows(model, stacks[0])]
+        for members, attention in groups:
+            for name, value in reference.shared(held, members, attention, "mean").items():
+                model.get_parameter(name).data.copy_(torch.tensor(value))
+
+    def drop(self, model: Any, layers: list[str], attention: reference.AttentionNames) -> None:
+        self.hooks.enter_context(reference.without(model, layers, attention, post_norm=self.post_norm))
+
+
+@pytest.mark.parametrize("case", CONTRACTED)
+class TestEveryFamily(AttentionSharing, MethodContract):
+    def test_a_shared_attention_is_stored_and_held_once(self, source: Path, tmp_path: Path) -> None:
+        out = written(source, self.reduce, tmp_path / "out")
+        stored, model = weights(out), load(out)
+        before, layers = weights(source), reference.layers_of(weights(source))
+        stack = sides(layers)[0]
+        for members in windows(model, stack) if len(self.names) == 1 else [stack]:
+            for name in reference.own_tensors(before, members[0], self.names[0]):
+                assert [layer for layer in members if f"{layer}.{name}" in stored] == members[:1]
+                assert len({id(model.get_parameter(f"{layer}.{name}")) for layer in members}) == 1
+        model.save_pretrained(tmp_path / "saved")
+        assert weights(tmp_path / "saved").keys() >= stored.keys()
+        import torch
+
+        assert torch.equal(logits(tmp_path / "saved"), logits_of(model))
+
+    def test_dropping_all(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        kinds: dict[str, Any] = {"encoder": "drop", "decoder": "drop", "cross": "drop"}
+        task = CASES[self.case].task
+        if task != "translation":
+            kinds = {"decoder" if task == "lm" else "encoder": "drop"}
+        out = written(source, lambda opened: made_of(opened, AttentionOptions(**kinds)), tmp_path / "out")
+        original, stacks = self.original(source), sides(reference.layers_of(weights(source)))
+        for stack in stacks:
+            self.drop(original, stack, self.names[0])
+        if len(stacks) == 2:
+            self.drop(original, stacks[1], self.names[1])
+        reduced = load(out)
+        torch.testing.assert_close(logits_of(reduced), logits_of(original), rtol=1e-5, atol=1e-5)
+        if reduced.can_generate():
+            torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+
+
+def of_task(*tasks: str) -> list[str]:
+    return [case for case in CONTRACTED if CASES[case].task in tasks]
+
+
+@pytest.mark.parametrize("case", of_task("translation", "lm"))
+class TestEveryDecoder(AttentionSharing):
+    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        written(source, self.reduce, tmp_path / "out")
+        original, reduced = self.original(source), load(tmp_path / "out")
+        with open_model(source) as opened:
+            self.mask(original, self.reduce(opened))
+        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+        steps: dict[str, Any] = {"min_new_tokens": 5, "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
+        ids = torch.tensor([[5, 6, 7, 9, 2], [8, 9, 11, 12, 2]])
+        beams = [
+            model.generate(ids, use_cache=use_cache, **steps)
+            for model, use_cache in ((reduced, True), (reduced, False), (original, True))
+        ]
+        assert torch.equal(beams[0], beams[1])
+        assert torch.equal(beams[0], beams[2])
+
+
+@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
+class TestEveryLayout(AttentionSharing, WrittenFiles):
+    pass
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "phi3", "qwen3", "bert"])
+class TestComposition(AttentionSharing):
+    def one_kind(self) -> dict[str, Any]:
+        return {"decoder" if CASES[self.case].task == "lm" else "encoder": "share"}
+
+    def heads(self, source: Checkpoint) -> Rewrite:
+        """The same heads of each attention that shares."""
+        return rewrite_heads(source, HeadPlan({layer.name: (1, 3) for layer in source.layout.own_attentions}))
+
+    def test_heads_before_and_after_are_the_same(self, source: Path, tmp_path: Path) -> None:
+        def share(opened: Checkpoint) -> Rewrite:
+            return made_of(opened, AttentionOptions(**self.one_kind()))
+
+        one = written(written(source, share, tmp_path / "a"), self.heads, tmp_path / "ab")
+        two = written(written(source, self.heads, tmp_path / "b"), share, tmp_path / "ba")
+        assert tensors(one) == tensors(two)
+        with open_model(one) as first, open_model(two) as second:
+            assert first.structure.heads == second.structure.heads
+            assert first.structure.attention == second.structure.attention
+
+    def test_in_steps_is_at_once(self, source: Path, tmp_path: Path) -> None:
+        """Shared in groups, then dropped."""
+        groups = (3,)
+        side = next(iter(self.one_kind()))
+        first = AttentionOptions(**self.one_kind(), groups=groups, init="last")
+        one = written(source, lambda opened: made_of(opened, first), tmp_path / "one")
+        last = AttentionOptions(**{side: "drop"})
+        two = written(one, lambda opened: made_of(opened, last), tmp_path / "two")
+        assert tensors(two) == tensors(written(source, lambda at: made_of(at, last), tmp_path / "direct"))
+
+    def test_the_owners_layer_may_go(self, source: Path, tmp_path: Path) -> None:
+        """The same as the merged weights in every layer, of which one goes."""
+        import torch
+
+        side = next(iter(self.one_kind()))
+
+        def shorter(opened: Checkpoint) -> Rewrite:
+            return rewrite_layers(opened, plan_layers(opened, LayerOptions(layers=f"{side}:0")))
+
+        def share(opened: Checkpoint) -> Rewrite:
+            return made_of(opened, AttentionOptions(**self.one_kind()))
+
+        short = written(written(source, share, tmp_path / "shared"), shorter, tmp_path / "short")
+        with open_model(short) as opened:
+            attentions = [layer for layer in opened.layout.attentions if layer.kind == side]
+            assert [layer.is_shared for layer in attentions] == [False, True]
+        held = weights(source)
+        held |= reference.shared(held, sides(reference.layers_of(held))[0], self.names[0], "mean")
+        copies = written(write_copy(source, tmp_path / "copies", held), shorter, tmp_path / "short-copies")
+        torch.testing.assert_close(logits(short), logits(copies), rtol=1e-5, atol=1e-5)
+
+
+def test_structure_round_trip() -> None:
+    value = {"version": 2, "attention": {"a": {"removed": True}, "b": {"shared_with": "c"}}}
+    structure = Structure.from_json(value)
+    assert structure.to_json()["attention"] == value["attention"]
+    assert structure.to_json()["version"] == 2
+    assert not structure.is_stock

@@ -1,0 +1,109 @@
+"""Attentions of tiny models, restated by hand: their names, merging, and what a model without them computes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class AttentionNames:
+    """Of one attention of a layer, relative to the layer.
+
+    Attributes:
+        name: of its module, below which its tensors lie.
+        output: its last linear layer.
+        norms: that belong to it.
+    """
+
+    name: str
+    output: str
+    norms: tuple[str, ...]
+
+
+_LLAMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm",))
+_GEMMA = AttentionNames("self_attn", "self_attn.o_proj", ("input_layernorm", "post_attention_layernorm"))
+_SELF = AttentionNames("self_attn", "self_attn.out_proj", ("self_attn_layer_norm",))
+NAMES: dict[str, tuple[AttentionNames, ...]] = {
+    "bart": (_SELF, AttentionNames("encoder_attn", "encoder_attn.out_proj", ("encoder_attn_layer_norm",))),
+    "nllb-moe": (
+        _SELF,
+        AttentionNames("cross_attention", "cross_attention.out_proj", ("cross_attention_layer_norm",)),
+    ),
+    "t5": (
+        AttentionNames("layer.0.SelfAttention", "layer.0.SelfAttention.o", ("layer.0.layer_norm",)),
+        AttentionNames("layer.1.EncDecAttention", "layer.1.EncDecAttention.o", ("layer.1.layer_norm",)),
+    ),
+    "bert": (AttentionNames("attention", "attention.output.dense", ("attention.output.LayerNorm",)),),
+    "roberta": (AttentionNames("attention", "attention.output.dense", ("attention.output.LayerNorm",)),),
+    "distilbert": (AttentionNames("attention", "attention.out_lin", ("sa_layer_norm",)),),
+    "gpt2": (AttentionNames("attn", "attn.c_proj", ("ln_1",)),),
+    "opt": (_SELF,),
+    "llama": (_LLAMA,),
+    "gemma2": (_GEMMA,),
+    "gemma3_text": (_GEMMA,),
+}
+"""Layout -> self-attention, and cross-attention of a decoder beside an encoder. Llama's kin is left out."""
+
+
+def names_of(layout: str) -> tuple[AttentionNames, ...]:
+    """Of a layout; "t5-gated" has T5's."""
+    for key in (layout, layout.rpartition("-")[0], "llama"):
+        if key in NAMES:
+            return NAMES[key]
+    raise KeyError(layout)
+
+
+def layers_of(tensors: Iterable[str]) -> list[str]:
+    """Prefixes of all layers, in order."""
+    found = {match[1] for name in tensors if (match := re.match(r"(.*?\.\d+)\.", name))}
+    return sorted(found, key=lambda layer: (layer.rpartition(".")[0], int(layer.rpartition(".")[2])))
+
+
+def own_tensors(tensors: Iterable[str], layer: str, attention: AttentionNames) -> list[str]:
+    """The tensors of one attention relative to its layer, but for norms of the layer and a table of positions."""
+    aside = tuple(f"{layer}.{norm}." for norm in attention.norms)
+    return [
+        name.removeprefix(f"{layer}.")
+        for name in tensors
+        if name.startswith(f"{layer}.{attention.name}.")
+        and not name.startswith(aside)
+        and "relative_attention_bias" not in name
+    ]
+
+
+def shared(
+    tensors: Mapping[str, np.ndarray], layers: Sequence[str], attention: AttentionNames, init: str
+) -> dict[str, np.ndarray]:
+    """The tensors of the attentions of `layers`, each of which becomes the mean, the first or the last of them."""
+    found = {}
+    for name in own_tensors(tensors, layers[0], attention):
+        alike = [tensors[f"{layer}.{name}"].astype(np.float64) for layer in layers]
+        merged = {"mean": sum(alike) / len(alike), "first": alike[0], "last": alike[-1]}[init]
+        found |= {f"{layer}.{name}": merged.astype(np.float32) for layer in layers}
+    return found
+
+
+@contextmanager
+def without(
+    model: Any, layers: Sequence[str], attention: AttentionNames, *, post_norm: bool
+) -> Iterator[None]:
+    """Within the block h + Att(LN(h)) and LN(h + Att(h)) become h in these layers."""
+    import torch
+
+    with ExitStack() as hooks:
+        for layer in layers:
+            output = model.get_submodule(f"{layer}.{attention.output}")
+            silent = output.register_forward_hook(lambda _module, _inputs, result: torch.zeros_like(result))
+            hooks.callback(silent.remove)
+            for norm in attention.norms if post_norm else ():
+                given = model.get_submodule(f"{layer}.{norm}").register_forward_hook(
+                    lambda _module, inputs, _result: inputs[0]
+                )
+                hooks.callback(given.remove)
+        yield
