@@ -43,8 +43,8 @@ def share_attention(
             "--config",
             metavar="NAME",
             help="What happens to self-attention, in the paper's words: SharedEnc, SharedDec, SharedEncSharedDec, "
-            "NoEnc, NoDec, NoEncNoDec, SharedEncNoDec. Default: SharedEncSharedDec, or Shared of a model with one side, where "
-            "neither it nor --encoder, --decoder or --cross is given.",
+            "NoEnc, NoDec, NoEncNoDec, SharedEncNoDec. Default, where none of the four is given: SharedEncSharedDec, "
+            "or Shared of a model with one side.",
             show_default=False,
         ),
     ] = None,

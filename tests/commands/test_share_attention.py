@@ -1,0 +1,182 @@
+"""`prunecli share-attention` from the command line to the written directory, and every refusal."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from prunecli.commands.share_attention import InitName, OrderName, TreatmentName, share_attention
+from prunecli.methods.attention.arrange import INITS
+from prunecli.methods.attention.plan import NAMES
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.sharing import ORDERS, TREATMENTS
+from prunecli.model.checkpoint import open_model
+from prunecli.model.opening import shim_classes
+from prunecli.pipeline import apply
+from tests.commands.calls import Result, call
+from tests.families import tiny_family
+
+ENCODER, DECODER, CROSS = (
+    "model.encoder.layers.{}.self_attn",
+    "model.decoder.layers.{}.self_attn",
+    "model.decoder.layers.{}.encoder_attn",
+)
+"""Of m2m_100: 3 and 2 layers, d_model 32."""
+
+run = partial(call, share_attention)
+
+
+def done(*arguments: object) -> Result:
+    result = run(*arguments)
+    assert result.status == 0, result.err
+    return result
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {case: tiny_family(folder / case, case) for case in ("m2m_100", "gpt2", "gemma2", "t5")}
+
+
+@pytest.fixture
+def model(models: dict[str, Path]) -> Path:
+    return models["m2m_100"]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def owners(directory: Path | str) -> dict[str, str | None]:
+    """Attention -> the one whose tensors it runs, None where it is gone; checks the checkpoint."""
+    with open_model(directory) as opened:
+        opened.check()
+        return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.attentions}
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert get_args(TreatmentName) == TREATMENTS
+    assert get_args(InitName) == INITS
+    assert get_args(OrderName) == ORDERS
+
+
+def test_without_options_the_choices_are_said(model: Path) -> None:
+    result = done(model)
+    assert "No --config given: SharedEncSharedDec." in result.err
+    assert "No --init given: a shared attention is the mean" in result.err
+    assert "Not a stock model: attentions are shared" in result.out
+    assert owners("shared-attention") == {
+        **{ENCODER.format(n): ENCODER.format(0) for n in range(3)},
+        **{DECODER.format(n): DECODER.format(0) for n in range(2)},
+        **{CROSS.format(n): CROSS.format(n) for n in range(2)},
+    }
+    with open_model("shared-attention") as made:
+        assert shim_classes(made.config)
+        assert made.structure.history[-1]["arguments"] == {"config": "SharedEncSharedDec"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_configuration(name: str, model: Path) -> None:
+    done(model, "--config", name.lower(), "--cross", "drop", "-o", "out")
+    found = owners("out")
+    encoder = {found[ENCODER.format(n)] for n in range(3)}
+    decoder = {found[DECODER.format(n)] for n in range(2)}
+    assert len(encoder) == (3 if name in ("SharedDec", "NoDec") else 1)
+    assert len(decoder) == (2 if name in ("SharedEnc", "NoEnc") else 1)
+    assert (encoder == {None}) == name.startswith("NoEnc")
+    assert (decoder == {None}) == name.endswith("NoDec")
+    assert {found[CROSS.format(n)] for n in range(2)} == {None}
+
+
+def test_json_of_a_dry_run(model: Path, folder: Path) -> None:
+    """(N - 1) x 4 x d_model^2 by sharing, N x 4 x d_model^2 by dropping, biases, and the norms of what is dropped."""
+    result = done(model, "--encoder", "share", "--decoder", "drop", "--init", "last", "--dry-run", "--json")
+    summary = json.loads(result.out)
+    assert list(folder.iterdir()) == []
+    assert summary["groups"][0] == {
+        "owner": ENCODER.format(0),
+        "members": [ENCODER.format(n) for n in range(3)],
+        "sources": [ENCODER.format(2)],
+        "init": "last",
+        "heads": [0, 1, 2, 3],
+        "parameters": 4 * 32 * 32 + 4 * 32,
+    }
+    assert summary["removed"] == [DECODER.format(0), DECODER.format(1)]
+    saved = summary["parameters_before"] - summary["parameters_after"]
+    assert saved == 4 * (4 * 32 * 32 + 4 * 32) + 2 * 2 * 32
+    assert summary["output"] is None
+
+
+def test_layers_share_with_those_of_their_window(models: dict[str, Path]) -> None:
+    result = done(models["gemma2"], "-o", "out")
+    assert (
+        "Layers share with layers of their own window alone (full_attention, sliding_attention)."
+        in result.err
+    )
+    names = [f"model.layers.{n}.self_attn" for n in range(3)]
+    assert list(owners("out").values()) == [names[0], names[1], names[0]]
+
+
+def test_the_table_says_what_is_made(model: Path) -> None:
+    out = done(model, "--config", "SharedEncNoDec", "--dry-run").out
+    for text in (
+        "encoder 0-2",
+        "mean of 3",
+        "cross 0-1",
+        "as before, one each",
+        "decoder 0-1",
+        "none",
+        "Dry run",
+    ):
+        assert text in out
+
+
+def refused(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.status != 0
+    return result.err
+
+
+def test_refusals(model: Path, models: dict[str, Path]) -> None:
+    assert "--config goes with neither" in refused(model, "--config", "NoDec", "--encoder", "share")
+    assert "--cross share: the model has no cross-attention" in refused(models["gpt2"], "--cross", "share")
+    assert "--encoder drop: the model has no encoder self-attention" in refused(
+        models["gpt2"], "--encoder", "drop"
+    )
+    assert "--groups 2: 3 layers of encoder self-attention to share" in refused(
+        model, "--encoder", "share", "--groups", 2
+    )
+    assert "--groups x: not a number of groups" in refused(model, "--encoder", "share", "--groups", "x")
+    assert "--init speaks of shared attentions" in refused(model, "--encoder", "drop", "--init", "last")
+    assert "no such configuration" in refused(model, "--config", "OneWide")
+    done(model, "--encoder", "drop", "-o", "none")
+    assert "no encoder self-attention left to share" in refused("none", "--encoder", "share")
+    done(model, "--encoder", "share", "-o", "one")
+    assert "share one attention already and would be parted" in refused(
+        "one", "--encoder", "share", "--groups", 3
+    )
+
+
+def pruned(source: Path, output: str, kept: dict[str, tuple[int, ...]]) -> str:
+    with open_model(source) as opened:
+        apply(opened, rewrite_heads(opened, HeadPlan(kept)), Path(output))
+    return output
+
+
+def test_numbers_of_heads_must_be_equal(model: Path, models: dict[str, Path]) -> None:
+    uneven = pruned(model, "uneven", {ENCODER.format(0): (0, 1), ENCODER.format(1): (2,)})
+    assert "different numbers of heads (1, 2, 4)" in refused(uneven, "--encoder", "share")
+    name = "encoder.block.{}.layer.0.SelfAttention"
+    others = pruned(models["t5"], "others", {name.format(n): (n, 3) for n in range(3)})
+    assert "positions of its own" in refused(others, "--encoder", "share")
+    done(others, "--encoder", "share", "--init", "last", "-o", "last")
+    with open_model("last") as opened:
+        assert {layer.heads for layer in opened.layout.attentions if layer.kind == "encoder"} == {(2, 3)}
