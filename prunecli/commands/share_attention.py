@@ -23,8 +23,7 @@ from prunecli.errors import UsageError
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
     from prunecli.methods.attention.arrange import AttentionPlan
-
-FORMAT = "prunecli.attention-plan/1"
+    from prunecli.results.rewriting import AttentionSharing
 
 TreatmentName = Literal["share", "keep", "drop"]
 
@@ -115,23 +114,25 @@ def share_attention(
         plan = plan_attention(opened, options)
         how.note(*plan.reasons)
         shown = how.apply(opened, rewrite_attention(opened, plan))
-        how.show(lambda: _payload(shown, plan), lambda: _show(shown, plan))
+        how.show(lambda: _document(shown, plan), lambda: _show(shown, plan))
 
 
-def _payload(shown: Shown, plan: AttentionPlan) -> dict[str, Any]:
+def _document(shown: Shown, plan: AttentionPlan) -> AttentionSharing:
+    from prunecli.results.rewriting import AttentionGroup, AttentionSharing
+
     parameters = _parameters(shown, plan)
     groups = [
-        {
-            "owner": group.owner,
-            "members": list(group.members),
-            "sources": list(group.sources),
-            "init": group.init or "keep",
-            "heads": list(group.heads),
-            "parameters": parameters[group.owner],
-        }
+        AttentionGroup(
+            owner=group.owner,
+            members=[*group.members],
+            sources=[*group.sources],
+            init=group.init or "keep",
+            heads=[*group.heads],
+            parameters=parameters[group.owner],
+        )
         for group in plan.groups
     ]
-    return {**shown.header(FORMAT, None), "groups": groups, "removed": list(plan.removed), **shown.sizes()}
+    return shown.document(AttentionSharing, None, groups=groups, removed=plan.removed)
 
 
 def _show(shown: Shown, plan: AttentionPlan) -> None:

@@ -56,6 +56,7 @@ def formats() -> Mapping[str, type[Tabled]]:
     from prunecli.results.languages import Languages
     from prunecli.results.latency import Latency
     from prunecli.results.rewriting import (
+        AttentionSharing,
         ExpertSelection,
         Factorization,
         FfnSharing,
@@ -80,6 +81,7 @@ def formats() -> Mapping[str, type[Tabled]]:
         HeadSelection,
         LayerSelection,
         FfnSharing,
+        AttentionSharing,
         Factorization,
         VocabularySelection,
     )

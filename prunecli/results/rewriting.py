@@ -237,6 +237,48 @@ class FfnSharing(Rewriting):
         }
 
 
+class AttentionGroup(Record):
+    """Layers that run one attention, which is stored under the owner's name.
+
+    Attributes:
+        sources: what it is made of.
+        init: how: mean, first, last; keep: it is as it was.
+        heads: original ids of its heads.
+    """
+
+    owner: str
+    members: list[str]
+    sources: list[str]
+    init: str
+    heads: list[int]
+    parameters: Count
+
+
+class AttentionSharing(Rewriting):
+    """What `share-attention --json` prints.
+
+    Attributes:
+        removed: attentions that are gone.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.attention-plan/1"
+
+    groups: list[AttentionGroup]
+    removed: list[str] = Field(default_factory=list)
+
+    def _own_tables(self) -> Tables:
+        """`groups`: an attention that is stored; `layers`: an attention and whose tensors it runs."""
+        owners = {member: group.owner for group in self.groups for member in group.members}
+        counted = ("members", "sources", "heads")
+        return {
+            "groups": [
+                {**scalars(group.to_json()), **{key: len(getattr(group, key)) for key in counted}}
+                for group in self.groups
+            ],
+            "layers": [{"name": name, "owner": owner} for name, owner in owners.items()],
+        }
+
+
 class Quality(Record):
     """How near the rows come to those of the original table."""
 
