@@ -40,6 +40,7 @@ class SimilarityOptions:
         batch_tokens: padded tokens in a batch.
         context: tokens that a plain text is cut to; None: see `window_length`.
         device, dtype: as in `load_model`.
+        random_seeds: of random weights of the first model's architecture that it is compared with too.
     """
 
     measures: tuple[Measure, ...] = MEASURES
@@ -48,6 +49,7 @@ class SimilarityOptions:
     context: int | None = None
     device: str = "auto"
     dtype: str = "auto"
+    random_seeds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,8 @@ def compare(
         portions: compared one by one; similarities are their means.
 
     Returns:
-        Label of each of the others -> comparison; of one checkpoint alone, its own label -> that of it.
+        Label of each of the others -> comparison; of one checkpoint alone, its own label -> that of it. Random weights
+        have the labels of `random_label`.
 
     Raises:
         PruneError: a checkpoint, text or option that cannot be used, or outputs that are no numbers.
@@ -168,16 +171,22 @@ def compare(
         scratch = Path(directory)
         own = dict(_represented(label, first, portions, options, scratch, progress, keep=True))
         shape = next(iter(own.values()))
-        if not others:
+        if not others and not options.random_seeds:
             similarities = [_similarities((outputs,), options, counts[name]) for name, outputs in own.items()]
             return {label: _comparison([(first, shape)], similarities)}
         comparisons = {}
-        for label, other in others:
+        drawn = [(random_label(seed), first, seed) for seed in options.random_seeds]
+        for label, other, seed in [*((label, other, None) for label, other in others), *drawn]:
             similarities = []
-            for name, outputs in _represented(label, other, portions, options, scratch, progress):
+            for name, outputs in _represented(label, other, portions, options, scratch, progress, seed=seed):
                 similarities.append(_similarities((own[name], outputs), options, counts[name]))
             comparisons[label] = _comparison([(first, shape), (other, outputs)], similarities)
         return comparisons
+
+
+def random_label(seed: int) -> str:
+    """What random weights are called among the comparisons: no directory's name."""
+    return f"random weights, seed {seed}"
 
 
 def neighbours_of(portion: Portion, options: SimilarityOptions) -> int | None:
@@ -220,15 +229,25 @@ def _represented(
     progress: Progress,
     *,
     keep: bool = False,
+    seed: int | None = None,
 ) -> Iterator[tuple[str, Representations]]:
-    """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion."""
+    """Name of each portion, and the outputs of the model on it; without `keep` they last until the next portion.
+
+    Args:
+        seed: of random weights in the place of the checkpoint's, in float32.
+    """
     from prunecli.analysis.representations import represent
-    from prunecli.modules.loading import load_model
+    from prunecli.modules.drawing import random_model
+    from prunecli.modules.loading import choose_device, load_model
     from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
-    runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
+    if seed is None:
+        model = load_model(checkpoint.path, device=options.device, dtype=options.dtype)
+    else:
+        model = random_model(checkpoint, seed).to(choose_device(options.device)).eval()
+    runner = InMemory(model)
     with progress(f"{label}: reading", sum(map(len, portions)), "sentences") as advance:
         for portion in portions:
             batches = _batches(tokenizer, runner.model, portion, options)
@@ -236,7 +255,7 @@ def _represented(
             yield portion.name, represent(runner, components(checkpoint), batches, directory, advance)
             if not keep:
                 shutil.rmtree(directory)
-    del runner
+    del runner, model
     gc.collect()  # before the next one is loaded
 
 

@@ -27,12 +27,14 @@ class Pair:
         values: measure -> similarity in [0, 1], or None: one of the two has the same output for every sentence.
         benchmark: measure -> what it is between the first model and the benchmarks, on average; left out where there
             is none.
+        random: the same of random weights.
     """
 
     first: Component
     second: Component
     values: Mapping[Measure, float | None]
     benchmark: Mapping[Measure, float] = field(default_factory=dict)
+    random: Mapping[Measure, float] = field(default_factory=dict)
 
     def normalised(self, measure: Measure) -> float | None:
         """The similarity in percent of the benchmark's."""
@@ -47,15 +49,24 @@ class SideMean:
     Attributes:
         values: measure -> mean similarity.
         normalised: measure -> that in percent of the benchmark's, over the components that have both.
+        random: measure -> mean similarity to random weights, over the components that have both.
     """
 
     values: Mapping[Measure, float | None]
     normalised: Mapping[Measure, float | None]
+    random: Mapping[Measure, float | None]
 
 
-def corresponding(comparison: Comparison, benchmarks: Sequence[Comparison] = ()) -> list[Pair]:
-    """The diagonal: each component of the first model with that of the same side, layer and kind in the second."""
-    reference = _benchmark_values(benchmarks)
+def corresponding(
+    comparison: Comparison, benchmarks: Sequence[Comparison] = (), randoms: Sequence[Comparison] = ()
+) -> list[Pair]:
+    """The diagonal: each component of the first model with that of the same side, layer and kind in the second.
+
+    Args:
+        benchmarks: of the first model with others like it, which are the 100 % (2309.01826, 4.4).
+        randoms: of the first model with random weights of its architecture, the lower bound (section 3).
+    """
+    reference, lowest = _diagonal_means(benchmarks), _diagonal_means(randoms)
     return [
         Pair(
             comparison.first[row],
@@ -64,11 +75,14 @@ def corresponding(comparison: Comparison, benchmarks: Sequence[Comparison] = ())
                 measure: _value(comparison.between(measure), row, column)
                 for measure in comparison.similarities
             },
-            {
-                measure: value
-                for measure in comparison.similarities
-                if (value := reference.get((measure, comparison.first[row].key))) is not None
-            },
+            *(
+                {
+                    measure: value
+                    for measure in comparison.similarities
+                    if (value := means.get((measure, comparison.first[row].key))) is not None
+                }
+                for means in (reference, lowest)
+            ),
         )
         for row, column in matched(comparison.first, comparison.second)
     ]
@@ -98,7 +112,16 @@ def side_means(pairs: Sequence[Pair], measures: Sequence[Measure]) -> dict[Side,
         own = [pair for pair in pairs if pair.first.side == side]
         if own:
             values = {measure: _mean([pair.values[measure] for pair in own]) for measure in measures}
-            found[side] = SideMean(values, {measure: _normalised(own, measure) for measure in measures})
+            found[side] = SideMean(
+                values,
+                {measure: _normalised(own, measure) for measure in measures},
+                {
+                    measure: _mean(
+                        [pair.random.get(measure) for pair in own if pair.values[measure] is not None]
+                    )
+                    for measure in measures
+                },
+            )
     return found
 
 
@@ -111,11 +134,11 @@ def _normalised(pairs: Sequence[Pair], measure: Measure) -> float | None:
     return None if mean is None or not whole else 100 * mean / whole
 
 
-def _benchmark_values(benchmarks: Sequence[Comparison]) -> dict[tuple[Measure, Key], float]:
-    """Means over the benchmarks of the diagonal."""
+def _diagonal_means(comparisons: Sequence[Comparison]) -> dict[tuple[Measure, Key], float]:
+    """Means of the diagonal over comparisons of the first model with others of its shape."""
     found: dict[tuple[Measure, Key], list[float | None]] = {}
-    for benchmark in benchmarks:
-        for pair in corresponding(benchmark):
+    for comparison in comparisons:
+        for pair in corresponding(comparison):
             for measure, value in pair.values.items():
                 found.setdefault((measure, pair.first.key), []).append(value)
     means = {key: _mean(values) for key, values in found.items()}
@@ -136,17 +159,21 @@ def constant_components(comparison: Comparison) -> tuple[tuple[str, ...], tuple[
 
 
 def similarity_of(
-    comparison: Comparison, references: Sequence[Comparison] = (), /, **about: Any
+    comparison: Comparison,
+    references: Sequence[Comparison] = (),
+    randoms: Sequence[Comparison] = (),
+    /,
+    **about: Any,
 ) -> Similarity:
     """similarity.json: components, matrices, the diagonal (or successive pairs) and its means.
 
     Args:
         comparison: of two models, or of one.
-        references: of the first model with others like it.
+        references, randoms: `benchmarks` and `randoms` of `corresponding`.
         about: the fields that say what was compared, from the header to `text`.
     """
     measures, alone = list(comparison.similarities), not comparison.second
-    pairs = successive(comparison) if alone else corresponding(comparison, references)
+    pairs = successive(comparison) if alone else corresponding(comparison, references, randoms)
     constants = constant_components(comparison)
     components = {"first": comparison.first} | ({} if alone else {"second": comparison.second})
     left_out = zip(components, comparison.removed, constants, strict=False)
@@ -159,7 +186,9 @@ def similarity_of(
                 for name, removed, constant in left_out
             },
             "matrices": {measure: _matrices(comparison, measure) for measure in measures},
-            "successive" if alone else "corresponding": [_row(pair, bool(references)) for pair in pairs],
+            "successive" if alone else "corresponding": [
+                _row(pair, bool(references), bool(randoms)) for pair in pairs
+            ],
             "mean": {
                 side: {
                     **{measure: _rounded(mean.values[measure]) for measure in measures},
@@ -169,6 +198,11 @@ def similarity_of(
                             for measure in measures
                         }
                         if references
+                        else {}
+                    ),
+                    **(
+                        {f"{measure}_random": _rounded(mean.random[measure]) for measure in measures}
+                        if randoms
                         else {}
                     ),
                 }
@@ -187,13 +221,15 @@ def _matrices(comparison: Comparison, measure: Measure) -> dict[str, list[list[f
     }
 
 
-def _row(pair: Pair, with_benchmarks: bool) -> dict[str, Any]:
+def _row(pair: Pair, with_benchmarks: bool, with_randoms: bool) -> dict[str, Any]:
     row: dict[str, Any] = {"first": pair.first.name, "second": pair.second.name}
     for measure, value in pair.values.items():
         row[measure] = _rounded(value)
         if with_benchmarks:
             row[f"{measure}_benchmark"] = _rounded(pair.benchmark.get(measure))
             row[f"{measure}_normalised"] = _rounded(pair.normalised(measure), 4)
+        if with_randoms:
+            row[f"{measure}_random"] = _rounded(pair.random.get(measure))
     return row
 
 

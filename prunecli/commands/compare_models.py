@@ -64,6 +64,16 @@ def compare_models(
             show_default=False,
         ),
     ] = None,
+    random_baseline: Annotated[
+        int | None,
+        typer.Option(
+            "--random-baseline",
+            min=1,
+            help="Also the similarity to random weights of CHECKPOINT's architecture, the mean over so many seeds.",
+            metavar="SEEDS",
+            show_default=False,
+        ),
+    ] = None,
     data: DataOption = None,
     split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "test",
     source_file: SourceFileOption = None,
@@ -103,7 +113,7 @@ def compare_models(
     The decoder reads the references. Several language pairs are compared one by one, and averaged.
     """
     from prunecli import demo
-    from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare
+    from prunecli.analysis.model_similarity import MEASURES, SimilarityOptions, compare, random_label
     from prunecli.evaluation.options import labels_for
     from prunecli.model.checkpoint import open_model
     from prunecli.tensors.documents import write_json
@@ -113,6 +123,8 @@ def compare_models(
     compared = _compared(checkpoint, other)
     if benchmarks and len(compared) == 1:
         raise UsageError("--benchmarks goes with two models", "Name the checkpoint to compare with.")
+    if random_baseline and len(compared) == 1:
+        raise UsageError("--random-baseline goes with two models", "Name the checkpoint to compare with.")
     labels = labels_for([*compared, *map(checkpoint_directory, benchmarks or ())])
     opened = {label: open_model(path) for label, path in labels.items()}
     options = SimilarityOptions(
@@ -122,6 +134,7 @@ def compare_models(
         context=context,
         device=device,
         dtype=_dtype(opened, device, dtype),
+        random_seeds=tuple(range(random_baseline or 0)),
     )
     if context is not None and not text:
         raise UsageError("--context goes with --text", "Leave it out.")
@@ -142,7 +155,8 @@ def compare_models(
     shown = names[: len(compared)]
     main = found[shown[-1]]
     references = {name: found[name] for name in names[2:]}
-    result = _result(opened, main, references, portions, options)
+    randoms = [found[random_label(seed)] for seed in options.random_seeds]
+    result = _result(opened, main, references, randoms, portions, options)
     write_json(output, result.to_json(), force=force)
     write_table(table, result, force=force, leave_out=("matrices",))
     if plot is not None:
@@ -153,7 +167,7 @@ def compare_models(
     if json:
         console.print_json(result.to_json())
     elif not quiet:
-        _show(main, shown, list(references.values()), portions)
+        _show(main, shown, list(references.values()), randoms, portions)
         console.note(written(output, plot, table))
 
 
@@ -203,6 +217,7 @@ def _result(
     opened: Mapping[str, Checkpoint],
     main: Comparison,
     references: Mapping[str, Comparison],
+    randoms: Sequence[Comparison],
     portions: Sequence[Portion],
     options: SimilarityOptions,
 ) -> Similarity:
@@ -214,9 +229,11 @@ def _result(
     return similarity_of(
         main,
         list(references.values()),
+        randoms,
         **header(Similarity.FORMAT, list(opened.values()), None),
         checkpoints=list(opened),
         benchmarks=list(references),
+        **({"random_seeds": list(options.random_seeds)} if randoms else {}),
         device=options.device,
         dtype=options.dtype,
         context=options.context,
@@ -233,11 +250,15 @@ def _result(
 
 
 def _show(
-    main: Comparison, names: Sequence[str], references: Sequence[Comparison], portions: Sequence[Portion]
+    main: Comparison,
+    names: Sequence[str],
+    references: Sequence[Comparison],
+    randoms: Sequence[Comparison],
+    portions: Sequence[Portion],
 ) -> None:
     from prunecli.commands.similarity_table import show_comparison
 
-    show_comparison(main, names, references)
+    show_comparison(main, names, references, randoms)
     least, width = min(map(len, portions)), max(main.widths)
     many = f"each of {len(portions)} pairs, averaged" if len(portions) > 1 else portions[0].name
     console.out(f"{least:,} sentences of {many}.")

@@ -17,7 +17,10 @@ KINDS: dict[Kind, str] = {"self": "self", "cross": "cross", "ffn": "FFN"}
 
 
 def show_comparison(
-    comparison: Comparison, names: Sequence[str], benchmarks: Sequence[Comparison] = ()
+    comparison: Comparison,
+    names: Sequence[str],
+    benchmarks: Sequence[Comparison] = (),
+    randoms: Sequence[Comparison] = (),
 ) -> None:
     """The diagonal of two models, layer by layer, or of one model what follows on what; then the means.
 
@@ -27,7 +30,7 @@ def show_comparison(
     from prunecli.analysis.similarity_results import SIDES, corresponding, successive
 
     measures = list(comparison.similarities)
-    pairs = corresponding(comparison, benchmarks) if comparison.second else successive(comparison)
+    pairs = corresponding(comparison, benchmarks, randoms) if comparison.second else successive(comparison)
     if not pairs:
         console.out("The models have no component in common: only the matrices are written.")
     for side in SIDES:
@@ -37,7 +40,7 @@ def show_comparison(
         elif own:
             _show_successive(f"{names[0]}, {side}", own, measures)
     if pairs:
-        _show_means(pairs, measures, bool(benchmarks))
+        _show_means(pairs, measures, bool(benchmarks), bool(randoms))
     _show_left_out(comparison, names)
 
 
@@ -65,18 +68,23 @@ def _show_successive(title: str, pairs: Sequence[Pair], measures: Sequence[Measu
     console.show(console.table(title, columns, rows, text_columns=2))
 
 
-def _show_means(pairs: Sequence[Pair], measures: Sequence[Measure], with_benchmarks: bool) -> None:
+def _show_means(
+    pairs: Sequence[Pair], measures: Sequence[Measure], with_benchmarks: bool, with_randoms: bool
+) -> None:
     from prunecli.analysis.similarity_results import side_means
 
     columns, rows = ["mean of the"], []
     for measure in measures:
         columns += [measure.upper(), *(["% of the benchmarks"] if with_benchmarks else [])]
+        columns += [f"{measure.upper()}, random"] if with_randoms else []
     for side, mean in side_means(pairs, measures).items():
         row: list[str] = [side]
         for measure in measures:
             row.append(_text(mean.values[measure]))
             if with_benchmarks:
                 row.append(_text(mean.normalised[measure], 1))
+            if with_randoms:
+                row.append(_text(mean.random[measure]))
         rows.append(row)
     console.show(console.table("Means", columns, rows))
 

@@ -24,6 +24,7 @@ class Similarity(Document):
     """similarity.json: of two models, or of one with itself.
 
     Attributes:
+        random_seeds: of the random weights that the first model was compared with.
         components: `first` (and `second`) -> the model's components.
         left_out: the same -> those `removed`, and those `constant` over all sentences.
         matrices: measure -> `first`, `second`, `between` -> `[rows, columns]`.
@@ -36,6 +37,7 @@ class Similarity(Document):
 
     checkpoints: list[str] = Field(min_length=1)
     benchmarks: list[str] = Field(default_factory=list)
+    random_seeds: list[int] = Field(default_factory=list)
     device: str = ""
     dtype: str = ""
     context: int | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from prunecli.analysis.model_similarity import (
     compare,
     parallel_portions,
     plain_portions,
+    random_label,
 )
 from prunecli.analysis.similarity_results import (
     constant_components,
@@ -24,6 +27,7 @@ from prunecli.analysis.similarity_results import (
 )
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
+from prunecli.modules.drawing import random_model
 from prunecli.results.similarity import Similarity
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
@@ -127,6 +131,31 @@ def test_normalised_by_benchmarks(models: Path) -> None:
     assert mean.normalised["cka"] == pytest.approx(
         100 * sum(values) / sum(pair.benchmark["cka"] for pair in decoder)
     )
+
+
+def test_random_weights_are_the_lower_bound(models: Path) -> None:
+    """The mean over seeds of what a checkpoint of the same random weights gives."""
+    with open_model(models / "one") as first:
+        random = [random_model(first, seed) for seed in (0, 1)]
+    for seed, model in enumerate(random):
+        shutil.copytree(models / "one", models / f"random-{seed}")
+        model.save_pretrained(models / f"random-{seed}")
+    stored = compared(models, "one", "less", "random-0", "random-1")
+    opened = {name: open_model(models / name) for name in ("one", "less")}
+    drawn = compare(opened, parallel_portions(TEXT, PAIRS[:1]), replace(OPTIONS, random_seeds=(0, 1)))
+    assert list(drawn) == ["less", random_label(0), random_label(1)]
+    for seed in (0, 1):
+        for measure in ("cka", "lns"):
+            expected = stored[f"random-{seed}"].between(measure)
+            np.testing.assert_allclose(drawn[random_label(seed)].between(measure), expected, rtol=1e-9)
+    pairs = corresponding(drawn["less"], [], [drawn[random_label(0)], drawn[random_label(1)]])
+    for pair in pairs:
+        place = drawn["less"].first.index(pair.first)
+        both = [stored[f"random-{seed}"].between("cka")[place, place] for seed in (0, 1)]
+        assert pair.random["cka"] == pytest.approx(sum(both) / 2)
+    decoder = [pair for pair in pairs if pair.first.side == "decoder"]
+    mean = side_means(pairs, ["cka"])["decoder"].random["cka"]
+    assert mean == pytest.approx(sum(pair.random["cka"] for pair in decoder) / 4)
 
 
 def test_a_model_as_its_own_benchmark_is_a_hundred_percent(models: Path) -> None:

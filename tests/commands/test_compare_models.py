@@ -77,6 +77,16 @@ def test_benchmarks(folder):
     assert "% of the benchmarks" in _run("full", "twin", "--benchmarks", "third", *PAIR, "--force").stdout
 
 
+def test_random_weights(folder):
+    shown = _run("full", "twin", "--random-baseline", "2", *PAIR, "--measure", "cka").stdout
+    assert "CKA, random" in shown
+    payload = json.loads((folder / "similarity.json").read_text())
+    assert payload["random_seeds"] == [0, 1]
+    assert payload["checkpoints"] == ["full", "twin"]
+    encoder = [row["cka_random"] for row in payload["corresponding"] if ".encoder." in row["first"]]
+    assert payload["mean"]["encoder"]["cka_random"] == pytest.approx(sum(encoder) / len(encoder), abs=1e-5)
+
+
 def test_one_model(folder):
     result = _run("full", *PAIR, "--measure", "lns", "--neighbours", "0.1", "-o", "own.json")
     assert "full, decoder" in result.stdout
@@ -140,6 +150,7 @@ def _copied(folder: Path, config: dict) -> Path:
         (("full", "twin", "--data", "data", "--pairs", "eng"), UsageError, "'eng' is not a language pair"),
         (("full", "full", *PAIR), UsageError, "full is given twice"),
         (("full", "--benchmarks", "twin", *PAIR), UsageError, "--benchmarks goes with two models"),
+        (("full", "--random-baseline", "1", *PAIR), UsageError, "--random-baseline goes with two models"),
         (("full", "nothing", *PAIR), CheckpointError, "nothing"),
         (("full", "twin", *PAIR, "--text", "text.txt"), UsageError, "--text does not go with --data"),
         (("full", "twin", "--text", "text.txt"), UsageError, "not --text"),
