@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     from prunecli.modules.loading import load_model
     from prunecli.pipeline import Applied, apply
     from prunecli.text.choice import Dataset, TextChoice
+    from prunecli.training.finetune import Destination, finetune
+    from prunecli.training.options import LossOptions, TrainingOptions
+    from prunecli.training.start import Start
 
 _MODULES = {
     "errors": ("PruneError",),
@@ -85,6 +88,9 @@ _MODULES = {
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
     "text.choice": ("Dataset", "TextChoice"),
+    "training.finetune": ("Destination", "finetune"),
+    "training.options": ("LossOptions", "TrainingOptions"),
+    "training.start": ("Start",),
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 _PACKAGES = ("demo", "results")

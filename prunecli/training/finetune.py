@@ -82,9 +82,9 @@ class Destination:
 
 
 def finetune(
-    start: Start,
+    start: Start | Path | str,
     choice: TextChoice,
-    destination: Destination,
+    destination: Destination | Path | str,
     options: TrainingOptions | None = None,
     *,
     valid: TextChoice | None = None,
@@ -97,8 +97,9 @@ def finetune(
     """Train, write the best model as a checkpoint, and the training's figures beside it.
 
     Args:
-        start: what training begins with.
+        start: what training begins with; a path or name: that checkpoint.
         choice: the text that is trained on.
+        destination: where the result goes; a path: a new directory.
         valid: that to validate with; see `read_training_data`.
         task: None: what the model is for.
         resume: go on where the same call was interrupted.
@@ -111,6 +112,9 @@ def finetune(
     Raises:
         PruneError: options, model, text or output that cannot be used; a loss that is not finite.
     """
+    start = start if isinstance(start, Start) else Start(Path(start))
+    if not isinstance(destination, Destination):
+        destination = Destination(Path(destination))
     options, valid = options or TrainingOptions(), valid or TextChoice()
     if options.lora is not None:
         require_peft()

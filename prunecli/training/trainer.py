@@ -50,6 +50,12 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
     Raises:
         UsageError: a device or type that cannot be used.
     """
+    for way in ("FSDP", "DEEPSPEED"):
+        if os.environ.get(f"ACCELERATE_USE_{way}", "").lower() in ("true", "1"):
+            raise UsageError(
+                f"accelerate is set to {way}: each process holds the whole model here",
+                "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
+            )
     on_cpu = _on_cpu(options.device)
     if options.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this GPU does not know it", "Choose --dtype float32.")
@@ -72,6 +78,7 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         bf16=options.dtype == "bfloat16",
         fp16=options.dtype == "float16",
         use_cpu=on_cpu,
+        ddp_find_unused_parameters=True,  # an attention without heads, a layer that is left out at random
         ddp_backend="gloo" if on_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
         seed=options.seed,
         logging_steps=min(LOG_EVERY, every),

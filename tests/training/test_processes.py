@@ -5,7 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from prunecli.errors import UsageError
+from prunecli.methods.heads.plan import HeadPlan
+from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import apply
 from prunecli.training.trainer import training_arguments
 from tests.families import tiny_family
 from tests.forked import ended, start
@@ -43,6 +47,26 @@ def test_two_processes_make_the_model_of_one(folder):
     moved = np.mean([np.abs(one.read(name) - before.read(name)).mean() for name in one.tensors])
     apart = np.mean([np.abs(one.read(name) - two.read(name)).mean() for name in one.tensors])
     assert apart < 0.02 * moved
+
+
+def test_two_processes_keep_results_in_their_course(folder):
+    """Activations are computed again, and some parameters have no gradient: those of an attention without heads."""
+    with open_model(folder / "model") as source:
+        kept = {source.layout.attentions[0].name: ()}
+        apply(source, rewrite_heads(source, HeadPlan(kept)), folder / "reduced")
+    more = ("--gradient-checkpointing", "--save-every", "2", "-o", "out")
+    first, second = ended(start(folder, "finetune", "reduced", "--data", "data", *SMALL, *more))
+    assert first[0] == second[0] == 0, first[2] + second[2]
+    assert sorted(path.name for path in (folder / "out.steps").iterdir()) == ["step-2", "step-4"]
+    with open_model(folder / "out.steps" / "step-2") as kept_early, open_model(folder / "out") as last:
+        assert kept_early.structure.heads == last.structure.heads
+        assert kept_early.fingerprint != last.fingerprint
+
+
+def test_sharded_training_is_refused(folder, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(UsageError, match="set to FSDP"):
+        train(folder / "model", folder / "state", options())
 
 
 def test_a_failure_of_all_is_said_and_leaves_nothing(folder):
