@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from prunecli.methods.attention.plan import AttentionOptions, plan_attention
+from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
@@ -37,16 +39,17 @@ COMPOSED = (*FAMILIES, "t5-gated", "llama-tied", "bert-classifier")
 ORDERS = (
     ("experts", "heads", "ffns", "embeddings", "vocabulary"),
     ("vocabulary", "embeddings", "ffns", "heads", "experts"),
-    ("heads", "layers", "embeddings", "cache", "experts", "vocabulary", "widths", "ffns"),
+    ("attention", "heads", "layers", "embeddings", "cache", "experts", "vocabulary", "widths", "ffns"),
 )
 TRAINED = (
     ("experts", "heads", "ffns", "embeddings", "finetune"),
-    ("vocabulary", "widths", "ffns", "finetune", "layers", "embeddings", "experts", "heads"),
+    ("vocabulary", "widths", "ffns", "attention", "finetune", "layers", "embeddings", "experts", "heads"),
 )
 COMMANDS = {
     "experts": "prune-experts",
     "heads": "prune-heads",
     "ffns": "share-ffn",
+    "attention": "share-attention",
     "widths": "prune-ffn",
     "layers": "prune-layers",
     "embeddings": "factorize-embeddings",
@@ -85,6 +88,11 @@ def without_layer(source: Checkpoint, layer: str) -> Rewrite:
     return rewrite_layers(source, plan_layers(source, LayerOptions(layers=layer)))
 
 
+def attention(source: Checkpoint, side: str) -> Rewrite:
+    chosen: dict[str, Any] = {side: "share"}
+    return rewrite_attention(source, plan_attention(source, AttentionOptions(**chosen)))
+
+
 def finetuned(case: str, source: Path, output: Path) -> Path:
     """Trained for two updates, and written as the command does."""
     state = output.with_name(f"{output.name}-state")
@@ -110,6 +118,7 @@ def steps(case: str) -> dict[str, Callable[[Path, Path], Path]]:
         "ffns": lambda source, output: written(source, lambda at: ffns(at, side, "share"), output),
         "widths": lambda source, output: written(source, widths, output),
         "layers": lambda source, output: written(source, lambda at: without_layer(at, f"{side}:1"), output),
+        "attention": lambda source, output: written(source, lambda at: attention(at, side), output),
         "embeddings": lambda source, output: factorised(source, output),
         "cache": cached,
         "vocabulary": lambda source, output: trimmed(source, output, LINES),
