@@ -86,12 +86,12 @@ def _of(statistics: GateStatistics, position: int, asked: Sequence[str]) -> list
 
     Per language the one entry that stands for all of its pairs, `SOURCE-X` or `X-TARGET`, else its pairs.
     """
-    found = []
+    entries = []
     for language in dict.fromkeys(asked or _languages(statistics, position) or [ANY]):
         whole = (f"{language}-{ANY}", f"{ANY}-{language}")[position]
         pairs = [pair for pair in statistics.entries if split_pair(pair)[position] == language]
-        found += [whole] if whole in statistics.entries else pairs
-    return found
+        entries += [whole] if whole in statistics.entries else pairs
+    return entries
 
 
 def _pairs(statistics: GateStatistics, sources: Sequence[str], targets: Sequence[str]) -> list[str]:
@@ -120,8 +120,8 @@ def _pairs(statistics: GateStatistics, sources: Sequence[str], targets: Sequence
 
 def _languages(statistics: GateStatistics, position: int) -> list[str]:
     """Sources (0) or targets (1), in the order of the entries."""
-    found = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
-    return [language for language in found if language != ANY]
+    languages = dict.fromkeys(split_pair(pair)[position] for pair in statistics.entries)
+    return [language for language in languages if language != ANY]
 
 
 def _check_languages(statistics: GateStatistics, asked: Sequence[str], position: int) -> None:

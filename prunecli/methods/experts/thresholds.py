@@ -32,15 +32,15 @@ def ranked(layer: Layer, values: NDArray[Any]) -> tuple[list[int], NDArray[np.fl
     Raises:
         StatisticsError: no token reaches any expert that the layer holds.
     """
-    held = np.asarray(values, np.float64)[list(layer.experts)]
-    total = held.sum()
+    importance = np.asarray(values, np.float64)[list(layer.experts)]
+    total = importance.sum()
     if not np.isfinite(total) or total <= 0:
         raise StatisticsError(
             f"{layer.name}: the statistics route no token to the experts that it holds.",
             "Collect the gates of this checkpoint, with these languages.",
         )
-    order = np.lexsort((np.asarray(layer.experts), -held))
-    return [layer.experts[index] for index in order], held[order] / total
+    order = np.lexsort((np.asarray(layer.experts), -importance))
+    return [layer.experts[index] for index in order], importance[order] / total
 
 
 def threshold(

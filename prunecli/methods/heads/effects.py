@@ -42,12 +42,12 @@ def mean_effects(metric: Metric, outcomes: Sequence[Sequence[float]]) -> Effects
     Args:
         outcomes: of the whole model and of each variant, `[1 + variants][examples]`.
     """
-    base, *others = (np.asarray(found, dtype=np.float64) for found in outcomes)
+    base, *others = (np.asarray(scores, dtype=np.float64) for scores in outcomes)
     return Effects(
         metric,
         float(base.mean()),
-        tuple(float(found.mean()) for found in others),
-        tuple(_known(paired_t_test(base, found)) for found in others),
+        tuple(float(scores.mean()) for scores in others),
+        tuple(_known(paired_t_test(base, scores)) for scores in others),
     )
 
 
@@ -67,12 +67,12 @@ def text_effects(
     known = make_metrics(None)
     metrics: dict[str, Any] = {metric: known[metric] for metric in TEXT_METRICS}
     tests = paired_bootstrap(outcomes, references, metrics, samples, seed) if len(outcomes) > 1 else []
-    found: dict[Metric, Effects] = {}
+    effects: dict[Metric, Effects] = {}
     for metric in TEXT_METRICS:
         base, *values = (float(metrics[metric].corpus_score(texts, [references]).score) for texts in outcomes)
         p_values = tuple(_known(test[metric].p_value) for test in tests[1:])
-        found[metric] = Effects(metric, base, tuple(values), p_values)
-    return found
+        effects[metric] = Effects(metric, base, tuple(values), p_values)
+    return effects
 
 
 def _known(p_value: float | None) -> float:

@@ -36,24 +36,24 @@ def tokenizer_files(files: Mapping[str, bytes], change: Renumbering) -> dict[str
         CheckpointError: a damaged file.
         UsageError: a special or added token would go.
     """
-    found: dict[str, bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     for name, data in files.items():
         rewritten = _REWRITERS.get(name)
         if rewritten is not None:
             try:
-                found[name] = rewritten(data, change)
+                contents[name] = rewritten(data, change)
             except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
                 raise CheckpointError(
                     f"{name}: damaged ({error!r})", "Copy the tokenizer's files again."
                 ) from error
         elif name.endswith(SENTENCEPIECE):
             try:
-                found[name] = without_pieces(read_model(data), change.dropped)
+                contents[name] = without_pieces(read_model(data), change.dropped)
             except ValueError:
-                found[name] = None
+                contents[name] = None
         elif name in OTHER_FORMS or name.endswith(".tiktoken"):
-            found[name] = None
-    return {name: data for name, data in found.items() if data != files[name]}
+            contents[name] = None
+    return {name: data for name, data in contents.items() if data != files[name]}
 
 
 def _tokenizer_json(data: bytes, change: Renumbering) -> bytes:

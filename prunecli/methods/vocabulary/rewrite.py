@@ -43,24 +43,24 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
         UnsupportedModelError: another size of the model equals the vocabulary's, so that such a part cannot be told.
     """
     layout, size = checkpoint.layout, vocabulary_size(checkpoint)
-    held = layout.shapes
+    shapes = layout.shapes
     grown = layout.changed(config={**layout.config, SIZE: size + 1}).shapes
     declared = {
         name: next(
             axis for axis, (one, other) in enumerate(zip(shape, grown[name], strict=True)) if one != other
         )
-        for name, shape in held.items()
+        for name, shape in shapes.items()
         if shape != grown[name]
     }
-    found: dict[str, int] = {}
+    axes: dict[str, int] = {}
     for name, info in checkpoint.tensors.items():
-        if name in held:
+        if name in shapes:
             if name in declared:
-                found[name] = declared[name]
+                axes[name] = declared[name]
         elif layout.is_extra(name) and size in info.shape:
             _check_unique(checkpoint, name, size)
-            found[name] = info.shape.index(size)
-    return found
+            axes[name] = info.shape.index(size)
+    return axes
 
 
 def rewrite_vocabulary(checkpoint: Checkpoint, plan: VocabularyPlan) -> Rewrite:
@@ -83,11 +83,11 @@ def default_ids(checkpoint: Checkpoint) -> dict[str, Any]:
     """The ids that transformers takes where config.json names none (`eos_token_id`: 50256 of GPT-2)."""
     from transformers import AutoConfig
 
-    made = AutoConfig.for_model(checkpoint.require_architecture().model_type)
+    defaults = AutoConfig.for_model(checkpoint.require_architecture().model_type)
     size = vocabulary_size(checkpoint)
     return {
         key: value
-        for key, value in made.to_dict().items()
+        for key, value in defaults.to_dict().items()
         if key.endswith("_token_id") and type(value) is int and 0 <= value < size
     }
 

@@ -43,11 +43,11 @@ class Segmentation:
 
     def closure(self, tokens: Iterable[str]) -> set[str]:
         """`tokens` and every token that is merged on the way to one of them."""
-        found = set(tokens)
+        reached = set(tokens)
         for rank in self.ranks:
-            for token in list(found):
-                found.update(products(token, rank))
-        return found
+            for token in list(reached):
+                reached.update(products(token, rank))
+        return reached
 
 
 def products(token: str, rank: Rank) -> list[str]:
@@ -56,19 +56,19 @@ def products(token: str, rank: Rank) -> list[str]:
     Merges inside of a token do not depend on what stands around it: one across its border would have prevented it.
     """
     symbols: Sequence[str] = list(token)
-    found: list[str] = []
+    merged: list[str] = []
     while len(symbols) > 1:
         ranks = [
-            (value, place)
-            for place, pair in enumerate(pairwise(symbols))
+            (value, index)
+            for index, pair in enumerate(pairwise(symbols))
             if (value := rank(*pair)) is not None
         ]
         if not ranks:
             return []
-        _, place = min(ranks)
-        found.append(symbols[place] + symbols[place + 1])
-        symbols = [*symbols[:place], found[-1], *symbols[place + 2 :]]
-    return found
+        _, index = min(ranks)
+        merged.append(symbols[index] + symbols[index + 1])
+        symbols = [*symbols[:index], merged[-1], *symbols[index + 2 :]]
+    return merged
 
 
 def of_backend(backend: Any, where: str) -> Segmentation:
@@ -86,7 +86,7 @@ def of_backend(backend: Any, where: str) -> Segmentation:
                     f'{where}: its BPE tokenizer has a "{key}", which trim-vocabulary does not know',
                     "BPE without one, Unigram and WordPiece are supported.",
                 )
-        ranks = {tuple(merge_parts(merge)): place for place, merge in enumerate(model["merges"])}
+        ranks = {tuple(merge_parts(merge)): index for index, merge in enumerate(model["merges"])}
         return Segmentation(kind, _always(model["vocab"]), (lambda a, b: ranks.get((a, b)),))
     if kind == "Unigram":
         pieces = [(str(text), float(score)) for text, score in model["vocab"]]

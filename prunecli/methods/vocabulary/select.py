@@ -93,16 +93,16 @@ def select_tokens(
     rows = {number for number in needed_ids if 0 <= number < size and number not in tokens}
     parts["up to a multiple"] = _filling(kept, vocabulary, options.multiple_of, len(rows))
     kept |= parts["up to a multiple"]
-    found = tuple(sorted(rows | {vocabulary.ids[token] for token in kept}))
+    ids = tuple(sorted(rows | {vocabulary.ids[token] for token in kept}))
     sizes = {name: len(part) for name, part in parts.items()} | {"no token": len(rows)}
     sizes = {name: number for name, number in sizes.items() if number}
     return TokenChoice(
-        kept=found,
+        kept=ids,
         dropped=frozenset(vocabulary.ids) - kept,
         size=size,
         parts=sizes,
         share=TokenCounts({t: n for t, n in counts.counts.items() if t in vocabulary.ids}).share(kept),
-        step=_step(checkpoint, text, options, (size, len(found)), sizes),
+        step=_step(checkpoint, text, options, (size, len(ids)), sizes),
     )
 
 
@@ -129,32 +129,32 @@ def _parts(
     """Why -> tokens, each under its first reason."""
     segmentation = vocabulary.segmentation
     seen = {token for token, count in counts.counts.items() if count >= options.min_count}
-    found = {
+    parts = {
         "special and added": set(vocabulary.special) | named,
         "in the text": seen,
         "asked for": set(options.keep),
         "characters and bytes": set(segmentation.always),
     }
-    found["on the way to them"] = segmentation.closure(seen | set(options.keep))
+    parts["on the way to them"] = segmentation.closure(seen | set(options.keep))
     known: set[str] = set()
-    for name, part in found.items():
-        found[name] = {token for token in part if token in vocabulary.ids} - known
-        known |= found[name]
-    return found
+    for name, part in parts.items():
+        parts[name] = {token for token in part if token in vocabulary.ids} - known
+        known |= parts[name]
+    return parts
 
 
 def _filling(kept: set[str], vocabulary: Vocabulary, multiple: int, rows: int) -> set[str]:
     """More tokens, those of the lowest ids first, so that they, `kept` and `rows` others are a multiple."""
-    found: set[str] = set()
+    filling: set[str] = set()
     for token in sorted(vocabulary.ids, key=vocabulary.ids.__getitem__):
-        room = -(len(kept) + len(found) + rows) % multiple
+        room = -(len(kept) + len(filling) + rows) % multiple
         if room == 0:
             break
-        if token not in kept and token not in found:
+        if token not in kept and token not in filling:
             needed = vocabulary.segmentation.closure([token]) & vocabulary.ids.keys()
-            if len(added := needed - kept - found) <= room:
-                found |= added
-    return found
+            if len(added := needed - kept - filling) <= room:
+                filling |= added
+    return filling
 
 
 def _step(
@@ -172,11 +172,11 @@ def _step(
         "multiple_of": None if options.multiple_of == 1 else options.multiple_of,
         "dtype": options.dtype,
     }
-    made = {
+    vocabulary = {
         "before": sizes[0],
         "after": sizes[1],
         "parts": dict(parts),
         "sentences": text.sentences,
         "text_sha256": text.sha256,
     }
-    return history_step(COMMAND, checkpoint, given(arguments), vocabulary=made)
+    return history_step(COMMAND, checkpoint, given(arguments), vocabulary=vocabulary)

@@ -77,14 +77,14 @@ def check_same(
         CheckpointError: they differ.
     """
     original, trimmed = tokenizers
-    wanted = {
+    expected = {
         token: new_ids[number] for token, number in token_ids(original, where).items() if number in new_ids
     }
-    found = token_ids(trimmed, where)
-    if found != wanted:
-        odd = min(token for token in {*found, *wanted} if found.get(token) != wanted.get(token))
+    actual = token_ids(trimmed, where)
+    if actual != expected:
+        odd = min(token for token in {*actual, *expected} if actual.get(token) != expected.get(token))
         raise CheckpointError(
-            f"{where}: the trimmed tokenizer would give {odd!r} the id {found.get(odd)}, not {wanted.get(odd)}",
+            f"{where}: the trimmed tokenizer would give {odd!r} the id {actual.get(odd)}, not {expected.get(odd)}",
             _REMEDY,
         )
     total = Check(0, 0, 0, 0)
