@@ -13,6 +13,7 @@ from prunecli.commands import console
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
+    ConfigOnlyOption,
     DataOption,
     DeviceOption,
     DryRunOption,
@@ -119,6 +120,7 @@ def prune_ffn(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-ffn"),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -157,7 +159,7 @@ def prune_ffn(
     refuse_contradictions(options)
     if options.score not in MEASURED and named is not None:
         raise UsageError(f"{named}: --score {options.score} looks at no text.", "Leave it out.")
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")

@@ -11,6 +11,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.options import (
     CheckpointArgument,
+    ConfigOnlyOption,
     DryRunOption,
     DtypeOption,
     ForceOption,
@@ -96,6 +97,7 @@ def share_attention(
         "shared-attention"
     ),
     dry_run: DryRunOption = False,
+    config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
     json: JsonOption = False,
@@ -109,7 +111,7 @@ def share_attention(
     from prunecli.methods.attention.rewrite import rewrite_attention
 
     options = AttentionOptions(config, encoder, decoder, cross, _groups(groups), order, init, dtype)
-    how = How(None if dry_run else output, force, quiet, json)
+    how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         plan = plan_attention(opened, options)
         how.note(*plan.reasons)
