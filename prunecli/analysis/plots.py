@@ -76,12 +76,14 @@ class CurvePoint:
         scores: what was measured of it, such as {"chrF++": 51.2}; the same names for all points.
         lines: the curves that it is a point of.
         is_original: whether they start from it.
+        is_dashed: whether a line that ends in it is dashed.
     """
 
     removed: float
     scores: Mapping[str, float]
     lines: tuple[str, ...] = ("",)
     is_original: bool = False
+    is_dashed: bool = False
 
 
 def curves(points: Sequence[CurvePoint]) -> dict[str, list[CurvePoint]]:
@@ -96,8 +98,8 @@ def curves(points: Sequence[CurvePoint]) -> dict[str, list[CurvePoint]]:
 def score_figure(points: Sequence[CurvePoint], *, unit: str = "heads") -> Figure:
     """Scores against how much of a model was removed (1905.10650, Figures 3 and 4): a panel per score.
 
-    One line per `curves`; a dashed one goes through the score of each original. What was removed counts from 0; an axis
-    of scores that begins above says where.
+    One line per `curves`; a thin dashed one goes through the score of each original. What was removed counts from 0;
+    an axis of scores that begins above says where.
 
     Args:
         unit: what was removed, for the axis: "heads", "experts", "parameters".
@@ -113,7 +115,9 @@ def score_figure(points: Sequence[CurvePoint], *, unit: str = "heads") -> Figure
     for axes, score in zip(panels, scores, strict=True):
         for name, members in lines.items():
             removed = [100 * point.removed for point in members]
-            axes.plot(removed, [p.scores[score] for p in members], marker="o", markersize=4, label=name)
+            style = "--" if members[-1].is_dashed else "-"
+            values = [point.scores[score] for point in members]
+            axes.plot(removed, values, style, marker="o", markersize=4, label=name)
         for point in points:
             if point.is_original:
                 axes.axhline(point.scores[score], color="gray", linestyle="--", linewidth=0.8)

@@ -21,11 +21,13 @@ class Removed:
             from the same model; of an original those of what was made from it. A line is named by what differs between
             the lines, "" where there is one.
         is_original: whether curves start from it.
+        by_ablation: whether its heads went in the order of ablation: dashed, as in Figure 3 of 1905.10650.
     """
 
     fraction: float
     lines: tuple[str, ...]
     is_original: bool = False
+    by_ablation: bool = False
 
 
 Unit = Literal["heads", "experts", "parameters"]
@@ -79,7 +81,8 @@ def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> 
             lines = tuple(dict.fromkeys(named[other] for other in starts[index] if other in named))
             found.append(Removed(fraction, lines, is_original=True))
         else:
-            found.append(Removed(fraction, (named[index],)))
+            by_ablation = _arguments(checkpoints[index], "prune-heads").get("method") == "ablation"
+            found.append(Removed(fraction, (named[index],), by_ablation=by_ablation))
     return found
 
 

@@ -210,6 +210,7 @@ def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str
             {title: float((result.scores or result.mean)[name]) for name, title in titles.items()},
             lost.lines,
             lost.is_original,
+            lost.by_ablation,
         )
         for result, lost in zip(evaluation.results, fractions, strict=True)
     ]

@@ -63,6 +63,17 @@ def test_scores_against_what_was_removed():
     assert [text.get_text() for text in chrf.get_legend().get_texts()] == ["encoder", "cross"]
 
 
+def test_the_order_by_ablation_is_dashed():
+    points = [
+        CurvePoint(0.0, {"BLEU": 40.0}, ("gradient", "ablation"), is_original=True),
+        CurvePoint(0.5, {"BLEU": 30.0}, ("gradient",)),
+        CurvePoint(0.5, {"BLEU": 20.0}, ("ablation",), is_dashed=True),
+    ]
+    (axes,) = score_figure(points).axes
+    styles = {line.get_label(): line.get_linestyle() for line in axes.get_lines()}
+    assert (styles["gradient"], styles["ablation"]) == ("-", "--")
+
+
 def test_a_single_line_needs_no_legend():
     (axes,) = score_figure([CurvePoint(0.1, {"accuracy": -0.9})], unit="experts").axes
     assert axes.get_legend() is None

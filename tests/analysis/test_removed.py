@@ -151,3 +151,12 @@ def test_another_model_is_no_start(tmp_path):
     first = _step("prune-experts") | {"source": {"path": "a", "fingerprint": full.fingerprint}}
     _, found = removed([dense, _experts(tmp_path, "p", first)])
     assert found == [Removed(0.0, ("of dense",)), Removed(0.75, ("of a",))]
+
+
+def test_the_order_of_ablation_is_known_from_the_history(tmp_path):
+    cross = {"model.decoder.layers.1.encoder_attn": [2]}
+    models = [
+        _heads(tmp_path, method, cross, _step("prune-heads", ratio=0.1, method=method))
+        for method in ("gradient", "ablation")
+    ]
+    assert [one.by_ablation for one in removed(models)[1]] == [False, True]
