@@ -19,22 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 
 from prunecli import __version__, processes
 from prunecli.commands import console
-from prunecli.commands.signatures import value_names
+from prunecli.commands.signatures import COMMANDS, value_names
 from prunecli.errors import MemoryShortError, PruneError
 from prunecli.tensors.hub.names import with_origins
-
-COMMANDS = {
-    "Look": ("inspect",),
-    "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
-    "Prune heads (1905.10650)": ("score-heads", "prune-heads", "compare-heads"),
-    "Share FFNs and attention (2309.01826)": ("share-ffn", "share-attention"),
-    "Prune depth and width": ("prune-layers", "prune-ffn"),
-    "Shrink embeddings (1911.12385)": ("factorize-embeddings", "trim-vocabulary"),
-    "Recover": ("finetune",),
-    "Measure": ("evaluate", "bench-latency", "compare-models"),
-    "Repeat": ("run", "report"),
-}
-"""Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
 
 INTERRUPTED = "Interrupted: no output is half-written."
 KILLED = "Ended by SIGTERM: no output is half-written."

@@ -1,4 +1,4 @@
-"""What each command accepts, read from its function, so that recipes are checked before they run."""
+"""The commands, and what each accepts, read from its function: help and recipes go by it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,25 @@ from prunecli.tensors.hub.names import checkpoint_path
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Parameter
 
+COMMANDS = {
+    "Look": ("inspect",),
+    "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
+    "Prune heads (1905.10650)": ("score-heads", "prune-heads", "compare-heads"),
+    "Share FFNs and attention (2309.01826)": ("share-ffn", "share-attention"),
+    "Prune depth and width": ("prune-layers", "prune-ffn"),
+    "Shrink embeddings (1911.12385)": ("factorize-embeddings", "trim-vocabulary"),
+    "Recover": ("finetune",),
+    "Measure": ("evaluate", "bench-latency", "compare-models"),
+    "Repeat": ("run", "report"),
+}
+"""Help panel -> commands; the file of `collect-gates` is `commands/collect_gates.py`, as is its function."""
+
 OUTPUT_OPTIONS = ("output", "plot", "hypotheses", "table")
 """Options whose value is a path that the command writes."""
 
 
 def signatures() -> dict[str, dict[str, Parameter]]:
     """Command -> its parameters, for every command that a recipe can name."""
-    from prunecli.commands.app import COMMANDS
-
     functions = {
         name: name.replace("-", "_") for names in COMMANDS.values() for name in names if name != "run"
     }
