@@ -1,4 +1,4 @@
-"""Correlation maps of embedding dimensions (1911.12385, appendix B, Figures 4 and 7).
+"""Correlation maps of embedding dimensions (1911.12385, appendix B, Figures 4 and 7 to 11).
 
 M = E^T E, normalised between 0 and 1: the identity where all dimensions are independent. The paper does not say how it
 normalises; here |M_ij| is divided by sqrt(M_ii M_jj), the absolute cosine of the two columns. Columns are not centred.
@@ -48,3 +48,18 @@ def mean_correlation(found: NDArray[np.float64]) -> float:
     """Mean of a map beside its diagonal: 0 where all dimensions are independent, 1 where all are the same."""
     size = len(found)
     return float((found.sum() - found.trace()) / (size * (size - 1))) if size > 1 else 0.0
+
+
+def group_correlations(found: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
+    """Mean correlation of the dimensions of each two groups of a layer (Figure 11), of its map [k, k]: [groups, groups].
+
+    On the diagonal that of a group's dimensions with each other, without themselves. Groups are equal parts, in order.
+    """
+    width = len(found) // groups
+    blocks = found.reshape(groups, width, groups, width).mean(axis=(1, 3))
+    own = [
+        mean_correlation(found[start : start + width, start : start + width])
+        for start in range(0, len(found), width)
+    ]
+    np.fill_diagonal(blocks, own)
+    return np.asarray(blocks, np.float64)

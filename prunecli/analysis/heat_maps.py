@@ -208,29 +208,33 @@ def similarity_figure(comparison: Comparison, names: Sequence[str]) -> Figure:
     return figure
 
 
-def correlation_figure(maps: Mapping[str, NDArray[np.float64]], title: str) -> Figure:
-    """Correlation maps of embedding tables side by side (1911.12385, Figures 4 and 7), all from 0 to 1.
+def correlation_figure(rows: Sequence[Mapping[str, NDArray[np.float64]]], title: str) -> Figure:
+    """Correlation maps in rows (1911.12385, Figures 4 and 7 to 11), all from 0 to 1.
 
     Args:
-        maps: name -> map [m, m]; the name and the mean beside the diagonal stand above each panel.
+        rows: name -> map [size, size] for each row; the name stands above each panel, with the mean beside the diagonal.
         title: above the panels.
 
     Raises:
         PruneError: matplotlib is not installed, there is no map, or one is not square.
     """
-    if not maps:
+    rows = [maps for maps in rows if maps]
+    if not rows:
         raise PruneError("There is nothing to draw: no correlation map was given.")
-    for name, values in maps.items():
+    for name, values in (item for maps in rows for item in maps.items()):
         if values.ndim != 2 or values.shape[0] != values.shape[1] or not values.size:
             raise PruneError(
                 f"The correlation map of {name} has the shape {list(values.shape)}: it is not square."
             )
-    figure, (panels,) = new_figure(1 + 4 * len(maps), 4.8, columns=len(maps), title=title)
-    for axes, (name, values) in zip(panels, maps.items(), strict=True):
-        image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", interpolation="antialiased")
-        axes.set_title(f"{name}\nmean beside the diagonal {mean_correlation(values):.3f}", fontsize=10)
-        axes.set_xlabel("dimension")
-        axes.tick_params(labelsize=8)
-    panels[0].set_ylabel("dimension")
-    figure.colorbar(image, ax=panels, shrink=0.8)
+    columns = max(map(len, rows))
+    size = 4 if columns <= 4 else 3
+    figure, grid = new_figure(1 + size * columns, (size + 0.8) * len(rows), len(rows), columns, title)
+    for maps, row_axes in zip(rows, grid, strict=True):
+        for unused in row_axes[len(maps) :]:
+            unused.set_visible(False)
+        for axes, (name, values) in zip(row_axes, maps.items(), strict=False):
+            image = axes.imshow(values, vmin=0, vmax=1, cmap="viridis", interpolation="antialiased")
+            axes.set_title(f"{name}\nmean beside the diagonal {mean_correlation(values):.3f}", fontsize=10)
+            axes.tick_params(labelsize=8)
+    figure.colorbar(image, ax=[axes for row_axes in grid for axes in row_axes], shrink=0.8)
     return figure

@@ -1,8 +1,9 @@
-"""Correlation maps of an embedding table, its projective embedding and its unit side by side."""
+"""Correlation maps of an embedding table, its projective embedding, its unit, and the unit's layers and groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.plan import EmbeddingPlan
     from prunecli.methods.embeddings.table import Table
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.define import UnitShape
+    from prunecli.modules.define import DefineEmbedding
     from prunecli.progress import Progress
+
+CHUNK_ROWS = 4096
+"""Rows of the table that go through the unit at a time."""
 
 
 def require_unit(plan: EmbeddingPlan) -> None:
@@ -34,8 +40,11 @@ def require_unit(plan: EmbeddingPlan) -> None:
 def draw(
     checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
 ) -> None:
-    """Write the PNG: the original table, the best projective embedding of the same n, the unit."""
-    from prunecli.analysis.correlation import correlation_map
+    """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; their groups.
+
+    What a layer gives is taken after its GELU.
+    """
+    from prunecli.analysis.correlation import correlation_map, group_correlations
     from prunecli.analysis.heat_maps import correlation_figure
     from prunecli.analysis.plots import save_figure
     from prunecli.methods.embeddings.source import checkpoint_table
@@ -50,7 +59,24 @@ def draw(
         maps["projective"] = correlation_map(_projective_rows(table, unit.shape.map_dim, progress))
     maps[kind] = correlation_map(rows.numpy() for rows in unit.expanded())
     title = f"{origin(checkpoint.path)['path']}, n = {unit.shape.map_dim}"
-    save_figure(correlation_figure(maps, title), path)
+    layers, groups = {}, {}
+    for number, name in enumerate(_stage_names(unit.shape)):
+        layers[name] = correlation_map(_stage(unit, number))
+        count = unit.shape.groups[number - 1] if 0 < number <= len(unit.shape.groups) else 1
+        if count > 1:
+            groups[f"{count} groups of {name}"] = group_correlations(layers[name], count)
+    save_figure(correlation_figure([maps, layers, groups], title), path)
+
+
+def _stage_names(shape: UnitShape) -> list[str]:
+    expansions = [f"expansion layer {number}" for number in range(1, len(shape.layers) + 1)]
+    return ["map layer", *expansions, *(["reduction"] if shape.reduction else [])]
+
+
+def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:
+    """What a stage of the unit makes of every token [rows, width]."""
+    for mapped in unit.map.weight.detach().split(CHUNK_ROWS):
+        yield next(islice(unit.stages(mapped), number, None)).detach().numpy()
 
 
 def _projective_rows(table: Table, map_dim: int, progress: Progress) -> Iterator[NDArray[np.floating]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.analysis.correlation import correlation_map, mean_correlation
+from prunecli.analysis.correlation import correlation_map, group_correlations, mean_correlation
 from prunecli.errors import CheckpointError
 
 
@@ -56,3 +56,17 @@ def test_dimensions_without_values_are_independent() -> None:
 def test_tables_that_cannot_be_are_refused(chunks: list, message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         correlation_map(chunks)
+
+
+def test_groups_are_means_of_their_dimensions() -> None:
+    found = correlation_map([np.random.default_rng(1).standard_normal((20, 6))])
+    groups = group_correlations(found, 3)
+    for first in range(3):
+        for second in range(3):
+            pairs = [
+                found[i, j]
+                for i in (2 * first, 2 * first + 1)
+                for j in (2 * second, 2 * second + 1)
+                if i != j
+            ]
+            assert groups[first, second] == pytest.approx(sum(pairs) / len(pairs))

@@ -158,7 +158,7 @@ def test_of_many_components_only_some_are_named():
 
 def test_correlations_are_drawn_from_0_to_1_under_their_mean():
     maps = {"original": np.eye(3), "DeFINE": np.full((2, 2), 0.25)}
-    figure = correlation_figure(maps, "Correlation of the dimensions")
+    figure = correlation_figure([maps], "Correlation of the dimensions")
     first, second, _ = figure.axes
     np.testing.assert_array_equal(cells(first), np.eye(3))
     assert first.get_title() == "original\nmean beside the diagonal 0.000"
@@ -167,9 +167,17 @@ def test_correlations_are_drawn_from_0_to_1_under_their_mean():
     assert figure.get_suptitle() == "Correlation of the dimensions"
 
 
+def test_rows_of_correlations_lie_below_each_other():
+    rows = [{"unit": np.eye(3)}, {"map layer": np.eye(2), "expansion layer 1": np.ones((4, 4))}, {}]
+    figure = correlation_figure(rows, "")
+    shown = [axes for axes in figure.axes[:4] if axes.get_visible()]
+    assert [axes.get_title().splitlines()[0] for axes in shown] == ["unit", "map layer", "expansion layer 1"]
+    assert [len(cells(axes)) for axes in shown] == [3, 2, 4]
+
+
 def test_a_map_that_is_not_square_is_refused():
     with pytest.raises(PruneError, match=r"of DeFINE has the shape \[2, 3\]"):
-        correlation_figure({"DeFINE": np.ones((2, 3))}, "")
+        correlation_figure([{"DeFINE": np.ones((2, 3))}], "")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +185,7 @@ def test_a_map_that_is_not_square_is_refused():
     [
         lambda: head_figure({"encoder.1": []}, LAYERS, "Heads"),
         lambda: similarity_figure(comparison(()), ["A"]),
-        lambda: correlation_figure({}, ""),
+        lambda: correlation_figure([{}], ""),
     ],
 )
 def test_nothing_to_draw_is_said(draw):

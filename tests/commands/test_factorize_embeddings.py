@@ -199,9 +199,11 @@ def test_a_cached_input_is_stock(model: Path) -> None:
     assert "Written: factorised-embeddings (stock layout)" in result.out
 
 
-@pytest.mark.parametrize("kind", ["define", "projective"])
-def test_draws_correlations(model: Path, folder: Path, kind: str) -> None:
-    result = run(model, *SMALL, "--kind", kind, "--plot", "maps.png")
+@pytest.mark.parametrize("options", [("--kind", "define"), ("--kind", "projective"), ("--no-reduction",)])
+def test_draws_correlations(model: Path, folder: Path, options: tuple[str, ...]) -> None:
+    """Of the tables, of the layers, and of the groups of a layer."""
+    small = (*SMALL[:2], *SMALL[4:]) if options == ("--no-reduction",) else SMALL
+    result = run(model, *small, *options, "--plot", "maps.png")
     assert result.status == 0, result.err
     pixels(folder / "maps.png")
 

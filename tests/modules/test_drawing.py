@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,16 @@ def test_factorised_embeddings_give_rows_as_long_as_those_of_a_table(case: str, 
     for output in outputs:
         rows = (output.weight @ output.project.weight).detach()
         assert float(rows.std()) == pytest.approx(float(output.weight.detach().std()), rel=0.3)
+
+
+def test_a_unit_without_a_reduction_gives_rows_as_long_too(tmp_path: Path) -> None:
+    source = tiny(tmp_path / "model", "llama")
+    factorising = partial(decided, shared_blocks=True, reduction=False, expand_dim=None)
+    model, _ = drawn(source, factorising, tmp_path)
+    expected, size = stock_spread(source)["model.embed_tokens.weight"]
+    unit = next(module for module in model.modules() if isinstance(module, DefineEmbedding))
+    assert unit.reduce is None
+    assert alike(float(unit.rows(0, unit.num_embeddings).std()), expected, size, size // 4)
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:
