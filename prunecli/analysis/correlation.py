@@ -51,15 +51,12 @@ def mean_correlation(found: NDArray[np.float64]) -> float:
 
 
 def group_correlations(found: NDArray[np.float64], groups: int) -> NDArray[np.float64]:
-    """Mean correlation of the dimensions of each two groups of a layer (Figure 11), of its map [k, k]: [groups, groups].
+    """Mean correlation of each two groups of a layer (Figure 11), of its map [k, k]: [groups, groups].
 
     On the diagonal that of a group's dimensions with each other, without themselves. Groups are equal parts, in order.
     """
     width = len(found) // groups
     blocks = found.reshape(groups, width, groups, width).mean(axis=(1, 3))
-    own = [
-        mean_correlation(found[start : start + width, start : start + width])
-        for start in range(0, len(found), width)
-    ]
-    np.fill_diagonal(blocks, own)
+    parts = [slice(start, start + width) for start in range(0, len(found), width)]
+    np.fill_diagonal(blocks, [mean_correlation(found[part, part]) for part in parts])
     return np.asarray(blocks, np.float64)

@@ -212,7 +212,7 @@ def correlation_figure(rows: Sequence[Mapping[str, NDArray[np.float64]]], title:
     """Correlation maps in rows (1911.12385, Figures 4 and 7 to 11), all from 0 to 1.
 
     Args:
-        rows: name -> map [size, size] for each row; the name stands above each panel, with the mean beside the diagonal.
+        rows: name -> map [size, size] for each row; above each panel its name and the mean beside the diagonal.
         title: above the panels.
 
     Raises:

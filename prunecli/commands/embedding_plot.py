@@ -40,7 +40,7 @@ def require_unit(plan: EmbeddingPlan) -> None:
 def draw(
     checkpoint: Checkpoint, plan: EmbeddingPlan, factors: Factors, path: Path, progress: Progress
 ) -> None:
-    """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; their groups.
+    """Write the PNG: the original table, the best projective embedding of the same n, the unit; its layers; groups.
 
     What a layer gives is taken after its GELU.
     """

@@ -141,7 +141,7 @@ def factorize_embeddings(
         typer.Option(
             "--plot",
             metavar="FILE.png",
-            help="Draw the correlations of the embedding's dimensions, layer by layer and group by group (Figures 7 to 11).",
+            help="Draw the correlations of the embedding's dimensions, by layers and groups too (Figures 7 to 11).",
             show_default=False,
         ),
     ] = None,
