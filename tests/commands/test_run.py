@@ -89,6 +89,7 @@ def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
         (tmp_path / name).mkdir()
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / name).write_text("0\ta\n")
+    (tmp_path / "recipes").symlink_to(path.parent)  # configs that lie beside them
     assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
 
 
