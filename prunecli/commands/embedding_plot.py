@@ -75,7 +75,8 @@ def _stage_names(shape: UnitShape) -> list[str]:
 
 def _stage(unit: DefineEmbedding, number: int) -> Iterator[NDArray[np.floating]]:
     """What a stage of the unit makes of every token [rows, width]."""
-    for mapped in unit.map.weight.detach().split(CHUNK_ROWS):
+    for start in range(0, unit.num_embeddings, CHUNK_ROWS):
+        mapped = unit.map.weight.detach()[start : start + CHUNK_ROWS]
         yield next(islice(unit.stages(mapped), number, None)).detach().numpy()
 
 
