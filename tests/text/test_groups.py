@@ -15,7 +15,7 @@ CLASSES = {"wol_Latn": "low", "eng_Latn": "very high"}
     [
         ("classes.tsv", b"wol_Latn\tlow\r\n\neng_Latn\tvery high\n"),
         ("classes.txt", b"\xef\xbb\xbfwol_Latn\tlow\n eng_Latn \t very high \nwol_Latn\tlow"),
-        ("classes.tsv.gz", gzip.compress(b"wol_Latn\tlow\neng_Latn\tvery high\n")),
+        ("classes.tsv.gz", gzip.compress(b"wol_Latn\tlow\neng_Latn\tvery high\n", mtime=0)),
         ("classes.JSON", b'{"wol_Latn": "low", "eng_Latn": "very high"}'),
     ],
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 DEFAULT_RATIO = 0.25
-"""What ShortGPT removes of its models (2403.03853, Table 2), rounded."""
+"""About what ShortGPT removes (2403.03853)."""
 
 Metric = Literal["cosine", "cka", "perplexity", "random", "last"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
