@@ -28,7 +28,7 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.rewriting import How
-from prunecli.errors import UsageError
+from prunecli.errors import MemoryShortError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -244,7 +244,11 @@ def _activations(
     with TemporaryDirectory(prefix="prunecli-") as folder:
         apply(checkpoint, rewrite, Path(folder) / "merged", progress=progress)
         with open_model(Path(folder) / "merged") as merged:
-            return measure_activations(merged, data, running, progress, console.note)
+            try:
+                return measure_activations(merged, data, running, progress, console.note)
+            except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
+                error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
+                raise
 
 
 def _width(text: str | None) -> int | Literal["match"] | None:

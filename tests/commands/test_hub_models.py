@@ -18,9 +18,12 @@ from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.run import run
 from prunecli.commands.score_heads import score_heads
+from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.commands.signatures import signatures
 from prunecli.commands.trim_vocabulary import trim_vocabulary
@@ -42,6 +45,9 @@ COMMANDS = {
     "prune-experts": (prune_experts, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
     "prune-heads": (prune_heads, ("--metric", "random", "--ratio", "0.5", "-o", "out")),
     "share-ffn": (share_ffn, ("--config", "SharedEnc", "--dense-only", "-o", "out")),
+    "share-attention": (share_attention, ("--config", "SharedEnc", "-o", "out")),
+    "prune-layers": (prune_layers, ("--metric", "last", "--count", "1", "-o", "out")),
+    "prune-ffn": (prune_ffn, ("--ratio", "0.5", "--dense-only", "-o", "out")),
     "trim-vocabulary": (trim_vocabulary, (*TEXT, "-o", "out")),
     "factorize-embeddings": (factorize_embeddings, ("--map-dim", "8", "--epochs", "1", "-o", "out")),
     "evaluate": (evaluate, (*TEXT, *CPU, "--beam", "1", "--max-new-tokens", "2", "--bootstrap", "0")),
