@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -148,6 +148,7 @@ class Layerwise:
         self._checkpoint, self._resources, self._snapshots = checkpoint, resources, snapshots
         self._report = report or RunReport()
         self._on_cpu, self._filled = resources.device.type == "cpu", False
+        self._room: Room | None = None
         # Before any weight is read; on a GPU the process does not count.
         self._process_bytes = resident_now() if self._on_cpu else 0
 
@@ -155,13 +156,20 @@ class Layerwise:
         """How often passes go through a layer, so many of them through each stack."""
         return sum(passes.get(stage.side, 0) for stage in self.skeleton.stages)
 
-    @cached_property
+    @property
     def room(self) -> Room:
-        """The least of what the processes find.
+        """The least of what the processes find, asked for once.
 
         Raises:
             OutputError: no such spill directory.
         """
+        if (
+            self._room is None
+        ):  # not a cached_property: before Python 3.12 its lock is held while others are waited for
+            self._room = self._common_room()
+        return self._room
+
+    def _common_room(self) -> Room:
         with self.process_group.in_step():
             mine = (
                 self._process_bytes,
