@@ -20,6 +20,7 @@ from prunecli.commands.options import (
     LabelledOption,
     PairsOption,
     QuietOption,
+    SplitOption,
     TableOption,
     TaskOption,
     TextFilesOption,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 def bench_latency(
     checkpoints: CheckpointsArgument = None,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "test",
+    split: SplitOption = "test",
     pairs: PairsOption = None,
     task: TaskOption = None,
     text: TextFilesOption = None,

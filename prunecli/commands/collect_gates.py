@@ -25,6 +25,7 @@ from prunecli.commands.options import (
     PairsOption,
     QuietOption,
     SourceFileOption,
+    SplitOption,
     TargetFileOption,
 )
 
@@ -40,7 +41,7 @@ Mode = Literal["forced", "beam"]
 def collect_gates(
     checkpoint: CheckpointArgument = None,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    split: SplitOption = "val",
     source_file: SourceFileOption = None,
     target_file: TargetFileOption = None,
     langs: LangsOption = None,

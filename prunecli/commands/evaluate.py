@@ -26,6 +26,7 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     SourceFileOption,
+    SplitOption,
     TableOption,
     TargetFileOption,
     TaskOption,
@@ -43,7 +44,7 @@ PAIRS_SHOWN = 12
 def evaluate(
     checkpoints: CheckpointsArgument = None,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "test",
+    split: SplitOption = "test",
     source_file: SourceFileOption = None,
     target_file: TargetFileOption = None,
     langs: LangsOption = None,

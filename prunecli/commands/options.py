@@ -124,6 +124,22 @@ TrainingTaskOption = Annotated[
 BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
 ]
+SplitOption = Annotated[str, typer.Option("--split", help="Split of the text.")]
+DenseOnlyOption = Annotated[
+    bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
+]
+SideName = Literal["encoder", "decoder"]
+TreatmentName = Literal["share", "keep", "drop"]
+OrderName = Literal["sequence", "cycle", "cycle-reverse"]
+OrderOption = Annotated[
+    OrderName | None,
+    typer.Option(
+        "--order",
+        help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
+        "sequence.",
+        show_default=False,
+    ),
+]
 MaxSentencesOption = Annotated[
     int | None,
     typer.Option("--max-sentences", min=1, help="Use only the first N sentences.", metavar="N"),

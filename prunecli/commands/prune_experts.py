@@ -208,7 +208,7 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
     if plan.warning is not None:
         console.warn(plan.warning)
     if options.experts is None and options.metric != RANDOM and not options.sources + options.targets:
-        files = ", ".join(map(str, options.gates)) if isinstance(options.gates, tuple) else "the statistics"
+        files = ", ".join(map(str, options.files))
         how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
     shown = how.apply(checkpoint, rewrite_experts(checkpoint, plan))
     how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))

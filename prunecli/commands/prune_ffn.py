@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +14,7 @@ from prunecli.commands.options import (
     CheckpointArgument,
     ConfigOnlyOption,
     DataOption,
+    DenseOnlyOption,
     DeviceOption,
     DryRunOption,
     DtypeOption,
@@ -25,6 +25,8 @@ from prunecli.commands.options import (
     PairsOption,
     QuietOption,
     SeedOption,
+    SideName,
+    SplitOption,
     TextFilesOption,
     removed_share,
 )
@@ -39,20 +41,7 @@ if TYPE_CHECKING:
     from prunecli.text.choice import TextChoice
 
 
-class ScoreName(str, Enum):
-    """Values of --score."""
-
-    activation = "activation"
-    activation_norm = "activation-norm"
-    norms = "norms"
-    random = "random"
-
-
-class SideName(str, Enum):
-    """Values of --side."""
-
-    encoder = "encoder"
-    decoder = "decoder"
+ScoreName = Literal["activation", "activation-norm", "norms", "random"]
 
 
 def prune_ffn(
@@ -104,16 +93,14 @@ def prune_ffn(
         typer.Option("--round-to", min=1, metavar="N", help="Widths become multiples of it, the next lower."),
     ] = 1,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    split: SplitOption = "val",
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
     max_sentences: MaxSentencesOption = None,
     batch_tokens: BatchTokensOption = 4096,
     device: DeviceOption = "auto",
-    dense_only: Annotated[
-        bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
-    ] = False,
+    dense_only: DenseOnlyOption = False,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
     output: Annotated[
@@ -143,14 +130,14 @@ def prune_ffn(
         max_sentences=max_sentences,
         demo=demo.DATA,
     )
-    named = next((name for name, is_given in choice.given.items() if is_given), None)
-    default = ScoreName.norms if named is None else ScoreName.activation_norm
+    named = choice.first_given
+    default: ScoreName = "norms" if named is None else "activation-norm"
     options = NarrowOptions(
         ratio=ratio,
         width=width,
-        side=None if side is None else side.value,
+        side=side,
         per_layer=per_layer,
-        score=(score or default).value,
+        score=score or default,
         round_to=round_to,
         dense_only=dense_only or checkpoint is None,
         dtype=dtype,

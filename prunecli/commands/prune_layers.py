@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +24,8 @@ from prunecli.commands.options import (
     PairsOption,
     QuietOption,
     SeedOption,
+    SideName,
+    SplitOption,
     TextFilesOption,
     removed_share,
 )
@@ -39,21 +40,7 @@ if TYPE_CHECKING:
     from prunecli.text.choice import TextChoice
 
 
-class MetricName(str, Enum):
-    """Values of --metric."""
-
-    cosine = "cosine"
-    cka = "cka"
-    perplexity = "perplexity"
-    random = "random"
-    last = "last"
-
-
-class SideName(str, Enum):
-    """Values of --side."""
-
-    encoder = "encoder"
-    decoder = "decoder"
+MetricName = Literal["cosine", "cka", "perplexity", "random", "last"]
 
 
 def prune_layers(
@@ -127,7 +114,7 @@ def prune_layers(
         ),
     ] = False,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    split: SplitOption = "val",
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
@@ -161,8 +148,8 @@ def prune_layers(
         decoder=decoder,
         layers=layers,
         keep=keep,
-        side=None if side is None else side.value,
-        metric=None if metric is None else metric.value,
+        side=side,
+        metric=metric,
         contiguous=contiguous,
         dtype=dtype,
         seed=seed,
@@ -177,7 +164,7 @@ def prune_layers(
         demo=demo.DATA,
     )
     refuse_contradictions(options)
-    named = next((name for name, is_given in choice.given.items() if is_given), None)
+    named = choice.first_given
     if not options.needs_text and named is not None:
         raise UsageError(f"{named}: nothing here looks at text.", "Leave it out, or rank by --metric cosine.")
     how = How(None if dry_run else output, force, quiet, json, not config_only)

@@ -26,6 +26,7 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     SourceFileOption,
+    SplitOption,
     TableOption,
     TargetFileOption,
     TaskOption,
@@ -45,7 +46,7 @@ MetricChoice = Literal["chrf++", "bleu", "loss", "accuracy"]
 def score_heads(
     checkpoint: CheckpointArgument = None,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    split: SplitOption = "val",
     source_file: SourceFileOption = None,
     target_file: TargetFileOption = None,
     langs: LangsOption = None,

@@ -16,7 +16,9 @@ from prunecli.commands.options import (
     DtypeOption,
     ForceOption,
     JsonOption,
+    OrderOption,
     QuietOption,
+    TreatmentName,
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
@@ -26,11 +28,7 @@ if TYPE_CHECKING:
     from prunecli.methods.attention.arrange import AttentionPlan
     from prunecli.results.rewriting import AttentionSharing
 
-TreatmentName = Literal["share", "keep", "drop"]
-
 InitName = Literal["mean", "first", "last"]
-
-OrderName = Literal["sequence", "cycle", "cycle-reverse"]
 
 INITS = {"mean": "mean of {}", "first": "the first of {}", "last": "the last of {}"}
 
@@ -83,15 +81,7 @@ def share_attention(
             show_default=False,
         ),
     ] = None,
-    order: Annotated[
-        OrderName | None,
-        typer.Option(
-            "--order",
-            help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
-            "sequence.",
-            show_default=False,
-        ),
-    ] = None,
+    order: OrderOption = None,
     dtype: DtypeOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
         "shared-attention"

@@ -15,6 +15,7 @@ from prunecli.commands.options import (
     CheckpointArgument,
     ConfigOnlyOption,
     DataOption,
+    DenseOnlyOption,
     DeviceOption,
     DryRunOption,
     DtypeOption,
@@ -22,10 +23,13 @@ from prunecli.commands.options import (
     JsonOption,
     LangsOption,
     MaxSentencesOption,
+    OrderOption,
     PairsOption,
     QuietOption,
     SeedOption,
+    SplitOption,
     TextFilesOption,
+    TreatmentName,
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import MemoryShortError, UsageError
@@ -41,11 +45,7 @@ if TYPE_CHECKING:
     from prunecli.progress import Progress
     from prunecli.text.choice import Dataset, TextChoice
 
-TreatmentName = Literal["share", "keep", "drop"]
-
 InitName = Literal["mean", "first", "last", "concat"]
-
-OrderName = Literal["sequence", "cycle", "cycle-reverse"]
 
 KeepName = Literal["norms", "activations"]
 
@@ -108,15 +108,7 @@ def share_ffn(
             show_default=False,
         ),
     ] = None,
-    order: Annotated[
-        OrderName | None,
-        typer.Option(
-            "--order",
-            help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "
-            "sequence.",
-            show_default=False,
-        ),
-    ] = None,
+    order: OrderOption = None,
     keep_units: Annotated[
         KeepName | None,
         typer.Option(
@@ -127,16 +119,14 @@ def share_ffn(
         ),
     ] = None,
     data: DataOption = None,
-    split: Annotated[str, typer.Option("--split", help="Split of the text.")] = "val",
+    split: SplitOption = "val",
     langs: LangsOption = None,
     pairs: PairsOption = None,
     text: TextFilesOption = None,
     max_sentences: MaxSentencesOption = None,
     batch_tokens: BatchTokensOption = 4096,
     device: DeviceOption = "auto",
-    dense_only: Annotated[
-        bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
-    ] = False,
+    dense_only: DenseOnlyOption = False,
     dtype: DtypeOption = None,
     seed: SeedOption = 0,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="The new checkpoint.")] = Path(
@@ -180,7 +170,7 @@ def share_ffn(
         max_sentences=max_sentences,
         demo=demo.DATA,
     )
-    named = next((name for name, is_given in choice.given.items() if is_given), None)
+    named = choice.first_given
     if keep_units != "activations" and named is not None:
         raise UsageError(
             f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from enum import Enum
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
@@ -143,6 +142,4 @@ def _refusal(parser: Callable[[str], Any], text: str) -> str | None:
 def _choices(value_type: Any) -> list[str]:
     if get_origin(value_type) is Literal:
         return [str(choice) for choice in get_args(value_type)]
-    if isinstance(value_type, type) and issubclass(value_type, Enum):
-        return [str(choice.value) for choice in value_type]
     return []

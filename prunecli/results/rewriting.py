@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -60,8 +61,9 @@ class Rewriting(Document):
         ]
         return {"sizes": sizes, **self._own_tables()}
 
+    @abstractmethod
     def _own_tables(self) -> Tables:
-        raise NotImplementedError
+        """The tables of this format alone."""
 
 
 class ExpertFit(Record):

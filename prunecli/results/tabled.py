@@ -6,6 +6,7 @@ imported only when it is called.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -24,7 +25,7 @@ Tables: TypeAlias = dict[str, list[Row]]
 """Table's name -> its rows; a row lacks the columns that do not concern it."""
 
 
-class Tabled:
+class Tabled(ABC):
     """A result file: read, checked, written, and given as tables.
 
     Attributes:
@@ -34,20 +35,21 @@ class Tabled:
     FORMAT: ClassVar[str]
 
     @classmethod
+    @abstractmethod
     def from_json(cls, payload: Any, path: Path) -> Self:
         """The result in a file of this format; `path` is for messages.
 
         Raises:
             DataError, StatisticsError: a field that is missing, misshapen, or not of its kind.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """The file's fields, in the order in which they are written."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tables(self) -> Tables:
-        raise NotImplementedError
+        """Name -> rows of each table."""
 
     def tables(self) -> Tables:
         """Name -> rows of each table of the file; those without rows are left out.

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
 
+from prunecli.errors import DataError
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
 from prunecli.running.examples import Batch, Examples
@@ -87,6 +89,45 @@ def run_forward(
                     reduce=partial(_reduced, group, reduce),
                     finish=partial(_finished, group, finish, advance),
                 )
+
+
+class BatchObserver(Observer, Protocol):
+    """An observer that has to know which batch comes."""
+
+    def begin(self, batch: Batch, device: torch.device) -> None:
+        """The pass of `batch` is next."""
+
+
+def observe_batches(
+    runner: Runner,
+    observer: BatchObserver,
+    batches: Sequence[Batch],
+    what: str,
+    progress: Progress = silent,
+) -> None:
+    """Run the model without its head on all of `batches` while `observer` watches.
+
+    Args:
+        what: is measured, for the line of the progress and for messages.
+
+    Raises:
+        DataError: no batch.
+        UsageError, CheckpointError, OutputError: as `runner` does.
+    """
+    if not batches:
+        raise DataError(f"no text to measure {what} on", "Give text with at least one line.")
+    headless = runner.model.base_model
+    total = sum(len(batch.indices) for batch in batches)
+
+    def forward(batch: Batch) -> None:
+        observer.begin(batch, runner.device)
+        headless(**batch.arguments(headless))
+
+    def finish(batch: Batch, _output: None) -> int:
+        return len(batch.indices)
+
+    with observer.watching(runner.model):
+        run_forward(runner, batches, forward, finish, (f"measuring {what}", total, "examples"), progress)
 
 
 def _reduced(group: Group[Batch], reduce: Callable[[Batch, Any], None], seen: list[Any]) -> None:

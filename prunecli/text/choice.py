@@ -128,6 +128,11 @@ class TextChoice:
         }
         return {name: value is not None for name, value in values.items()}
 
+    @property
+    def first_given(self) -> str | None:
+        """The first option that names text and was given."""
+        return next((name for name, is_given in self.given.items() if is_given), None)
+
     def check(
         self,
         task: TrainingTask,

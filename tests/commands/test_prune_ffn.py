@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -40,8 +41,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert tuple(name.value for name in ScoreName) == UNIT_SCORES
-    assert [name.value for name in SideName] == ["encoder", "decoder"]
+    assert get_args(ScoreName) == UNIT_SCORES
+    assert list(get_args(SideName)) == ["encoder", "decoder"]
 
 
 def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:

@@ -7,9 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import pytest
 import typer
@@ -32,18 +31,14 @@ steps:
 """
 
 
-class Color(str, Enum):
-    """Values of an option."""
-
-    red = "red"
-    dark_red = "dark-red"
+Color = Literal["red", "dark-red"]
 
 
 def example(
     first: Annotated[Path | None, typer.Argument()] = None,
     files: Annotated[list[Path] | None, typer.Option("--files")] = None,
     number: Annotated[int, typer.Option("--number", "-n", min=1, max=9)] = 1,
-    color: Annotated[Color, typer.Option("--color")] = Color.red,
+    color: Annotated[Color, typer.Option("--color")] = "red",
     memory: Annotated[bool, typer.Option("--memory/--no-memory")] = True,
     output: Annotated[Path, typer.Option("-o", "--output")] = Path("a"),
     plain_name: Annotated[str, typer.Option()] = "",

@@ -9,7 +9,8 @@ from typing import get_args
 
 import pytest
 
-from prunecli.commands.share_attention import InitName, OrderName, TreatmentName, share_attention
+from prunecli.commands.options import OrderName, TreatmentName
+from prunecli.commands.share_attention import InitName, share_attention
 from prunecli.methods.attention.arrange import INITS
 from prunecli.methods.attention.plan import NAMES
 from prunecli.methods.heads.plan import HeadPlan

@@ -9,8 +9,9 @@ from typing import Any, get_args
 
 import pytest
 
+from prunecli.commands.options import OrderName, TreatmentName
 from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.share_ffn import InitName, KeepName, OrderName, TreatmentName, share_ffn
+from prunecli.commands.share_ffn import InitName, KeepName, share_ffn
 from prunecli.methods.ffn.arrange import INITS
 from prunecli.methods.ffn.plan import KEEP_UNITS
 from prunecli.methods.sharing import NAMES, ORDERS, TREATMENTS

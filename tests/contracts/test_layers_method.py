@@ -24,8 +24,8 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics, GateSums
 from prunecli.results.gates import numbered as numbered_gates
+from prunecli.results.head_matching import numbered as numbered_heads
 from prunecli.results.heads import HeadScores
-from prunecli.results.heads import numbered as numbered_heads
 from tests.contracts.method_contract import (
     Method,
     MethodContract,

@@ -16,14 +16,8 @@ from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.pipeline import apply
-from prunecli.results.heads import (
-    HeadScores,
-    Method,
-    ReportedHeads,
-    check_matches,
-    merge,
-    read_scores,
-)
+from prunecli.results.head_matching import check_matches, merge
+from prunecli.results.heads import HeadScores, Method, ReportedHeads, read_scores
 from prunecli.tensors.documents import write_json
 from tests.tiny import tiny_nllb_moe
 

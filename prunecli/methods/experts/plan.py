@@ -86,6 +86,11 @@ class ExpertOptions:
     seed: int = 0
     load: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of statistics; none where they are given themselves."""
+        return () if isinstance(self.gates, GateStatistics) else self.gates
+
 
 @dataclass(frozen=True)
 class ExpertPlan:
@@ -136,7 +141,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions) -> ExpertPlan:
     )
     reasons = _reasons(options, granularity, balance, mode, selection)
     arguments = _arguments(options, request, granularity, balance, fit)
-    files = () if options.metric == RANDOM or isinstance(options.gates, GateStatistics) else options.gates
+    files = () if options.metric == RANDOM else options.files
     warning = None
     if options.strategy != "global-threshold":  # there the statistics decide how many each layer keeps
         warning = starved(layers, originals, {name: len(ids) for name, ids in selection.kept.items()})
@@ -286,8 +291,7 @@ def _reasons(
         chosen = f"Experts drawn at random (seed {options.seed}){said}; no statistics are read."
     else:
         implied = "" if options.granularity else " (default)"
-        files = () if isinstance(options.gates, GateStatistics) else options.gates
-        where = f", from {', '.join(map(str, files))}" if files else ""
+        where = f", from {', '.join(map(str, options.files))}" if options.files else ""
         chosen = (
             f"Metric {options.metric}{said}, granularity {granularity}{implied}{_languages(options)}{where}."
         )

@@ -12,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from prunecli.errors import DataError, PruneError
+from prunecli.errors import PruneError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
 from prunecli.methods.ffn.rewrite import output_layer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.batches import run_forward
+from prunecli.running.batches import observe_batches
 from prunecli.running.examples import Batch
 from prunecli.running.runner import InMemory, Runner
 from prunecli.text.choice import Dataset
@@ -61,20 +61,8 @@ def unit_activations(
         DataError: no token.
         PruneError: an activation is not finite.
     """
-    if not batches:
-        raise DataError("no text to measure activations on", "Give text with at least one line.")
-    observer, model = UnitObserver(layers), runner.model
-    total = sum(len(batch.indices) for batch in batches)
-
-    def forward(batch: Batch) -> None:
-        observer.begin(batch, runner.device)
-        model.base_model(**batch.arguments(model.base_model))
-
-    def finish(batch: Batch, _output: None) -> int:
-        return len(batch.indices)
-
-    with observer.watching(model):
-        run_forward(runner, batches, forward, finish, ("measuring activations", total, "examples"), progress)
+    observer = UnitObserver(layers)
+    observe_batches(runner, observer, batches, "activations", progress)
     return observer.take()
 
 

@@ -13,7 +13,8 @@ from prunecli.methods.heads.selection import read_selection
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
-from prunecli.results.heads import HeadScores, Method, check_matches, merge, numbered, read_scores
+from prunecli.results.head_matching import check_matches, merge, numbered
+from prunecli.results.heads import HeadScores, Method, read_scores
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -58,6 +59,11 @@ class HeadOptions:
     metric: str = IMPORTANCE
     dtype: str | None = None
     seed: int = 0
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of scores; none where they are given themselves."""
+        return () if isinstance(self.scores, HeadScores) else self.scores
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
     )
     kept = select_heads(layers, importance, request)
     arguments = _arguments(options, request, _removed(layers, kept), scores)
-    files = () if scores is None or isinstance(options.scores, HeadScores) else options.scores
+    files = () if scores is None else options.files
     reasons = _reasons(options, request, scores)
     if uniform is not None:
         each = min(map(len, kept.values()))
@@ -209,8 +215,7 @@ def _reasons(options: HeadOptions, request: Request, scores: HeadScores | None) 
         return (f"Heads of {of}, drawn at random (seed {options.seed}); no scores are read.",)
     default = "" if options.normalize else " (default)"
     normalised = "not normalised" if request.normalize == "none" else f"normalised {request.normalize}"
-    files = () if isinstance(options.scores, HeadScores) else options.scores
-    where = f", from {', '.join(map(str, files))}" if files else ""
+    where = f", from {', '.join(map(str, options.files))}" if options.files else ""
     return (
         f"Heads of {of} by {scores.method} over {scores.examples:,} examples, {normalised}{default}{where}.",
     )

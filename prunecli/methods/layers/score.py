@@ -22,7 +22,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import module_name
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.running.batches import run_forward
+from prunecli.running.batches import observe_batches, run_forward
 from prunecli.running.examples import Batch
 from prunecli.running.losses import require_finite, token_losses
 from prunecli.running.runner import InMemory, Runner
@@ -67,20 +67,8 @@ def state_scores(
         DataError: no token.
         PruneError: a state is not finite.
     """
-    if not batches:
-        raise DataError("no text to measure layers on", "Give text with at least one line.")
-    observer, model = StateObserver(layout, metric), runner.model
-    total = sum(len(batch.indices) for batch in batches)
-
-    def forward(batch: Batch) -> None:
-        observer.begin(batch, runner.device)
-        model.base_model(**batch.arguments(model.base_model))
-
-    def finish(batch: Batch, _output: None) -> int:
-        return len(batch.indices)
-
-    with observer.watching(model):
-        run_forward(runner, batches, forward, finish, ("measuring layers", total, "examples"), progress)
+    observer = StateObserver(layout, metric)
+    observe_batches(runner, observer, batches, "layers", progress)
     return observer.take()
 
 
