@@ -62,7 +62,7 @@ def inspect(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Count a checkpoint's parameters and bytes by part, experts and heads by layer, changed FFNs and embeddings.
+    """Count a checkpoint's parameters and bytes by part, layers, experts and heads, changed FFNs and embeddings.
 
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
     matrix products are measured too, for two seconds or so.
@@ -164,9 +164,10 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.show(console.table("Experts", ("sparse layer", "experts"), experts))
     if inventory.attentions:
         console.show(console.table("Heads", ("attention", "layers", "heads in each"), _heads(inventory)))
-    for side, numbers in opened.structure.layers.items():
-        original = opened.structure.original_layers[side]
-        console.out(f"Layers of the {side}: {ranges(numbers)} of the original {original}")
+    for stack in inventory.stacks:
+        if len(stack.layers) < stack.original_layers:
+            numbers = ranges(stack.layers)
+            console.out(f"Layers of the {stack.side}: {numbers} of the original {stack.original_layers}")
     if changed := describe_attentions(inventory.attentions):
         console.out(f"Attention: {changed}")
     if changed := describe_ffns(inventory.ffns, opened.structure.ffn):

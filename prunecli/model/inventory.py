@@ -1,15 +1,17 @@
-"""What `inspect` counts, from headers alone: parameters and bytes by part, experts per layer, types."""
+"""What `inspect` counts, from headers alone: parameters and bytes by part, layers, experts, types."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
+from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import SparseLayer
 from prunecli.model.names import Surmise, surmise
 
@@ -31,12 +33,28 @@ class Amount:
 
 
 @dataclass(frozen=True)
+class StackLayers:
+    """The layers of one stack.
+
+    Attributes:
+        side: of which stack.
+        layers: original numbers of those that it holds, ascending.
+        original_layers: how many the original stack had.
+    """
+
+    side: Side
+    layers: tuple[int, ...]
+    original_layers: int
+
+
+@dataclass(frozen=True)
 class Inventory:
     """What a checkpoint holds.
 
     Attributes:
         parts: part -> amount, in the order of `PARTS`, those that occur.
         dtypes: safetensors type -> amount, the largest first.
+        stacks: the layers of each; none where the family is not declared.
         layers: the sparse layers, encoder first; none where the family is not declared or has no experts.
         attentions: every attention; none where the family is not declared.
         ffns: every FFN; none where the family is not declared.
@@ -47,6 +65,7 @@ class Inventory:
 
     parts: Mapping[str, Amount]
     dtypes: Mapping[str, Amount]
+    stacks: tuple[StackLayers, ...]
     layers: tuple[SparseLayer, ...]
     attentions: tuple[AttentionLayer, ...]
     ffns: tuple[FfnLayer, ...]
@@ -77,12 +96,25 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     return Inventory(
         parts={part: by_part[part] for part in PARTS if part in by_part},
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
+        stacks=() if layout is None else _stacks(layout),
         layers=layers,
-        attentions=() if checkpoint.architecture is None else checkpoint.layout.attentions,
-        ffns=() if checkpoint.architecture is None else checkpoint.layout.ffns,
+        attentions=() if layout is None else layout.attentions,
+        ffns=() if layout is None else layout.ffns,
         tables=_tables(checkpoint),
         total=sum(by_part.values(), Amount()),
         surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
+    )
+
+
+def _stacks(layout: ModelLayout) -> tuple[StackLayers, ...]:
+    structure, depths = layout.structure, {s.side: layout.sizes.depth(s) for s in layout.family.stacks}
+    return tuple(
+        StackLayers(
+            side,
+            structure.layers.get(side, tuple(range(depth))),
+            structure.original_layers.get(side, depth),
+        )
+        for side, depth in depths.items()
     )
 
 

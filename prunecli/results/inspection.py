@@ -1,4 +1,4 @@
-"""What `inspect --json` prints: parameters by part, experts, heads, FFNs, and what fits."""
+"""What `inspect --json` prints: parameters by part, layers, experts, heads, FFNs, and what fits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from prunecli.architectures.records import Side
 from prunecli.results.document import Count, Document, Record
 from prunecli.results.header import header
 from prunecli.results.tabled import Row, Tables, picked
@@ -23,6 +24,14 @@ class Amount(Record):
     tensors: Count
     parameters: Count
     bytes: Count
+
+
+class Stack(Record):
+    """Layers of one stack: original numbers."""
+
+    side: Side
+    layers: list[Count]
+    original_layers: Count
 
 
 class SparseLayer(Record):
@@ -146,6 +155,7 @@ class Inspection(Document):
     total: Amount
     parts: dict[str, Amount]
     dtypes: dict[str, Amount] = Field(default_factory=dict)
+    stacks: list[Stack] = Field(default_factory=list)
     layers: list[SparseLayer]
     attentions: list[Attention]
     ffns: list[Ffn]
@@ -191,6 +201,7 @@ class Inspection(Document):
                 "total": inventory.total,
                 "parts": inventory.parts,
                 "dtypes": inventory.dtypes,
+                "stacks": inventory.stacks,
                 "layers": inventory.layers,
                 "attentions": attentions,
                 "ffns": ffns,
@@ -203,7 +214,7 @@ class Inspection(Document):
         )
 
     def _tables(self) -> Tables:
-        """`parameters`, `experts`, `heads`, `ffns`, `modules` (of a family that is not supported), `fit`."""
+        """`parameters`, `stacks`, `experts`, `heads`, `ffns`, `modules` (of a family that is not supported), `fit`."""
         modules = {} if self.surmise is None else self.surmise.modules
         return {
             "parameters": [
@@ -213,6 +224,10 @@ class Inspection(Document):
                     "share_of_bytes": amount.bytes / max(1, self.total.bytes),
                 }
                 for part, amount in {**self.parts, "total": self.total}.items()
+            ],
+            "stacks": [
+                {"side": one.side, "layers": len(one.layers), "original_layers": one.original_layers}
+                for one in self.stacks
             ],
             "experts": [
                 {"name": one.name, "experts": len(one.experts), "original_experts": one.original_experts}

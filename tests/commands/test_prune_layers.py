@@ -17,6 +17,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands.calls import Result, call, refused, repeats
 from tests.families import tiny_family
+from tests.results.tables import rows
 
 run = partial(call, prune_layers)
 
@@ -74,6 +75,22 @@ def test_named_layers_go(models: dict[str, Path]) -> None:
 def test_inspect_says_which_layers_are_left(models: dict[str, Path]) -> None:
     done(models["gpt2"], "--layers", "1")
     assert "Layers of the decoder: 0, 2 of the original 3" in call(inspect, "pruned-layers").out
+    payload = json.loads(call(inspect, "pruned-layers", "--json").out)
+    assert payload["stacks"] == [{"side": "decoder", "layers": [0, 2], "original_layers": 3}]
+
+
+def test_inspect_counts_the_layers_of_each_stack(models: dict[str, Path]) -> None:
+    assert "Layers of" not in call(inspect, models["m2m_100"]).out
+    done(models["m2m_100"], "--layers", "encoder:1")
+    payload = json.loads(call(inspect, "pruned-layers", "--json", "--table", "t.csv").out)
+    assert [(one["side"], one["layers"], one["original_layers"]) for one in payload["stacks"]] == [
+        ("encoder", [0, 2], 3),
+        ("decoder", [0, 1], 2),
+    ]
+    assert [(row["side"], row["layers"], row["original_layers"]) for row in rows("t.csv", "stacks")] == [
+        ("encoder", 2, 3),
+        ("decoder", 2, 2),
+    ]
 
 
 def test_kept_layers_stay(models: dict[str, Path]) -> None:
