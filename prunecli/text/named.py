@@ -1,0 +1,55 @@
+"""Files of text that are given with a name, `--text NAME=FILE`: what is measured is told apart by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from prunecli.errors import UsageError
+
+_FORM = "Write --text FILE, or --text NAME=FILE."
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """A file of text.
+
+    Attributes:
+        name: that was given to it; several files may have one and are one text then. None: none was given.
+    """
+
+    path: Path
+    name: str | None = None
+
+
+def parse_text_file(value: str) -> TextFile:
+    """`FILE` or `NAME=FILE`; where a file is called like the whole of it, it is that file.
+
+    What stands before the first `=` is no name where there is a `/` in it.
+
+    Raises:
+        UsageError: an empty name or file, or a name with a comma, which separates names elsewhere.
+    """
+    name, equals, file = value.partition("=")
+    if not equals or "/" in name or Path(value).is_file():
+        return TextFile(Path(value))
+    name = name.strip()
+    if not name or not file:
+        raise UsageError(f"--text {value}: no {'file' if name else 'name'}", _FORM)
+    if "," in name:
+        raise UsageError(f"--text {value}: a comma in the name {name!r}", "Choose a name without one.")
+    return TextFile(Path(file), name)
+
+
+def names_of(files: Sequence[TextFile]) -> tuple[str, ...]:
+    """The name of each file: the one that was given, else the file's own without its endings.
+
+    Two files without names whose own are the same, or one with the name that another was given, have their whole path.
+    """
+    own = [file.path.name.lstrip(".").split(".")[0] or file.path.name for file in files]
+    taken = [one if file.name is None else file.name for one, file in zip(own, files, strict=True)]
+    return tuple(
+        str(file.path) if file.name is None and taken.count(name) > 1 else name
+        for name, file in zip(taken, files, strict=True)
+    )
