@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from prunecli.architectures import OLDER_TYPES
+from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError
 from prunecli.tensors.documents import LONE, has_lone_surrogates, is_finite
 from prunecli.tensors.git_lfs import refuse_pointer
@@ -65,8 +66,18 @@ def find_weights(directory: Path) -> tuple[WeightFile, ...]:
             return _sharded(directory, index)
     raise _elsewhere(directory) or CheckpointError(
         f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
-        "Download or copy the weight files into it.",
+        f"Download or copy the weight files into it{_or_train(directory)}.",
     )
+
+
+def _or_train(directory: Path) -> str:
+    """The other remedy, where a config.json is all that training from random weights needs: the family is declared."""
+    if not (directory / "config.json").is_file():
+        return ""
+    model_type = str(read_config(directory).get("model_type")).removeprefix(REDUCED_PREFIX)
+    if model_type not in FAMILIES:
+        return ""
+    return f", or train it from random ones: prunecli finetune --from-scratch {shlex.quote(str(directory))}"
 
 
 def _elsewhere(directory: Path) -> CheckpointError | None:
