@@ -90,7 +90,7 @@ def compare_languages(
         Path | None,
         typer.Option(
             "--families",
-            help="Colours of the trees in --plot: a language, a tab and its family a line, or .json.",
+            help="Colours of the trees in --plot and the report: a language, a tab and its family a line, or .json.",
             metavar="FILE",
             show_default=False,
         ),

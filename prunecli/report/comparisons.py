@@ -30,7 +30,12 @@ def _languages(name: str, languages: Languages) -> Html:
         f"{languages.strategy}; clusters join by {clustering.linkage} linkage."
     )
     trees = [
-        dendrogram(f"Languages by the {side} experts of their {by}", tree.languages, tree.matrix)
+        dendrogram(
+            f"Languages by the {side} experts of their {by}",
+            tree.languages,
+            tree.matrix,
+            languages.families,
+        )
         for side, by, tree in (
             ("encoder", "source", clustering.encoder),
             ("decoder", "target", clustering.decoder),

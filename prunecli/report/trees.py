@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prunecli.report.drawing import LETTER, figure, path, shortened, text
+from prunecli.report.drawing import LETTER, figure, key, marker, path, sample, shortened, text
 from prunecli.report.markup import Html, element
 
 ROW, LEVEL_GAP = 40.0, 26.0
@@ -87,14 +87,21 @@ def _node(node: Node, name: str, x: float, y: float) -> list[Html]:
     ]
 
 
-def dendrogram(caption: str, languages: Sequence[str], linkage: Sequence[Sequence[float]]) -> Html:
+def dendrogram(
+    caption: str,
+    languages: Sequence[str],
+    linkage: Sequence[Sequence[float]],
+    families: Mapping[str, str] | None = None,
+) -> Html:
     """The tree of a linkage matrix (rows: two clusters, their distance, leaves below), leaves on the left.
 
     Args:
         caption: what it shows.
         languages: the leaves, by number.
         linkage: as scipy's, each row joining clusters of earlier rows or leaves.
+        families: language -> family, which gives its leaf a mark and a colour; a family has the same one in every tree.
     """
+    families = families or {}
     row, left, length = 20.0, 12 + LETTER * min(32, max(map(len, languages))), 380.0
     far = max(distance for _, _, distance, _ in linkage) or 1.0
     heights = {leaf: 12 + row * index for index, leaf in enumerate(leaf_order(len(languages), linkage))}
@@ -115,7 +122,17 @@ def dendrogram(caption: str, languages: Sequence[str], linkage: Sequence[Sequenc
         x = left + length * share
         parts.append(path("M", x, base, "v5", kind="axis"))
         parts.append(text(x, base + 18, f"{far * share:.3g}", "soft", anchor="middle"))
-    return figure(caption, left + length + 30, base + 26, parts)
+    series = {family: index for index, family in enumerate(dict.fromkeys(families.values()))}
+    parts += [
+        marker(series[families[name]], left, heights[leaf], families[name])
+        for leaf, name in enumerate(languages)
+        if name in families
+    ]
+    own = {families[name] for name in languages if name in families}
+    marks = [
+        (sample(14, 12, marker(index, 7, 6)), family) for family, index in series.items() if family in own
+    ]
+    return figure(caption, left + length + 30, base + 26, parts, key=key(marks) if marks else "")
 
 
 def leaf_order(leaves: int, linkage: Sequence[Sequence[float]]) -> list[int]:

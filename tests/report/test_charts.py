@@ -80,6 +80,19 @@ def test_leaves_are_ordered_so_that_branches_do_not_cross():
     assert "joined at 1.000" in dendrogram("c", ["a", "b"], [(0, 1, 1.0, 2)])
 
 
+def test_leaves_have_the_colours_of_their_families():
+    linkage = [(0, 2, 1.0, 2), (1, 3, 2.0, 3)]
+    families = {"x": "Uralic", "c": "Slavic", "a": "Romance", "b": "Slavic"}
+    drawn = dendrogram("c", ["a", "b", "c"], linkage, families)
+    tree, key = drawn.split('<ul class="key">')
+    marks = re.findall(r'class="(s\d)"><title>(\w+)</title>', tree)
+    assert marks == [("s2", "Romance"), ("s1", "Slavic"), ("s1", "Slavic")]
+    assert [name for name in ("Uralic", "Slavic", "Romance") if name in key] == ["Slavic", "Romance"]
+    assert re.findall(r'class="(s\d)"', key) == ["s1", "s2"]
+    assert "<ul" not in dendrogram("c", ["a", "b", "c"], linkage)
+    assert "<ul" not in dendrogram("c", ["a", "b", "c"], linkage, {"x": "Uralic"})
+
+
 def test_a_long_chain_needs_no_recursion():
     names = [str(i) for i in range(3000)]
     chain = [(i + 1, 0 if i == 0 else 3000 + i - 1, float(i), i + 2) for i in range(2999)]

@@ -162,6 +162,14 @@ def test_languages(tmp_path):
         assert text in found.text, text
 
 
+def test_languages_of_named_families(tmp_path):
+    families = {"deu_Latn": "Germanic", "eng_Latn": "Germanic", "fra_Latn": "Romance"}
+    write_json(tmp_path / "languages.json", {**results.languages(), "families": families})
+    found = page(tmp_path)
+    assert found.text.count("Germanic") == 3  # two leaves and the key
+    assert found.text.count("Romance") == 2
+
+
 def test_similarity(tmp_path):
     write_json(tmp_path / "similarity.json", results.similarity())
     found = page(tmp_path)
