@@ -110,7 +110,7 @@ def collect_gates(
     if not process_group.is_main:
         return
     if json:
-        document = {**header(collected.statistics.FORMAT, [opened], None), **collected.statistics.to_json()}
+        document = {**header(collected.statistics.format, [opened], None), **collected.statistics.to_json()}
         console.print_json({name: value for name, value in document.items() if name != "entries"})
     elif not quiet:
         _show(collected.statistics)

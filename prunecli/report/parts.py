@@ -56,8 +56,10 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
         for row, total in zip(sums.top1, sums.tokens, strict=True)
     ]
     scale = scale_of([grid])
-    said = f"{counted(len(statistics.entries), 'pair')}, collected with {statistics.mode} decoding"
-    caption = "Share of a layer's tokens that rank an expert first, over all pairs"
+    is_text = statistics.mode == "text"
+    entry, how = ("text", "") if is_text else ("pair", f", collected with {statistics.mode} decoding")
+    said = f"{counted(len(statistics.entries), entry)}{how}"
+    caption = f"Share of a layer's tokens that rank an expert first, over all {entry}s"
     experts = list(map(str, range(statistics.num_experts)))
     return join(
         [

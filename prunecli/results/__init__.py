@@ -85,7 +85,7 @@ def formats() -> Mapping[str, type[Tabled]]:
         Factorization,
         VocabularySelection,
     )
-    return {kind.FORMAT: kind for kind in classes}
+    return {**{kind.FORMAT: kind for kind in classes}, GateStatistics.TEXT_FORMAT: GateStatistics}
 
 
 __all__ = ["formats", "read"]

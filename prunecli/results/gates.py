@@ -1,4 +1,4 @@
-"""Gate statistics as additive sums (2212.09811, 4.1-4.2): read, merge, write, and match with a checkpoint.
+"""Gate statistics as additive sums (2212.09811, 4.1-4.2; 2510.13999, eq. 9): read, merge, write.
 
 Symbols: `layers` counts the sparse layers, `experts` the experts of the original model's layer. Ids are
 always the original ones; an expert that a checkpoint no longer holds has zeros.
@@ -6,45 +6,67 @@ always the original ones; an expert that a checkpoint no longer holds has zeros.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError
-from prunecli.model.depth import renaming_since
+from prunecli.results.arrays import checked_array
 from prunecli.results.tabled import Tabled, Tables
-
-if TYPE_CHECKING:
-    from prunecli.model.checkpoint import Checkpoint
 
 ANY = "X"
 """In a pair of the authors' files, "any language": `eng_Latn-X` sums over all targets."""
 
 Array = NDArray[Any]
-Mode = Literal["forced", "beam", "published"]
-COUNTS = ("tokens", "top1", "top2")
+Mode = Literal["forced", "beam", "published", "text"]
 SUMS = ("tokens", "top1", "top2", "gate_sum", "conf1_sum", "conf2_sum")
+ROUTED_SUMS = (
+    "routed",
+    "gate_sq_sum",
+    "norm_sum",
+    "norm_sq_sum",
+    "gate_norm_sum",
+    "gate_norm_sq_sum",
+    "norm_max",
+)
+"""Over the tokens that are routed to an expert; what is collected of language models beside SUMS."""
+TEXT_SUMS = (*SUMS, *ROUTED_SUMS)
+COUNTS = ("tokens", "top1", "top2", "routed")
+MAXIMA = ("norm_max",)
+"""Those of ROUTED_SUMS that are no sums: the larger of two stands for both."""
+
+
+def _absent() -> Array:
+    return np.zeros((0, 0))
 
 
 @dataclass(frozen=True)
 class GateSums:
     """Sums over the real tokens of one entry: no padding, no finished beams.
 
-    The gate is the softmax over all experts, before the renormalisation over the chosen ones.
+    The gate g is the softmax over all experts, before the renormalisation over the chosen ones; of language models
+    it is the weight by which the router multiplies an expert's output, 0 for a token that is not routed to it, and
+    ranks go by it. f is an expert's output before that.
 
     Attributes:
         tokens: `[layers]`, tokens routed.
         top1: `[layers, experts]`, tokens that rank the expert first.
         top2: `[layers, experts]`, tokens that rank it second.
-        gate_sum: `[layers, experts]`, sum of the gate over all tokens.
-        conf1_sum: `[layers, experts]`, sum of the gate over the tokens that rank it first.
+        gate_sum: `[layers, experts]`, sum of g over all tokens.
+        conf1_sum: `[layers, experts]`, sum of g over the tokens that rank it first.
         conf2_sum: `[layers, experts]`, the same over the tokens that rank it second.
+        routed: `[layers, experts]`, tokens routed to the expert. This and all that follow are `[0, 0]` where they
+            are not collected.
+        gate_sq_sum: `[layers, experts]`, sum of g² over those.
+        norm_sum, norm_sq_sum: `[layers, experts]`, sums of ‖f‖ and of ‖f‖² over those.
+        gate_norm_sum, gate_norm_sq_sum: `[layers, experts]`, sums of g‖f‖ and of g²‖f‖² over those.
+        norm_max: `[layers, experts]`, the largest ‖f‖ among those, 0 without any.
     """
 
     tokens: Array
@@ -53,43 +75,76 @@ class GateSums:
     gate_sum: Array
     conf1_sum: Array
     conf2_sum: Array
+    routed: Array = field(default_factory=_absent)
+    gate_sq_sum: Array = field(default_factory=_absent)
+    norm_sum: Array = field(default_factory=_absent)
+    norm_sq_sum: Array = field(default_factory=_absent)
+    gate_norm_sum: Array = field(default_factory=_absent)
+    gate_norm_sq_sum: Array = field(default_factory=_absent)
+    norm_max: Array = field(default_factory=_absent)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those that are collected: SUMS or TEXT_SUMS."""
+        return SUMS if self.routed.shape != self.top1.shape else TEXT_SUMS
 
     def __add__(self, other: GateSums) -> GateSums:
-        return GateSums(*(getattr(self, name) + getattr(other, name) for name in SUMS))
+        """What both hold, together."""
+        names = self.names if len(self.names) <= len(other.names) else other.names
+        return GateSums(**{name: _joined(name)(getattr(self, name), getattr(other, name)) for name in names})
 
     def plus(self, layers: Mapping[int, GateSums]) -> GateSums:
         """With sums of some layers, `[1]` and `[1, experts]` of each, added under the layer's number."""
-        sums = GateSums(*(getattr(self, name).copy() for name in SUMS))
+        sums = GateSums(**{name: getattr(self, name).copy() for name in self.names})
         for index, row in layers.items():
-            for name in SUMS:
-                getattr(sums, name)[index] += getattr(row, name)[0]
+            for name in self.names:
+                array = getattr(sums, name)
+                array[index] = _joined(name)(array[index], getattr(row, name)[0])
         return sums
 
+    def of_layers(self, rows: Sequence[int]) -> GateSums:
+        """Those of some layers, in this order."""
+        return GateSums(**{name: getattr(self, name)[list(rows)] for name in self.names})
+
     @classmethod
-    def zeros(cls, layers: int, experts: int) -> GateSums:
+    def zeros(cls, layers: int, experts: int, names: Sequence[str] = SUMS) -> GateSums:
         """No tokens yet: integer counts, float64 sums."""
-        shapes = {name: (layers,) if name == "tokens" else (layers, experts) for name in SUMS}
-        return cls(*(np.zeros(shapes[name], np.int64 if name in COUNTS else np.float64) for name in SUMS))
+        return cls(
+            **{
+                name: np.zeros(_shape(name, layers, experts), np.int64 if name in COUNTS else np.float64)
+                for name in names
+            }
+        )
+
+
+def _joined(name: str) -> Callable[[Array, Array], Array]:
+    return np.maximum if name in MAXIMA else np.add
+
+
+def _shape(name: str, layers: int, experts: int) -> tuple[int, ...]:
+    return (layers,) if name == "tokens" else (layers, experts)
 
 
 @dataclass(frozen=True)
 class GateStatistics(Tabled):
-    """gates.json: gate sums per language pair.
+    """gates.json: gate sums per language pair, or of language models per text.
 
     Attributes:
         fingerprint: of the checkpoint that was run; None for the authors' published files.
         model_type: as in config.json; None for published files.
-        mode: teacher-forced, beam search, or published.
+        mode: teacher-forced, beam search, or published; "text" of language models.
         layers: names of the sparse layers, encoder first.
         num_experts: of an original layer.
         top_k: experts per token.
-        entries: `"SOURCE-TARGET"` -> sums. In published files either may be `X`, and the ratios stand for the
-            sums over one token.
+        entries: `"SOURCE-TARGET"` -> sums, or the text's name -> sums. In published files either language may be
+            `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
         dtype: that the model was computed in; None where the file does not say it.
     """
 
     FORMAT: ClassVar[str] = "prunecli.gates/1"
+    TEXT_FORMAT: ClassVar[str] = "prunecli.gates/2"
+    """With ROUTED_SUMS, and a text's name for each entry."""
 
     fingerprint: str | None
     model_type: str | None
@@ -101,6 +156,16 @@ class GateStatistics(Tabled):
     lacks: frozenset[str] = frozenset()
     dtype: str | None = None
 
+    @property
+    def format(self) -> str:
+        """Of the file that they are written to."""
+        return self.TEXT_FORMAT if self.mode == "text" else self.FORMAT
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sums that an entry of such a file holds."""
+        return TEXT_SUMS if self.mode == "text" else SUMS
+
     @classmethod
     def from_json(cls, payload: Any, path: Path) -> GateStatistics:
         """The statistics in a gates.json.
@@ -108,17 +173,18 @@ class GateStatistics(Tabled):
         Raises:
             StatisticsError: of another format, misshapen, with values that no run could give.
         """
-        if payload["format"] != cls.FORMAT:
+        if payload["format"] not in (cls.FORMAT, cls.TEXT_FORMAT):
             raise StatisticsError(
-                f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r}.",
+                f"{path}: format is {payload['format']!r}, not {cls.FORMAT!r} or {cls.TEXT_FORMAT!r}.",
                 "Give a file that `collect-gates` wrote.",
             )
+        names = SUMS if payload["format"] == cls.FORMAT else TEXT_SUMS
         try:
             layers = tuple(str(name) for name in payload["layers"])
             experts = int(payload["num_experts"])
             model = payload["model"]
             entries = {
-                str(pair): _sums(sums, len(layers), experts, f"{path}: {pair}")
+                str(pair): _sums(names, sums, len(layers), experts, f"{path}: {pair}")
                 for pair, sums in payload["entries"].items()
             }
             statistics = cls(
@@ -134,7 +200,7 @@ class GateStatistics(Tabled):
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
             raise StatisticsError(f"{path}: the file {missing}.", "Collect the statistics again.") from error
-        return _require_entries(statistics, path)
+        return _require_entries(statistics, path, payload["format"])
 
     def to_json(self) -> dict[str, Any]:
         """The fields of gates.json beside those of the header; counts stay integers."""
@@ -145,7 +211,7 @@ class GateStatistics(Tabled):
             "num_experts": self.num_experts,
             "top_k": self.top_k,
             "entries": {
-                pair: {name: getattr(sums, name).tolist() for name in SUMS}
+                pair: {name: getattr(sums, name).tolist() for name in self.names}
                 for pair, sums in self.entries.items()
             },
             **({} if self.dtype is None else {"dtype": self.dtype}),
@@ -154,14 +220,15 @@ class GateStatistics(Tabled):
     def _tables(self) -> Tables:
         """`gates`: a row for each entry, layer and expert; `tokens` are those of the layer."""
         entries = self.to_json()["entries"]
+        entry = "text" if self.mode == "text" else "pair"
         return {
             "gates": [
                 {
-                    "pair": pair,
+                    entry: pair,
                     "layer": layer,
                     "expert": expert,
                     "tokens": sums["tokens"][index],
-                    **{name: sums[name][index][expert] for name in SUMS[1:]},
+                    **{name: sums[name][index][expert] for name in self.names[1:]},
                 }
                 for pair, sums in entries.items()
                 for index, layer in enumerate(self.layers)
@@ -170,7 +237,7 @@ class GateStatistics(Tabled):
         }
 
     def combined(self, pairs: Iterable[str]) -> GateSums:
-        """The entries of at least one pair in one: added, or of published files the means of their ratios."""
+        """The entries of at least one pair or text in one: added, or of published files the means of their ratios."""
         return combine([self.entries[pair] for pair in pairs], self.mode)
 
 
@@ -185,62 +252,36 @@ def split_pair(pair: str) -> tuple[str, str]:
     return source, target
 
 
-def _require_entries(statistics: GateStatistics, path: Path) -> GateStatistics:
+def _require_entries(statistics: GateStatistics, path: Path, format_: str) -> GateStatistics:
+    is_text = format_ == GateStatistics.TEXT_FORMAT
     if not statistics.entries:
-        raise StatisticsError(f"{path}: no language pairs.", "Collect the statistics again.")
-    if statistics.mode not in ("forced", "beam"):
-        raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not 'forced' or 'beam'.")
+        what = "texts" if is_text else "language pairs"
+        raise StatisticsError(f"{path}: no {what}.", "Collect the statistics again.")
+    modes = ("text",) if is_text else ("forced", "beam")
+    if statistics.mode not in modes:
+        known = " or ".join(map(repr, modes))
+        raise StatisticsError(f"{path}: mode is {statistics.mode!r}, not {known}.")
     for pair in statistics.entries:
-        if not all(split_pair(pair)):
+        if is_text and not pair:
+            raise StatisticsError(f"{path}: a text without a name.", "Collect the statistics again.")
+        if not is_text and not all(split_pair(pair)):
             raise StatisticsError(f"{path}: {pair!r} is not a pair SOURCE-TARGET.")
     return statistics
 
 
-def _sums(value: Mapping[str, Any], layers: int, experts: int, where: str) -> GateSums:
-    arrays = {}
-    for name in SUMS:
-        shape = (layers,) if name == "tokens" else (layers, experts)
-        arrays[name] = checked_array(value[name], shape, f"{where}: {name}", counts=name in COUNTS)
-    return GateSums(**arrays)
-
-
-def checked_array(
-    value: Any,
-    shape: tuple[int, ...],
-    where: str,
-    *,
-    counts: bool = False,
-    signed: bool = False,
-    remedy: str = "Collect the statistics again.",
-) -> Array:
-    """A finite array of `shape` from JSON, not negative unless `signed`; int64 for `counts`, else float64.
-
-    Raises:
-        StatisticsError: naming `where`.
-    """
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise StatisticsError(f"{where} is not an array of numbers.", remedy) from error
-    if array.shape != shape:
-        needed, held = (" x ".join(map(str, s)) or "one number" for s in (shape, array.shape))
-        raise StatisticsError(f"{where} holds {held} values; {needed} are needed.", remedy)
-    if not np.isfinite(array).all():
-        raise StatisticsError(f"{where} holds NaN or infinity.", remedy)
-    if not signed and (array < 0).any():
-        raise StatisticsError(f"{where} holds negative values.", remedy)
-    if not counts:
-        return array
-    whole = np.asarray(value)
-    if whole.dtype.kind not in "iu" and (array != np.floor(array)).any():
-        raise StatisticsError(f"{where} holds fractions; counts are whole.", remedy)
-    if (whole >= 2.0**63).any():
-        raise StatisticsError(f"{where} holds counts that no run gives.", remedy)
-    return whole.astype(np.int64)
+def _sums(names: Sequence[str], value: Mapping[str, Any], layers: int, experts: int, where: str) -> GateSums:
+    return GateSums(
+        **{
+            name: checked_array(
+                value[name], _shape(name, layers, experts), f"{where}: {name}", counts=name in COUNTS
+            )
+            for name in names
+        }
+    )
 
 
 def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -> GateStatistics:
-    """One statistics from several of one model; the entries of a pair that several hold are combined.
+    """One statistics from several of one model; entries of a pair or text that several hold are combined.
 
     Args:
         parts: at least one.
@@ -252,12 +293,12 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
     names = [f"statistics {number}" for number in range(1, len(parts) + 1)] if names is None else names
     first = parts[0]
     for name, part in zip(names[1:], parts[1:], strict=True):
-        for field in ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode"):
-            ours, theirs = getattr(first, field), getattr(part, field)
+        for common in ("fingerprint", "model_type", "layers", "num_experts", "top_k", "mode"):
+            ours, theirs = getattr(first, common), getattr(part, common)
             if ours != theirs:
                 raise StatisticsError(
                     f"{names[0]} and {name} cannot be merged: "
-                    f"{field} is {_short(ours)} and {_short(theirs)}.",
+                    f"{common} is {_short(ours)} and {_short(theirs)}.",
                     "Merge only statistics of one model, collected in one mode.",
                 )
     found: dict[str, list[GateSums]] = {}
@@ -276,8 +317,8 @@ def _short(value: object) -> str:
 def combine(parts: Sequence[GateSums], mode: Mode) -> GateSums:
     """At least one in one; the order is the caller's, so that equal inputs give equal bits.
 
-    Sums are added. Published ratios are averaged, each of them alone and every entry weighing alike, as the
-    authors' code does: the mean of conf, not conf over all tokens.
+    Sums are added, of maxima the largest stays. Published ratios are averaged, each of them alone and every entry
+    weighing alike, as the authors' code does: the mean of conf, not conf over all tokens.
     """
     if mode != "published" or len(parts) == 1:
         return reduce(GateSums.__add__, parts)
@@ -297,55 +338,3 @@ def ratio(numerator: Array, denominator: Array) -> NDArray[np.float64]:
     result = np.zeros(np.shape(numerator), np.float64)
     np.divide(numerator, bottom, out=result, where=bottom != 0)
     return result
-
-
-def numbered(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
-    """The statistics of the layers that `checkpoint` has, under their names there: it may have lost some since."""
-    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, statistics.fingerprint)
-    if rename is None:
-        return statistics
-    names = [rename(name) for name in statistics.layers]
-    kept = [index for index, name in enumerate(names) if name is not None]
-    return replace(
-        statistics,
-        layers=tuple(name for name in names if name is not None),
-        entries={
-            pair: GateSums(*(getattr(sums, name)[kept] for name in SUMS))
-            for pair, sums in statistics.entries.items()
-        },
-    )
-
-
-def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
-    """Refuse statistics of another model.
-
-    Those of the model that a pruned checkpoint was made from are right too: ids are the original ones.
-
-    Raises:
-        StatisticsError: another fingerprint, other sparse layers, another number of experts.
-    """
-
-    layers = checkpoint.require_mixtures()
-    original = {layer.original_experts for layer in layers}
-    if original and original != {statistics.num_experts}:
-        raise StatisticsError(
-            f"The statistics are of a model with {statistics.num_experts} experts per layer; "
-            f"{checkpoint.path} has {', '.join(map(str, sorted(original)))}.",
-            "Collect the gates of this checkpoint.",
-        )
-    if statistics.layers != tuple(layer.name for layer in layers):
-        raise StatisticsError(
-            f"The statistics are of {len(statistics.layers)} sparse layers ({_ends(statistics.layers)}); "
-            f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
-            "Collect the gates of this checkpoint.",
-        )
-    known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
-    if statistics.fingerprint is not None and statistics.fingerprint not in known:
-        raise StatisticsError(
-            f"The statistics are of another model than {checkpoint.path}: its weights are others.",
-            "Collect the gates of this checkpoint.",
-        )
-
-
-def _ends(names: Sequence[str]) -> str:
-    return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
-from prunecli.results.gates import checked_array
+from prunecli.results.arrays import checked_array
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.documents import read_json
 

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from prunecli.errors import StatisticsError
+from prunecli.results.arrays import checked_array
 from prunecli.results.gates import (
     SUMS,
     Array,
     GateStatistics,
     GateSums,
-    checked_array,
     split_pair,
 )
 from prunecli.tensors.documents import read_json

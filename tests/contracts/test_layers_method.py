@@ -22,8 +22,8 @@ from prunecli.methods.layers.rewrite import rewrite_layers
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
+from prunecli.results.gate_matching import numbered as numbered_gates
 from prunecli.results.gates import GateStatistics, GateSums
-from prunecli.results.gates import numbered as numbered_gates
 from prunecli.results.head_matching import numbered as numbered_heads
 from prunecli.results.heads import HeadScores
 from tests.contracts.method_contract import (

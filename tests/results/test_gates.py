@@ -14,12 +14,13 @@ import pytest
 from prunecli.errors import PruneError, StatisticsError, UsageError
 from prunecli.methods.experts.granularity import aggregate, default_granularity
 from prunecli.model.checkpoint import open_model
+from prunecli.results.gate_matching import check_matches
 from prunecli.results.gates import (
     COUNTS,
     SUMS,
+    TEXT_SUMS,
     GateStatistics,
     GateSums,
-    check_matches,
     merge,
     side_of,
 )
@@ -30,14 +31,14 @@ from tests.tiny import tiny_nllb_moe
 LAYERS = tuple(f"model.{side}.layers.{n}.ffn" for side in ("encoder", "decoder") for n in (1, 3))
 
 
-def random_sums(seed: int, layers: int = 4, experts: int = 8) -> GateSums:
+def random_sums(seed: int, layers: int = 4, experts: int = 8, names: Sequence[str] = SUMS) -> GateSums:
     generator = np.random.default_rng(seed)
 
     def draw(name: str) -> np.ndarray:
         shape = (layers,) if name == "tokens" else (layers, experts)
         return generator.integers(1, 50, shape) if name in COUNTS else generator.random(shape)
 
-    return GateSums(*(draw(name) for name in SUMS))
+    return GateSums(**{name: draw(name) for name in names})
 
 
 def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **changes: Any) -> GateStatistics:
@@ -45,13 +46,26 @@ def statistics(pairs: Sequence[str], fingerprint: str | None = "sha256:0", **cha
     return replace(GateStatistics(fingerprint, "nllb-moe", "forced", LAYERS, 8, 2, entries), **changes)
 
 
+TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
+
+
+def text_statistics(texts: Sequence[str], **changes: Any) -> GateStatistics:
+    entries = {text: random_sums(sum(map(ord, text)), 2, 6, TEXT_SUMS) for text in texts}
+    return replace(
+        GateStatistics("sha256:0", "qwen3_moe", "text", TEXT_LAYERS, 6, 2, entries, dtype="float32"),
+        **changes,
+    )
+
+
 def write(path: Path, given: GateStatistics) -> Path:
-    write_json(path, {"format": GateStatistics.FORMAT, **given.to_json()}, force=True)
+    write_json(path, {"format": given.format, **given.to_json()}, force=True)
     return path
 
 
 def same(one: GateSums, other: GateSums) -> bool:
-    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in SUMS)
+    return one.names == other.names and all(
+        np.array_equal(getattr(one, name), getattr(other, name)) for name in one.names
+    )
 
 
 def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
@@ -62,6 +76,51 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path) -> None:
     assert read.entries["a-b"].top1.dtype == np.int64
     text = json.loads((tmp_path / "gates.json").read_text())
     assert all(type(count) is int for count in text["entries"]["a-b"]["top1"][0])
+
+
+def test_statistics_of_texts_are_read_back_bit_for_bit(tmp_path: Path) -> None:
+    given = text_statistics(["code", "web-crawl"])
+    path = write(tmp_path / "gates.json", given)
+    read = read_gates(path)
+    assert replace(read, entries={}) == replace(given, entries={})
+    assert all(same(read.entries[text], given.entries[text]) for text in given.entries)
+    payload = json.loads(path.read_text())
+    assert payload["format"] == "prunecli.gates/2"
+    assert payload["entries"]["code"]["routed"] == given.entries["code"].routed.tolist()
+    assert all(type(count) is int for count in payload["entries"]["code"]["routed"][0])
+
+
+def test_statistics_of_translation_are_written_as_before(tmp_path: Path) -> None:
+    payload = json.loads(write(tmp_path / "gates.json", statistics(["a-b"])).read_text())
+    assert payload["format"] == "prunecli.gates/1"
+    assert list(payload["entries"]["a-b"]) == list(SUMS)
+
+
+def test_merged_texts_are_added_and_the_largest_norm_stays() -> None:
+    one, other = text_statistics(["code"]), text_statistics(["web"])
+    other = replace(other, entries={"code": other.entries["web"]})
+    a, b, merged = one.entries["code"], other.entries["code"], merge([one, other]).entries["code"]
+    for name in TEXT_SUMS:
+        for row in range(2):
+            pairs = zip(np.ravel(getattr(a, name)[row]), np.ravel(getattr(b, name)[row]), strict=True)
+            expected = [max(x, y) if name == "norm_max" else x + y for x, y in pairs]
+            assert np.ravel(getattr(merged, name)[row]).tolist() == expected
+    with pytest.raises(StatisticsError, match="cannot be merged: fingerprint"):
+        merge([one, statistics(["a-b"], "sha256:1")])
+
+
+def test_sums_of_single_layers_are_added_under_their_numbers() -> None:
+    whole, row = random_sums(0, names=TEXT_SUMS), random_sums(1, layers=1, names=TEXT_SUMS)
+    summed = whole.plus({2: row})
+    assert (summed.norm_max[2] == np.maximum(whole.norm_max[2], row.norm_max[0])).all()
+    assert (summed.norm_sum[2] == whole.norm_sum[2] + row.norm_sum[0]).all()
+    assert same(summed.of_layers([0, 1, 3]), whole.of_layers([0, 1, 3]))
+
+
+def test_what_one_of_two_lacks_their_sum_lacks() -> None:
+    both = random_sums(0, names=TEXT_SUMS) + random_sums(1)
+    assert both.names == SUMS
+    assert same(both, random_sums(0) + random_sums(1))
 
 
 def test_merging_adds_what_several_hold_and_keeps_the_rest() -> None:
@@ -228,6 +287,53 @@ def test_damaged_statistics_are_refused_in_two_lines(
     assert len(str(refused.value).splitlines()) <= 2
 
 
+def unnamed(payload: dict[str, Any]) -> None:
+    payload["entries"][""] = payload["entries"].pop("code")
+
+
+def no_texts(payload: dict[str, Any]) -> None:
+    payload["entries"] = {}
+
+
+def mode_of_translation(payload: dict[str, Any]) -> None:
+    payload["mode"] = "forced"
+
+
+def no_norms(payload: dict[str, Any]) -> None:
+    del payload["entries"]["code"]["norm_max"]
+
+
+def half_a_token(payload: dict[str, Any]) -> None:
+    payload["entries"]["code"]["routed"][0][0] = 0.5
+
+
+def older_format(payload: dict[str, Any]) -> None:
+    payload["format"] = "prunecli.gates/1"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (unnamed, "a text without a name"),
+        (no_texts, "no texts"),
+        (mode_of_translation, "mode is 'forced', not 'text'"),
+        (no_norms, "lacks 'norm_max'"),
+        (half_a_token, "code: routed holds fractions"),
+        (older_format, "mode is 'text', not 'forced' or 'beam'"),
+    ],
+)
+def test_damaged_statistics_of_texts_are_refused(
+    spoil: Callable[[dict[str, Any]], None], message: str, tmp_path: Path
+) -> None:
+    given = text_statistics(["code"])
+    payload = {"format": given.format, **given.to_json()}
+    spoil(payload)
+    path = tmp_path / "gates.json"
+    path.write_text(json.dumps(payload))
+    with pytest.raises(StatisticsError, match=message):
+        read_gates(path)
+
+
 @pytest.mark.parametrize(
     "text", ["", "[1, 2]", "{", '{"format": "prunecli.gates/1", "lay', "3", "null", "{}"]
 )
@@ -243,6 +349,14 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         read_gates(tmp_path / "gates.json")
 
 
+def test_statistics_of_a_language_model_are_no_translation_models(tmp_path: Path) -> None:
+    with (
+        open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint,
+        pytest.raises(StatisticsError, match=r"of the family qwen3_moe; .* is of nllb-moe"),
+    ):
+        check_matches(text_statistics(["code"]), checkpoint)
+
+
 def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
     with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
         given = statistics(["a-b"], checkpoint.fingerprint)
@@ -250,6 +364,7 @@ def test_statistics_match_the_model_that_was_run(tmp_path: Path) -> None:
         check_matches(replace(given, fingerprint=None), checkpoint)  # published files name no model
         for changed, message in (
             (replace(given, fingerprint="sha256:1"), "another model"),
+            (replace(given, top_k=8), "picks 8 experts for each token; .* picks 2"),
             (replace(given, num_experts=16), "16 experts per layer; .* has 8"),
             (replace(given, layers=LAYERS[:3]), "3 sparse layers .* has 4"),
         ):

@@ -139,7 +139,7 @@ def collect_gates(
     if path is not None:
         with process_group.in_step():
             if process_group.is_main:
-                document = {**header(statistics.FORMAT, [checkpoint], None), **statistics.to_json()}
+                document = {**header(statistics.format, [checkpoint], None), **statistics.to_json()}
                 write_json(path, document, force=force)
         forget(path)
     return Collected(statistics, report)

@@ -1,7 +1,11 @@
-"""Expert metrics (2212.09811, 4.1): how much an expert contributes, from additive gate sums.
+"""Expert metrics: how much an expert contributes, from additive sums.
 
-With n the tokens of a layer, per expert e: top1(e) = top1 / n; top2(e) = (top1 + top2) / n;
-mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
+Of gates (2212.09811, 4.1), with n the tokens of a layer, per expert e: top1(e) = top1 / n;
+top2(e) = (top1 + top2) / n; mean(e) = gate_sum / n; conf(e) = conf1_sum / top1, 0 where no token ranks e first.
+
+Of gates and outputs, which are collected of language models: sums over the n_e tokens that are routed to e, of its
+gate g as applied and the norm ‖f‖ of its output, S(b, a, c) = [1 / n_e if b] sum g^a ‖f‖^c (2606.15716). They are 0 of
+an expert that no token is routed to.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ Values = NDArray[np.float64]
 RANDOM = "random"
 """The baseline that needs no statistics."""
 DEFAULT_METRIC = "importance"
+"""Of translation models, as published."""
+DEFAULT_TEXT_METRIC = "reap"
+"""Of language models."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +74,54 @@ def importance(sums: GateSums) -> Values:
     return np.asarray(activity_top1(sums) * np.exp(confidence(sums)), np.float64)
 
 
+def reap(sums: GateSums) -> Values:
+    """REAP: sum g‖f‖ / n_e (2510.13999, eq. 9). `[layers, experts]`."""
+    return ratio(sums.gate_norm_sum, sums.routed)
+
+
+def expert_activation_norm(sums: GateSums) -> Values:
+    """EAN: sum ‖f‖ (2510.13999, eq. 13). `[layers, experts]`."""
+    return sums.norm_sum
+
+
+def weighted_expert_activation_norm(sums: GateSums) -> Values:
+    """EAN with gates: sum g‖f‖, S(0, 1, 1). `[layers, experts]`."""
+    return sums.gate_norm_sum
+
+
+def frequency(sums: GateSums) -> Values:
+    """n_e, the tokens routed to e, S(0, 0, 0). `[layers, experts]`."""
+    return np.asarray(sums.routed, np.float64)
+
+
+def seer(sums: GateSums) -> Values:
+    """SEER: sum g, S(0, 1, 0). `[layers, experts]`."""
+    return sums.gate_sum
+
+
+def mean_activation_norm(sums: GateSums) -> Values:
+    """MAN: sum ‖f‖ / n_e, S(1, 0, 1). `[layers, experts]`."""
+    return ratio(sums.norm_sum, sums.routed)
+
+
+def mean_square_activation_norm(sums: GateSums) -> Values:
+    """MSAN: sum ‖f‖² / n_e, S(1, 0, 2). `[layers, experts]`."""
+    return ratio(sums.norm_sq_sum, sums.routed)
+
+
 METRICS: Mapping[str, Metric] = {
     "importance": Metric(importance, frozenset({"top1", "conf1_sum"})),
     "importance-vanilla": Metric(importance_vanilla, frozenset({"top1", "conf1_sum"})),
     "top1": Metric(activity_top1, frozenset({"top1"})),
     "top2": Metric(activity_top2, frozenset({"top1", "top2"})),
     "load-balance": Metric(load_balance, frozenset({"top1", "gate_sum"})),
+    "reap": Metric(reap, frozenset({"routed", "gate_norm_sum"})),
+    "ean": Metric(expert_activation_norm, frozenset({"norm_sum"})),
+    "frequency": Metric(frequency, frozenset({"routed"})),
+    "seer": Metric(seer, frozenset({"routed", "gate_sum"})),  # gate_sum alone is over all tokens
+    "man": Metric(mean_activation_norm, frozenset({"routed", "norm_sum"})),
+    "msan": Metric(mean_square_activation_norm, frozenset({"routed", "norm_sq_sum"})),
+    "weighted-ean": Metric(weighted_expert_activation_norm, frozenset({"gate_norm_sum"})),
 }
 
 
@@ -87,22 +136,28 @@ def metric_named(name: str) -> Metric:
     return METRICS[name]
 
 
+def default_metric(statistics: GateStatistics) -> str:
+    """The metric for statistics of this kind where none is asked for."""
+    return DEFAULT_TEXT_METRIC if statistics.mode == "text" else DEFAULT_METRIC
+
+
 def metric_values(name: str, sums: GateSums, statistics: GateStatistics) -> dict[str, Values]:
     """Layer's name -> `[experts]`, the metric of every original expert, not yet normalised.
 
     Args:
         name: one of METRICS.
         sums: what to compute it from, of the layers of `statistics`.
-        statistics: gives the layers' names and which sums the file lacks.
+        statistics: gives the layers' names and which sums they hold.
 
     Raises:
         UsageError: no such metric.
-        StatisticsError: the file lacks what the metric needs.
+        StatisticsError: they lack what the metric needs.
     """
     metric = metric_named(name)
-    missing = sorted(metric.needs & statistics.lacks)
+    held = frozenset(statistics.names) - statistics.lacks
+    missing = sorted(metric.needs - held)
     if missing:
-        usable = [other for other, candidate in METRICS.items() if not candidate.needs & statistics.lacks]
+        usable = [other for other, candidate in METRICS.items() if candidate.needs <= held]
         raise StatisticsError(
             f"The statistics lack what the metric {name!r} needs ({', '.join(missing)}).",
             f"Choose --metric {' or '.join(usable)}." if usable else "Collect the gates with prunecli.",

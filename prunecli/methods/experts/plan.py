@@ -25,7 +25,8 @@ from prunecli.methods.experts.select import Selection, select_experts
 from prunecli.methods.experts.selection import read_experts
 from prunecli.model.history import given, history_step
 from prunecli.model.mixtures import SparseLayer
-from prunecli.results.gates import GateStatistics, Mode, check_matches, merge, numbered
+from prunecli.results.gate_matching import check_matches, numbered
+from prunecli.results.gates import GateStatistics, Mode, merge
 from prunecli.results.published import read_gates
 
 if TYPE_CHECKING:

@@ -11,9 +11,17 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.metrics import METRICS, metric_named, metric_values, random_values
-from prunecli.results.gates import GateStatistics, GateSums
-from tests.reference import expert_metrics
+from prunecli.methods.experts.metrics import (
+    METRICS,
+    default_metric,
+    metric_named,
+    metric_values,
+    random_values,
+)
+from prunecli.results.gates import SUMS, TEXT_SUMS, GateStatistics, GateSums
+from tests.reference import expert_metrics, routed_outputs
+
+OF_GATES = [name for name, metric in METRICS.items() if metric.needs <= set(SUMS)]
 
 
 def routed(seed: int, tokens: int, experts: int) -> list[list[float]]:
@@ -33,19 +41,57 @@ def sums_of(*layers: list[list[float]]) -> GateSums:
     )
 
 
+def tokens_of(seed: int, tokens: int, experts: int, top_k: int = 3) -> list[routed_outputs.Token]:
+    """Random routing: indices in any order, weights that need not sum to 1, norms up to 10."""
+    generator = np.random.default_rng(seed)
+    return [
+        (
+            generator.permutation(experts)[:top_k].tolist(),
+            generator.random(top_k).tolist(),
+            (10 * generator.random(top_k)).tolist(),
+        )
+        for _ in range(tokens)
+    ]
+
+
+def text_sums_of(experts: int, *layers: list[routed_outputs.Token]) -> GateSums:
+    counted = [routed_outputs.sums(tokens, experts) for tokens in layers]
+    arrays = {name: np.array([c[name] for c in counted]) for name in TEXT_SUMS[1:]}
+    return GateSums(np.array([len(tokens) for tokens in layers]), **arrays)
+
+
 def statistics_of(sums: GateSums, lacks: frozenset[str] = frozenset()) -> GateStatistics:
     layers, experts = sums.top1.shape
     names = tuple(f"model.encoder.layers.{n}.ffn" for n in range(layers))
     return GateStatistics("sha256:0", "nllb-moe", "forced", names, experts, 2, {"a-b": sums}, lacks)
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", OF_GATES)
 @given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(2, 6))
 def test_metrics_are_those_of_the_paper(name: str, seed: int, tokens: int, experts: int) -> None:
     layers = routed(seed, tokens, experts), routed(seed + 1, tokens + 3, experts)
     values = METRICS[name](sums_of(*layers))
     for row, gates in zip(values, layers, strict=True):
         assert_allclose(row, expert_metrics.metric(name, gates), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@given(seed=st.integers(0, 10**6), tokens=st.integers(1, 12), experts=st.integers(3, 7))
+def test_metrics_of_language_models_are_those_of_the_raw_routing(
+    name: str, seed: int, tokens: int, experts: int
+) -> None:
+    layers = tokens_of(seed, tokens, experts), tokens_of(seed + 1, tokens + 3, experts)
+    values = METRICS[name](text_sums_of(experts, *layers))
+    for row, raw in zip(values, layers, strict=True):
+        assert_allclose(row, routed_outputs.metric(name, raw, experts), rtol=1e-12, atol=0)
+
+
+def test_reap_by_hand() -> None:
+    # Expert 0: (0.5 x 2 + 0.25 x 4) / 2 = 1; expert 1: 0.5 x 6 = 3, its one token; expert 2: 0.75 x 4 / 1 = 3.
+    tokens = [((0, 1), (0.5, 0.5), (2.0, 6.0)), ((2, 0), (0.75, 0.25), (4.0, 4.0))]
+    sums = text_sums_of(4, tokens)
+    assert_allclose(METRICS["reap"](sums)[0], [1.0, 3.0, 3.0, 0.0])
+    assert_allclose(METRICS["man"](sums)[0], [3.0, 6.0, 4.0, 0.0])
 
 
 def test_importance_by_hand() -> None:
@@ -61,13 +107,23 @@ def test_adding_sums_is_counting_both(seed: int, first: int, second: int) -> Non
     added, together = sums_of(a) + sums_of(b), sums_of(a + b)
     for name in ("tokens", "top1", "top2"):
         assert (getattr(added, name) == getattr(together, name)).all()
+    for name in OF_GATES:
+        assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 8), st.integers(1, 8))
+def test_adding_sums_of_texts_is_counting_both(seed: int, first: int, second: int) -> None:
+    a, b = tokens_of(seed, first, 5), tokens_of(seed + 1, second, 5)
+    added, together = text_sums_of(5, a) + text_sums_of(5, b), text_sums_of(5, a + b)
+    assert (added.routed == together.routed).all()
+    assert (added.norm_max == together.norm_max).all()
     for name in METRICS:
         assert_allclose(METRICS[name](added), METRICS[name](together), rtol=1e-12)
 
 
 def test_a_layer_without_tokens_gives_zeros() -> None:
     for metric in METRICS.values():
-        assert (metric(GateSums.zeros(2, 3)) == 0).all()
+        assert (metric(GateSums.zeros(2, 3, TEXT_SUMS)) == 0).all()
 
 
 def test_values_are_named_by_layer() -> None:
@@ -97,3 +153,21 @@ def test_a_metric_whose_sums_the_file_lacks_is_refused_with_those_that_work() ->
     ) as refused:
         metric_values("load-balance", sums, statistics)
     assert refused.value.remedy == "Choose --metric top1 or top2."
+
+
+def test_statistics_of_translation_lack_what_outputs_give() -> None:
+    sums = sums_of(routed(0, 9, 3))
+    for name in ("reap", "seer"):
+        with pytest.raises(StatisticsError, match=f"metric '{name}' needs .*routed") as refused:
+            metric_values(name, sums, statistics_of(sums))
+        assert str(refused.value.remedy).startswith("Choose --metric importance or ")
+        assert "ean" not in str(refused.value.remedy)
+
+
+def test_the_default_metric_goes_by_the_kind_of_statistics() -> None:
+    sums = text_sums_of(3, tokens_of(0, 9, 3))
+    statistics = statistics_of(sums)
+    assert default_metric(statistics) == "importance"
+    texts = replace(statistics, mode="text")
+    assert default_metric(texts) == "reap"
+    assert set(metric_values("reap", sums, texts)) == {"model.encoder.layers.0.ffn"}

@@ -1,0 +1,73 @@
+"""Gate statistics and the checkpoint that they are used for: layers by their names there, refused where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from prunecli.errors import StatisticsError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.depth import renaming_since
+from prunecli.results.gates import GateStatistics
+
+
+def numbered(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
+    """The statistics of the layers that `checkpoint` has, under their names there: it may have lost some since."""
+    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, statistics.fingerprint)
+    if rename is None:
+        return statistics
+    names = [rename(name) for name in statistics.layers]
+    kept = [index for index, name in enumerate(names) if name is not None]
+    return replace(
+        statistics,
+        layers=tuple(name for name in names if name is not None),
+        entries={pair: sums.of_layers(kept) for pair, sums in statistics.entries.items()},
+    )
+
+
+def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
+    """Refuse statistics of another model.
+
+    Those of the model that a pruned checkpoint was made from are right too: ids are the original ones.
+
+    Raises:
+        StatisticsError: another family, fingerprint or top-k, other sparse layers, another number of experts.
+    """
+    layers = checkpoint.require_mixtures()
+    family = checkpoint.require_architecture()
+    if statistics.model_type not in (None, family.model_type):
+        raise StatisticsError(
+            f"The statistics are of a model of the family {statistics.model_type}; "
+            f"{checkpoint.path} is of {family.model_type}.",
+            "Collect the gates of this checkpoint.",
+        )
+    original = {layer.original_experts for layer in layers}
+    if original and original != {statistics.num_experts}:
+        raise StatisticsError(
+            f"The statistics are of a model with {statistics.num_experts} experts per layer; "
+            f"{checkpoint.path} has {', '.join(map(str, sorted(original)))}.",
+            "Collect the gates of this checkpoint.",
+        )
+    if statistics.layers != tuple(layer.name for layer in layers):
+        raise StatisticsError(
+            f"The statistics are of {len(statistics.layers)} sparse layers ({_ends(statistics.layers)}); "
+            f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
+            "Collect the gates of this checkpoint.",
+        )
+    top_k = family.top_k or 1
+    if statistics.top_k != top_k:
+        raise StatisticsError(
+            f"The statistics are of a router that picks {statistics.top_k} experts for each token; "
+            f"that of {checkpoint.path} picks {top_k}.",
+            "Collect the gates of this checkpoint.",
+        )
+    known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
+    if statistics.fingerprint is not None and statistics.fingerprint not in known:
+        raise StatisticsError(
+            f"The statistics are of another model than {checkpoint.path}: its weights are others.",
+            "Collect the gates of this checkpoint.",
+        )
+
+
+def _ends(names: Sequence[str]) -> str:
+    return "none" if not names else names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
