@@ -108,13 +108,13 @@ def pack_linears(model: nn.Module) -> None:
             module.__class__ = PackedLinear
 
 
-def linear(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`rows W^T + b`, possibly followed by rows to be ignored, possibly in float32 where the weight is float16.
 
     Args:
         rows: `[rows, in]`, in the type of the weight or in float32.
         weight: `[out, in]`, contiguous.
-        bias: `[out]`.
+        bias: `[out]`, or None.
 
     Returns:
         `[at least rows, out]`.
@@ -142,7 +142,7 @@ def _padded(rows: Tensor) -> Tensor:
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def _linear_float32(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _linear_float32(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.numel() < MIN_ONEDNN or not has_onednn_linear():
         return functional.linear(rows, weight, bias)
     return onednn_linear(_padded(rows), weight, bias)
@@ -160,14 +160,20 @@ def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return result
 
 
-def _linear_float16(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+def _linear_float16(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if rows.shape[0] <= FEW_ROWS:
         return functional.linear(rows.half(), weight, bias)
     rows = _padded(rows).float()
     step = max(1, CAST_ELEMENTS // weight.shape[1])
     starts = range(0, weight.shape[0], step)
-    blocks = ((weight[start : start + step].float(), bias[start : start + step].float()) for start in starts)
-    return torch.cat([_linear_float32(rows, *block) for block in blocks], dim=1)
+
+    def cast(tensor: Tensor | None, start: int) -> Tensor | None:
+        return None if tensor is None else tensor[start : start + step].float()
+
+    blocks = [
+        _linear_float32(rows, weight[start : start + step].float(), cast(bias, start)) for start in starts
+    ]
+    return torch.cat(blocks, dim=1)
 
 
 @contextmanager

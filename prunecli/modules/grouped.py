@@ -72,13 +72,26 @@ def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, counts: Tensor)
     Returns:
         `[assignments, out]`.
     """
-    if _has_grouped_kernel(tokens, weight):
-        offsets = counts.cumsum(0).to(torch.int32)
-        product = functional.grouped_mm(tokens, weight.transpose(1, 2), offs=offsets)
-        return product + bias.repeat_interleave(counts, dim=0, output_size=tokens.shape[0])
+    if has_grouped_kernel(tokens, weight):
+        return grouped_product(tokens, weight.transpose(1, 2), bias, counts)
     sizes = tuple(counts.tolist())
     result: Tensor = _GroupedLinear.apply(tokens, weight, bias, sizes)  # type: ignore[no-untyped-call]
     return result
+
+
+def grouped_product(tokens: Tensor, weight: Tensor, bias: Tensor | None, counts: Tensor) -> Tensor:
+    """torch's own grouped product, where `has_grouped_kernel`: `[assignments, out]`.
+
+    Args:
+        tokens: `[assignments, in]`, sorted by expert.
+        weight: `[num_experts, in, out]`.
+        bias: `[num_experts, out]`, or None.
+        counts: `[num_experts]` int64 rows per expert.
+    """
+    product: Tensor = functional.grouped_mm(tokens, weight, offs=counts.cumsum(0).to(torch.int32))
+    if bias is None:
+        return product
+    return product + bias.repeat_interleave(counts, dim=0, output_size=tokens.shape[0])
 
 
 def run_experts(
@@ -107,14 +120,16 @@ def run_experts(
 
     spans = expert_spans(counts)
     with dot_products(weights[0].dtype, [end - start for _, start, end in spans]):
-        _for_each(run, spans, shared_out=threads_pay(weights, len(spans), tokens.shape[0]))
+        for_each_span(
+            run, spans, shared_out=threads_pay((weights[0], weights[2]), len(spans), tokens.shape[0])
+        )
     return result
 
 
-def threads_pay(weights: Weights, experts: int, assignments: int) -> bool:
-    """Whether `run_experts` on that many experts and rows goes to threads."""
-    per_expert = weights[0][0].numel() + weights[2][0].numel()
-    weight_bytes = experts * per_expert * weights[0].element_size()
+def threads_pay(matrices: tuple[Tensor, Tensor], experts: int, assignments: int) -> bool:
+    """Whether that many experts and rows go to threads; `matrices` are those of all experts, without biases."""
+    per_expert = sum(weight[0].numel() for weight in matrices)
+    weight_bytes = experts * per_expert * matrices[0].element_size()
     return experts >= MIN_EXPERTS and pays(experts, weight_bytes, assignments * per_expert)
 
 
@@ -126,7 +141,7 @@ def expert_spans(sizes: Sequence[int]) -> list[Span]:
     ]
 
 
-def _has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
+def has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
     """Whether torch's own grouped product takes these tensors: CUDA from compute capability 8.0, rows of 16 bytes."""
     return (
         tokens.is_cuda
@@ -145,7 +160,7 @@ def _on_cpu_threads(weight: Tensor, spans: Sequence[Span]) -> bool:
     return weight.device.type == "cpu" and pays(len(spans), weight_bytes, rows * per_expert)
 
 
-def _for_each(run: Callable[[Span], None], spans: Sequence[Span], *, shared_out: bool) -> None:
+def for_each_span(run: Callable[[Span], None], spans: Sequence[Span], *, shared_out: bool) -> None:
     """Call `run` for each expert that has rows: each thread takes the next one, the largest first, or one by one."""
     if shared_out:
         in_threads(run, sorted(spans, key=lambda span: span[1] - span[2]))
@@ -169,7 +184,7 @@ class _GroupedLinear(torch.autograd.Function):
             torch.addmm(bias[expert], tokens[start:end], weight[expert].t(), out=result[start:end])
 
         spans = expert_spans(sizes)
-        _for_each(run, spans, shared_out=_on_cpu_threads(weight, spans))
+        for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
         return result
 
     @staticmethod
@@ -191,5 +206,5 @@ class _GroupedLinear(torch.autograd.Function):
                 torch.sum(rows, dim=0, out=to_bias[expert])
 
         spans = expert_spans(ctx.sizes)
-        _for_each(run, spans, shared_out=_on_cpu_threads(weight, spans))
+        for_each_span(run, spans, shared_out=_on_cpu_threads(weight, spans))
         return to_tokens, to_weight, to_bias, None

@@ -253,7 +253,9 @@ class SparseFFN(nn.Module):
 
     def shares_out(self, counts: Sequence[int]) -> bool:
         """Whether experts with so many rows each would be shared out to threads, one thread to an expert."""
-        return threads_pay(self._stacked(), sum(count > 0 for count in counts), sum(counts))
+        return threads_pay(
+            (self.fc1_weight, self.fc2_weight), sum(count > 0 for count in counts), sum(counts)
+        )
 
     def _run(self, rows: Tensor, weights: Weights, counts: Tensor, needs_graph: bool) -> Tensor:
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""

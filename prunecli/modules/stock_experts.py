@@ -1,0 +1,250 @@
+"""Mixtures of experts of transformers' own classes, run so that experts' outputs are seen before they are weighted.
+
+Transformers lets the experts of a model be run by a function of one's own: `own_experts` registers one, and within its
+block the stock routers, shared experts and blocks go on as they are. Modules are known by the attributes that
+`use_experts_implementation` gives them, not by their classes, whose names change.
+
+A token's weighted outputs are added in float32 in the order of the experts, so that a run which reads one expert after
+another adds the same numbers in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.modules.cpu_linear import dot_products, linear
+from prunecli.modules.grouped import (
+    Dispatch,
+    Span,
+    dispatch,
+    expert_spans,
+    for_each_span,
+    grouped_product,
+    has_grouped_kernel,
+    threads_pay,
+)
+
+IMPLEMENTATION = "prunecli"
+"""The name that the function is registered under."""
+
+ATTRIBUTES = ("num_experts", "has_gate", "has_bias", "is_transposed", "has_post_expert_norm", "_apply_gate")
+"""What tells a module of experts."""
+
+
+@dataclass(frozen=True)
+class ExpertUse:
+    """What one forward pass of a module of experts did, padding included.
+
+    Attributes:
+        experts: `[tokens, top_k]` int64, the chosen experts, in no order that all routers share.
+        weights: `[tokens, top_k]`, what their outputs are multiplied by.
+        norms: `[tokens, top_k]` float32, Euclidean norms of their outputs before that.
+    """
+
+    experts: Tensor
+    weights: Tensor
+    norms: Tensor
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Of all experts, the first axis the expert; or of one, without that axis.
+
+    Attributes:
+        up: `[experts, 2 ffn, width]` with a gate, else `[experts, ffn, width]`; the last two axes the other way around
+            where the module is transposed.
+        down: `[experts, width, ffn]`, or the other way around.
+        up_bias, down_bias: `[experts, 2 ffn or ffn]` and `[experts, width]`, or None.
+    """
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    @classmethod
+    def of(cls, module: Any) -> ExpertWeights:
+        """Those that a module of experts holds."""
+        name = "gate_up_proj" if module.has_gate else "up_proj"
+        biases = (getattr(module, f"{name}_bias"), module.down_proj_bias) if module.has_bias else (None, None)
+        return cls(getattr(module, name), module.down_proj, *biases)
+
+    def __getitem__(self, expert: int) -> ExpertWeights:
+        biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
+        return ExpertWeights(self.up[expert], self.down[expert], *biases)
+
+
+def expert_modules(model: nn.Module) -> dict[str, Any]:
+    """Name -> module of experts, in the order of the layers."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if all(hasattr(module, attribute) for attribute in ATTRIBUTES)
+    }
+
+
+@contextmanager
+def own_experts(model: Any) -> Iterator[dict[str, Any]]:
+    """Within the block the experts of `model` are run by `run_mixture`.
+
+    Yields:
+        Name -> module of experts. Where one is given an `observer`, that is called with the `ExpertUse` of every
+        forward pass; norms are computed only then.
+
+    Raises:
+        UnsupportedModelError: the model's class does not let its experts be run so.
+    """
+    from transformers.integrations.moe import ExpertsInterface
+
+    modules = expert_modules(model)
+    if not modules or not model._can_set_experts_implementation():
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: transformers does not let its experts be run from outside",
+            "Its experts cannot be measured; choose them with prune-experts --experts, --metric aimer or random.",
+        )
+    ExpertsInterface.register(IMPLEMENTATION, run_mixture)
+    before = model.get_experts_implementation()
+    model.set_experts_implementation(IMPLEMENTATION)
+    try:
+        yield modules
+    finally:
+        model.set_experts_implementation(before)
+        for module in modules.values():
+            module.observer = None
+
+
+def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+    """The forward pass of a module of experts: sum of w_k f_k(x) over each token's chosen experts; no gradients.
+
+    Args:
+        module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`.
+        hidden_states: `[tokens, width]`.
+        experts: `[tokens, top_k]` int64.
+        weights: `[tokens, top_k]`.
+
+    Returns:
+        `[tokens, width]` in the type of `hidden_states`.
+    """
+    plan = dispatch(experts, module.num_experts)
+    held = ExpertWeights.of(module)
+    rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
+    observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
+    outputs, norms = _outputs(module, rows, held, plan.counts, with_norms=observer is not None)
+    if observer is not None and norms is not None:
+        observer(ExpertUse(experts, weights, norms[plan.position]))
+    return combine(outputs, weights, plan).to(hidden_states.dtype)
+
+
+def run_expert(module: Any, rows: Tensor, weights: ExpertWeights) -> Tensor:
+    """One expert on its own rows.
+
+    Args:
+        module: of which it is: says how its weights lie, and its activation.
+        rows: `[rows, width]`.
+        weights: of this expert.
+
+    Returns:
+        `[rows, width]`, before the router's weight.
+    """
+    count = rows.shape[0]
+    hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])
+    outputs = _linear(hidden, weights.down, weights.down_bias, module.is_transposed)[:count]
+    return _normed(module, outputs)
+
+
+def norms_of(outputs: Tensor) -> Tensor:
+    """`[rows]` float32 of `[rows, width]`."""
+    norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float32)
+    return norms
+
+
+def combine(outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
+    """Each token's outputs times its weights, added in the order of the experts.
+
+    Args:
+        outputs: `[assignments, width]`, sorted by expert.
+        weights: `[tokens, top_k]`.
+
+    Returns:
+        `[tokens, width]` float32.
+    """
+    # Rows are sorted by expert: in the order of its rows, a token's experts ascend.
+    position, order = plan.position.sort(dim=1)
+    ordered = weights.gather(1, order)
+    mixed = outputs.new_zeros(len(position), outputs.shape[1], dtype=torch.float32)
+    for place in range(position.shape[1]):
+        mixed += weighted(outputs.index_select(0, position[:, place]), ordered[:, place])
+    return mixed
+
+
+def weighted(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Rows `[rows, width]` times `[rows]`, rounded as stock classes do it."""
+    return outputs * weights.unsqueeze(-1)
+
+
+def _outputs(
+    module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor, *, with_norms: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Outputs `[assignments, width]` of `rows`, sorted by expert, and their norms."""
+    if has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down):
+        outputs = _grouped(module, rows, held, counts)
+        return outputs, norms_of(outputs) if with_norms else None
+    outputs = rows.new_empty(len(rows), held.down.shape[-1 if module.is_transposed else -2])
+    norms = rows.new_empty(len(rows), dtype=torch.float32) if with_norms else None
+
+    def run(span: Span) -> None:
+        expert, start, end = span
+        found = run_expert(module, rows[start:end], held[expert])
+        outputs[start:end] = found
+        if norms is not None:
+            norms[start:end] = norms_of(outputs[start:end])
+
+    spans = expert_spans(counts.tolist())
+    with dot_products(held.up.dtype, [end - start for _, start, end in spans]):
+        for_each_span(run, spans, shared_out=shares_out(held, counts.tolist()))
+    return outputs, norms
+
+
+def shares_out(held: ExpertWeights, counts: Sequence[int]) -> bool:
+    """Whether experts with so many rows each are shared out to threads, one thread to an expert."""
+    if held.up.device.type != "cpu":
+        return False
+    return threads_pay((held.up, held.down), sum(count > 0 for count in counts), sum(counts))
+
+
+def _grouped(module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor) -> Tensor:
+    def product(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return grouped_product(
+            given, weight if module.is_transposed else weight.transpose(1, 2), bias, counts
+        )
+
+    hidden = _activated(module, product(rows, held.up, held.up_bias))
+    outputs = product(hidden, held.down, held.down_bias)
+    return _normed(module, outputs)
+
+
+def _activated(module: Any, hidden: Tensor) -> Tensor:
+    found: Tensor = module._apply_gate(hidden) if module.has_gate else module.act_fn(hidden)
+    return found
+
+
+def _normed(module: Any, outputs: Tensor) -> Tensor:
+    found: Tensor = module.post_expert_norm(outputs) if module.has_post_expert_norm else outputs
+    return found
+
+
+def _linear(rows: Tensor, weight: Tensor, bias: Tensor | None, is_transposed: bool) -> Tensor:
+    """`[at least rows, out]`."""
+    if is_transposed:
+        rows = rows.to(weight.dtype)
+        return rows @ weight if bias is None else torch.addmm(bias, rows, weight)
+    if rows.device.type != "cpu":
+        return torch.nn.functional.linear(rows, weight, bias)
+    return linear(rows, weight, bias)

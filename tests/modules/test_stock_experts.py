@@ -1,0 +1,117 @@
+"""Experts of stock classes run by prunecli: the same outputs, and norms as brute force has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.modules import stock_experts
+from prunecli.modules.stock_experts import ExpertUse, expert_modules, own_experts
+from tests.reference.stock_experts import every_output, expert_calls
+from tests.stock_mixtures import CLASSES, tiny_mixture
+
+IDS = torch.randint(2, 64, (3, 17), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize("threads", [False, True], ids=["one", "threads"])
+def test_logits_are_the_stock_ones(model_type: str, threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stock_experts, "threads_pay", lambda *_: threads)
+    model = tiny_mixture(model_type)
+    before = model.get_experts_implementation()
+    stock = {}
+    for name in ("eager", "grouped_mm"):
+        model.set_experts_implementation(name)
+        stock[name] = model(IDS).logits
+    model.set_experts_implementation(before)
+    with own_experts(model):
+        own = model(IDS).logits
+    assert model.get_experts_implementation() == before
+    for logits in stock.values():
+        assert own.std() > 0.1
+        torch.testing.assert_close(own, logits, rtol=0, atol=2e-6 * float(logits.abs().max()))
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None:
+    model = tiny_mixture(model_type)
+    model.set_experts_implementation("eager")
+    calls = expert_calls(model, expert_modules(model), input_ids=IDS)
+    uses = _uses(model, IDS)
+    assert list(uses) == list(calls)
+    assert len(calls) > 0
+    for name, (hidden, experts, weights) in calls.items():
+        norms = every_output(model.get_submodule(name), hidden).norm(dim=-1)  # [experts, tokens]
+        use = uses[name]
+        assert torch.equal(use.experts.sort().values, experts.sort().values)
+        torch.testing.assert_close(use.weights.float().sort().values, weights.float().sort().values)
+        torch.testing.assert_close(use.norms, norms.T.gather(1, use.experts), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_round_as_often_as_stock(dtype: torch.dtype) -> None:
+    model = tiny_mixture("qwen3_moe").to(dtype)
+    stock = model(IDS).logits
+    with own_experts(model):
+        own = model(IDS).logits
+    assert own.dtype == dtype
+    unit = torch.finfo(dtype).eps * float(stock.abs().max())
+    torch.testing.assert_close(own, stock, rtol=0, atol=8 * unit)
+
+
+def test_no_norms_without_an_observer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(_outputs: Any) -> Any:
+        raise AssertionError
+
+    model = tiny_mixture("olmoe")
+    monkeypatch.setattr(stock_experts, "norms_of", never)
+    with own_experts(model):
+        model(IDS)
+    with own_experts(model) as modules:
+        next(iter(modules.values())).observer = lambda _use: None
+        with pytest.raises(AssertionError):
+            model(IDS)
+
+
+def test_observers_and_implementation_are_gone_after_a_failure() -> None:
+    model = tiny_mixture("mixtral")
+    before = model.get_experts_implementation()
+
+    def fail() -> None:
+        with own_experts(model) as modules:
+            for module in modules.values():
+                module.observer = print
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert model.get_experts_implementation() == before
+    assert all(module.observer is None for module in expert_modules(model).values())
+
+
+def test_a_model_without_such_experts_is_refused() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16))
+    with pytest.raises(UnsupportedModelError, match="GPT2LMHeadModel"), own_experts(model):
+        pass
+
+
+def _uses(model: Any, ids: Any) -> dict[str, ExpertUse]:
+    found: dict[str, ExpertUse] = {}
+    with own_experts(model) as modules:
+        for name, module in modules.items():
+            module.observer = partial(found.__setitem__, name)
+        model(ids)
+    return found
