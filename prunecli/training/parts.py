@@ -6,6 +6,7 @@ import warnings
 from math import prod
 from typing import Any
 
+import torch
 from torch import nn
 
 from prunecli.errors import PruneError, UsageError
@@ -32,7 +33,7 @@ def prepare(model: Any, layout: ModelLayout, options: TrainingOptions) -> None:
     if options.train != "all":
         _freeze_others(model, layout, options.train)
     if options.lora is not None:
-        _adapt(model, layout, options.lora)
+        _adapt(model, layout, options.lora, options.seed)
     if options.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UsageError(f"--gradient-checkpointing: {type(model).__name__} cannot", "Leave it out.")
@@ -80,13 +81,15 @@ def require_peft() -> None:
     """Refuse before the work what cannot be trained without peft.
 
     Raises:
-        PruneError: it is not installed.
+        PruneError: it is not installed, or does not go with this version of transformers.
     """
     try:
         import peft  # noqa: F401
     except ImportError as error:
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == "peft"
+        why = "which is not installed" if is_absent else f"which cannot be imported ({error})"
         raise PruneError(
-            "--lora needs peft, which is not installed.", "Install it: pip install peft."
+            f"--lora needs peft, {why}.", "Install it: pip install --upgrade 'peft>=0.18'."
         ) from error
 
 
@@ -99,7 +102,7 @@ def _matrices(layout: ModelLayout) -> list[str]:
     ]
 
 
-def _adapt(model: nn.Module, layout: ModelLayout, rank: int) -> None:
+def _adapt(model: nn.Module, layout: ModelLayout, rank: int, seed: int) -> None:
     """Give each linear layer of attentions and FFNs an update of this rank, which learns alone (arXiv 2106.09685).
 
     The update counts twice (alpha = 2 r), as is usual. A layer that several FFNs share has one.
@@ -117,6 +120,7 @@ def _adapt(model: nn.Module, layout: ModelLayout, rank: int) -> None:
     config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of GPT-2's transposed layers, which it sets right
+        torch.manual_seed(seed)
         peft.inject_adapter_in_model(config, model)
     adapted = {id(original): model.get_submodule(name) for name, original in originals.items()}
     for name, module in modules.items():  # the other names of a shared layer

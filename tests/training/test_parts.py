@@ -19,7 +19,7 @@ from prunecli.pipeline import apply
 from prunecli.text.choice import TextChoice
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
-from prunecli.training.parts import merged_state, prepare, require_peft, trained_parameters
+from prunecli.training.parts import merged_state, prepare, trained_parameters
 from prunecli.training.start import Start
 from prunecli.training.train import training_bytes
 from tests.commands.calls import raising
@@ -142,9 +142,16 @@ def test_lora_without_peft_is_refused(tmp_path, monkeypatch):
         finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
 
 
+def test_lora_with_a_peft_that_is_too_old_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "peft.py").write_text("from transformers import HybridCache")  # as peft 0.17 does
+    monkeypatch.delitem(sys.modules, "peft", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PruneError, match=r"--lora needs peft, which cannot be imported .*HybridCache"):
+        finetune(Start(tmp_path), TextChoice(), Destination(tmp_path / "out"), options(lora=2))
+
+
 @pytest.mark.parametrize("family", ["m2m_100", "t5", "gpt2", "llama"])
 def test_updates_of_low_rank_are_merged(tmp_path, family):
-    pytest.importorskip("peft")
     original = tiny_family(tmp_path / "original", family, **(CALM if family == "m2m_100" else {}))
     side = "--decoder" if family in ("gpt2", "llama") else "--encoder"
     raising(share_ffn, original, side, "share", "-o", tmp_path / "model")
@@ -171,9 +178,22 @@ def test_updates_of_low_rank_are_merged(tmp_path, family):
     assert staged(train(model, tmp_path / "cut", chosen, data)) == staged(trained)  # gone on from its state
 
 
+def test_updates_of_low_rank_begin_as_the_seed_says(tmp_path):
+    path = tiny_family(tmp_path / "model", "gpt2")
+
+    def first_matrices(before, seed):
+        model = load_model(path, device="cpu")
+        torch.manual_seed(before)  # whatever the process has drawn by then
+        with open_model(path) as source:
+            prepare(model, source.layout, options(lora=2, seed=seed))
+        drawn = [value.flatten() for name, value in model.named_parameters() if "lora_A" in name]
+        return torch.cat(drawn)
+
+    assert torch.equal(first_matrices(1, seed=0), first_matrices(2, seed=0))
+    assert not torch.equal(first_matrices(1, seed=0), first_matrices(1, seed=3))
+
+
 def test_adapted_and_merged_compute_the_same(tmp_path):
-    pytest.importorskip("peft")
-    require_peft()
     path = tiny_family(tmp_path / "model", "bart")
     model = load_model(path, device="cpu")
     with open_model(path) as source:
