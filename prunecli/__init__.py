@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
     from prunecli.methods.experts.collect import collect_gates
-    from prunecli.methods.experts.plan import Amount, ExpertOptions, ExpertPlan, plan_experts
+    from prunecli.methods.experts.options import Amount, ExpertOptions
+    from prunecli.methods.experts.plan import ExpertPlan, plan_experts
     from prunecli.methods.experts.rewrite import rewrite_experts
     from prunecli.methods.experts.score import CollectOptions
     from prunecli.methods.ffn.arrange import FfnPlan
@@ -70,7 +71,8 @@ _MODULES = {
     "methods.experts.collect": ("collect_gates",),
     "methods.experts.score": ("CollectOptions",),
     "methods.heads.collect": ("ScoreOptions", "score_heads"),
-    "methods.experts.plan": ("Amount", "ExpertOptions", "ExpertPlan", "plan_experts"),
+    "methods.experts.options": ("Amount", "ExpertOptions"),
+    "methods.experts.plan": ("ExpertPlan", "plan_experts"),
     "methods.experts.rewrite": ("rewrite_experts",),
     "methods.ffn.arrange": ("FfnPlan",),
     "methods.ffn.narrow": ("NarrowOptions", "plan_widths"),

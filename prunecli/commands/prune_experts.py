@@ -32,11 +32,29 @@ from prunecli.errors import UsageError
 from prunecli.tensors.quantities import parse_names
 
 if TYPE_CHECKING:
-    from prunecli.methods.experts.plan import ExpertOptions, ExpertPlan
+    from prunecli.methods.experts.options import ExpertOptions
+    from prunecli.methods.experts.plan import ExpertPlan
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import ExpertSelection
 
-MetricName = Literal["importance", "importance-vanilla", "top1", "top2", "load-balance", "random"]
+MetricName = Literal[
+    "importance",
+    "importance-vanilla",
+    "top1",
+    "top2",
+    "load-balance",
+    "reap",
+    "ean",
+    "frequency",
+    "seer",
+    "man",
+    "msan",
+    "weighted-ean",
+    "random",
+]
+
+MIN_TOKENS = 100
+"""That of `ExpertOptions`, which is not imported for --help."""
 
 StrategyName = Literal["per-layer", "global-threshold", "side-threshold"]
 
@@ -61,7 +79,7 @@ def prune_experts(
             "--experts",
             metavar="FILE",
             help="Ids of the experts to keep, instead of statistics: the authors' experts.json, a list, or "
-            "what --dry-run --json printed.",
+            'what --dry-run --json printed, of which {"kept": {LAYER: [ids]}} is enough.',
             show_default=False,
         ),
     ] = None,
@@ -72,7 +90,7 @@ def prune_experts(
             parser=removed_share,
             metavar="R",
             help="Fraction of the experts to remove, counted from those that the checkpoint holds; never "
-            "less is removed. Default: 0.8.",
+            "less is removed. Default: 0.8, of language models 0.25.",
             show_default=False,
         ),
     ] = None,
@@ -91,19 +109,30 @@ def prune_experts(
         typer.Option(
             "--experts-per-layer",
             metavar="E,D",
-            help="Experts to keep in each encoder and decoder layer: 36,12.",
+            help="Experts to keep in each encoder and decoder layer: 36,12; one number for all.",
             show_default=False,
         ),
     ] = None,
+    round_to: Annotated[
+        int,
+        typer.Option(
+            "--round-to",
+            min=1,
+            metavar="N",
+            help="Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
+        ),
+    ] = 1,
     metric: Annotated[
-        MetricName,
+        MetricName | None,
         typer.Option(
             "--metric",
             metavar="NAME",
-            help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla or, as a "
-            "baseline, random.",
+            help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla; of "
+            "language models also reap, ean, weighted-ean, frequency, seer, man, msan; or, as a baseline, random. "
+            "Default: importance; of language models reap.",
+            show_default=False,
         ),
-    ] = "importance",
+    ] = None,
     strategy: Annotated[
         StrategyName,
         typer.Option(
@@ -151,6 +180,24 @@ def prune_experts(
         str | None,
         typer.Option("--target", metavar="C,D", help="Languages to translate into.", show_default=False),
     ] = None,
+    texts: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="A,B",
+            help="Of language models: texts of the statistics that count; default: all.",
+            show_default=False,
+        ),
+    ] = None,
+    min_tokens: Annotated[
+        int,
+        typer.Option(
+            "--min-tokens",
+            min=0,
+            metavar="N",
+            help="Of language models: warn of experts that saw fewer tokens than this.",
+        ),
+    ] = MIN_TOKENS,
     dtype: DtypeOption = None,
     fit_batch: FitBatchOption = FIT_BATCH,
     fit_beam: FitBeamOption = FIT_BEAM,
@@ -165,12 +212,12 @@ def prune_experts(
     quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Remove the experts that the given languages need least; no model is built, no shard is held in memory.
+    """Remove the experts that the given languages or texts need least; no model is built, no shard is held in memory.
 
     A checkpoint that was pruned before can be pruned further: --ratio counts from what it holds.
     """
     from prunecli.methods.experts.budget import parse_balance
-    from prunecli.methods.experts.plan import Amount, ExpertOptions
+    from prunecli.methods.experts.options import Amount, ExpertOptions, default_ratio
     from prunecli.tensors.quantities import parse_size
 
     if experts is not None and gates:
@@ -187,6 +234,9 @@ def prune_experts(
         granularity=granularity,
         sources=parse_names("--source", source),
         targets=parse_names("--target", target),
+        texts=parse_names("--for", texts),
+        min_tokens=min_tokens,
+        round_to=round_to,
         dtype=dtype,
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
@@ -194,12 +244,15 @@ def prune_experts(
     how = How(None if dry_run else output, force, quiet, json, not config_only)
     with how.open(checkpoint) as opened:
         if options.experts is None and options.amount == Amount():
-            how.note("No --ratio given: removing at least 80 % of the experts.")
+            how.note(
+                f"No --ratio given: removing at least {100 * default_ratio(opened):.0f} % of the experts."
+            )
         _run(opened, options, how)
 
 
 def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
     from prunecli.methods.experts.metrics import RANDOM
+    from prunecli.methods.experts.options import of_language_model
     from prunecli.methods.experts.plan import plan_experts
     from prunecli.methods.experts.rewrite import rewrite_experts
 
@@ -207,9 +260,13 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
     how.note(*plan.reasons)
     if plan.warning is not None:
         console.warn(plan.warning)
-    if options.experts is None and options.metric != RANDOM and not options.sources + options.targets:
+    named = options.sources + options.targets + options.texts
+    if options.experts is None and options.metric != RANDOM and not named:
         files = ", ".join(map(str, options.files))
-        how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
+        if of_language_model(checkpoint):
+            how.note(f"No texts named: all of {files} count; --for keeps what yours need.")
+        else:
+            how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
     shown = how.apply(checkpoint, rewrite_experts(checkpoint, plan))
     how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
 
@@ -225,6 +282,7 @@ def _document(shown: Shown, plan: ExpertPlan, seed: int) -> ExpertSelection:
         experts_after=plan.count,
         thresholds=plan.thresholds,
         **({} if plan.fit is None else {"fit": fit_payload(plan.fit)}),
+        **({"few_tokens": plan.few} if plan.few else {}),
         kept=plan.kept,
     )
 

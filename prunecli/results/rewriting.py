@@ -88,16 +88,18 @@ class ExpertSelection(Rewriting):
 
     Attributes:
         thresholds: theta of 2212.09811, eq. 5, under `"model"`, or of each side; empty for per-layer.
+        few_tokens: sparse layer -> original ids of the experts that saw fewer tokens than the argument `min_tokens`.
         kept: sparse layer -> original ids of the experts that stay.
     """
 
     FORMAT: ClassVar[str] = "prunecli.experts/1"
-    LAST: ClassVar[tuple[str, ...]] = ("thresholds", "fit", "kept")
+    LAST: ClassVar[tuple[str, ...]] = ("thresholds", "fit", "few_tokens", "kept")
 
     experts_before: Count | None = None
     experts_after: Count | None = None
     thresholds: dict[str, Figure] = Field(default_factory=dict)
     fit: ExpertFit | None = None
+    few_tokens: dict[str, list[int]] = Field(default_factory=dict)
     kept: dict[str, list[int]]
 
     @classmethod
@@ -113,8 +115,10 @@ class ExpertSelection(Rewriting):
         return super().from_json(payload, path)
 
     def _own_tables(self) -> Tables:
-        """`kept`: an expert; `thresholds`; `fit`."""
+        """`kept`: an expert; `few_tokens`: an expert; `thresholds`; `fit`."""
+        few = [{"name": name, "expert": expert} for name, ids in self.few_tokens.items() for expert in ids]
         return {
+            "few_tokens": few,
             "kept": [{"name": name, "expert": expert} for name, ids in self.kept.items() for expert in ids],
             "thresholds": [{"side": side, "threshold": theta} for side, theta in self.thresholds.items()],
             "fit": [] if self.fit is None else [self.fit.to_json()],

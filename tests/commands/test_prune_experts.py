@@ -11,9 +11,16 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.prune_experts import GranularityName, MetricName, StrategyName, prune_experts
+from prunecli.commands.prune_experts import (
+    MIN_TOKENS,
+    GranularityName,
+    MetricName,
+    StrategyName,
+    prune_experts,
+)
 from prunecli.methods.experts.granularity import GRANULARITIES
 from prunecli.methods.experts.metrics import METRICS, RANDOM
+from prunecli.methods.experts.options import ExpertOptions
 from prunecli.methods.experts.select import STRATEGIES
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
@@ -31,6 +38,8 @@ from tests.tiny import tiny_nllb_moe
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
 ENCODER, DECODER = (tuple(f"model.{side}.layers.{n}.ffn" for n in (1, 3)) for side in ("encoder", "decoder"))
 
+
+OF_GATES = tuple(name for name, metric in METRICS.items() if metric.needs <= set(SUMS))
 
 run = partial(call, prune_experts)
 
@@ -78,6 +87,7 @@ def test_choices_are_those_of_the_library() -> None:
     assert list(get_args(MetricName)) == [*METRICS, RANDOM]
     assert list(get_args(StrategyName)) == list(STRATEGIES)
     assert list(get_args(GranularityName)) == list(GRANULARITIES)
+    assert ExpertOptions().min_tokens == MIN_TOKENS
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
         assert shim_classes(pruned.config)
 
 
-@pytest.mark.parametrize("metric", [*METRICS, RANDOM])
+@pytest.mark.parametrize("metric", [*OF_GATES, RANDOM])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_metric_and_strategy(metric: str, strategy: str, model: Path, folder: Path) -> None:
     result = run(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
@@ -296,6 +306,13 @@ def test_experts_per_layer(model: Path, folder: Path) -> None:
     assert [len(ids) for ids in kept(folder / "small").values()] == [9, 9, 3, 3]
 
 
+def test_counts_are_rounded_down(model: Path, folder: Path) -> None:
+    assert run(model, "--ratio", 0.5, "--round-to", 3, "-o", "out").status == 0
+    assert {len(ids) for ids in kept(folder / "out").values()} == {6}  # of 16, half of them are 8
+    with open_model(folder / "out") as checkpoint:
+        assert checkpoint.structure.history[-1]["arguments"]["round_to"] == 3
+
+
 def test_published_statistics_and_ids_are_read_as_they_are(model: Path, folder: Path) -> None:
     draw = np.random.default_rng(3)
     entry = {name: draw.random(64).tolist() for name in ("top1", "conf1", "mean")}
@@ -393,6 +410,14 @@ REFUSALS: Mapping[str, tuple[tuple[object, ...], str, int]] = {
     "small memory": (("--fit", "1KiB"), "No ratio fits", 2),
     "load without memory": (("--fit-beam", "1"), "--fit-beam goes with --fit", 2),
     "low minimum": (("--min-per-layer", 1), "router picks 2", 2),
+    "metric of outputs": (("--metric", "reap"), "lack what the metric 'reap' needs", 1),
+    "texts": (("--for", "code"), "--for names texts of language models", 2),
+    "rounded threshold": (
+        ("--round-to", 4, "--strategy", "global-threshold"),
+        "--round-to 4 rounds the number of each layer",
+        2,
+    ),
+    "rounded too far": (("--round-to", 32), "no multiple of 32", 2),
     "odd metric": (("--metric", "entropy"), "entropy", 2),
     "odd type": (("--dtype", "int3"), "int3", 2),
     "empty name": (("--source", "a,,b"), "empty name", 2),

@@ -12,7 +12,8 @@ import torch
 
 from prunecli.methods.attention.plan import AttentionOptions, plan_attention
 from prunecli.methods.attention.rewrite import rewrite_attention
-from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn

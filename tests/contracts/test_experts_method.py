@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import shim_classes

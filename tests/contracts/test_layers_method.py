@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.experts.plan import Amount, ExpertOptions, plan_experts
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import plan_experts
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadOptions, plan_heads

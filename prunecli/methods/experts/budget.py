@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 from typing import Literal, Protocol, get_args
 
 from prunecli.architectures.records import Side
@@ -51,6 +51,9 @@ class Request:
         balance: encoder experts per decoder expert, layer by layer (3 is the paper's 3:1); `default_balance`.
         minimum: at least this many in each layer.
         released: thresholds as the authors' released code counts them, instead of eq. 5.
+        step: per-layer counts are multiples of this.
+        groups: of equal size that a router picks from; the same number stays in each (`least_experts`). A divisor of
+            `step`.
     """
 
     keep: int | None = None
@@ -59,6 +62,8 @@ class Request:
     balance: Fraction = Fraction(1)
     minimum: int = 2
     released: bool = False
+    step: int = 1
+    groups: int = 1
 
 
 def keep_count(ratio: float, held: int) -> int:
@@ -137,30 +142,64 @@ def starved(layers: Sequence[Layer], originals: Sequence[int], kept: Mapping[str
     )
 
 
-def layer_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[str, int]:
-    """Experts per layer under fixed per layer: layer's name -> count, at most `keep` in all.
+def least_experts(top_k: int, groups: int = 1, picked: int = 1, at_least: int = 1) -> int:
+    """Experts that a layer needs so that its router can still pick `top_k` for each token, and as many in each group.
+
+    A router with groups picks the best `picked` of them first, then experts of those alone: picked x (experts of a
+    group) must not be less than `top_k`.
+
+    Args:
+        top_k: experts that it picks for each token.
+        groups: of equal size that the layer's experts are in (DeepSeek's `n_group`).
+        picked: groups that it picks for each token (`topk_group`).
+        at_least: experts of a group that its score is made of (2 in DeepSeek-V3, 1 in V2).
+    """
+    return groups * max(at_least, ceil(top_k / picked))
+
+
+def layer_counts(
+    layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int, step: int = 1
+) -> dict[str, int]:
+    """Experts per layer under fixed per layer: layer's name -> count, at most `keep` in all, multiples of `step`.
 
     The decoder count d is the largest whole number that fits, the encoder keeps floor(balance x d). A side
     that would exceed its layers, or fall below `minimum`, stops there and the other side gets the rest. A
     model with one side has no balance to keep.
 
     Raises:
-        UsageError: `keep` leaves less than `minimum` per layer.
+        UsageError: `keep` leaves less than `minimum` per layer, or a layer holds too few for `step`.
     """
-    widths = {layer.name: len(layer.experts) for layer in layers}
+    widths = {layer.name: len(layer.experts) // step * step for layer in layers}
+    minimum = ceil(minimum / step) * step
+    if step > 1:
+        _check_step(layers, widths, minimum, step)
     lowest = {name: min(minimum, width) for name, width in widths.items()}
-    check_feasible(keep, sum(lowest.values()), sum(widths.values()), len(layers), minimum)
+    held = sum(len(layer.experts) for layer in layers)
+    check_feasible(keep, sum(lowest.values()), held, len(layers), minimum)
     scale = _scales(layers, balance)
 
     def counts(decoder: int) -> dict[str, int]:
         return {
-            layer.name: min(widths[layer.name], max(lowest[layer.name], floor(scale[layer.side] * decoder)))
+            layer.name: min(
+                widths[layer.name],
+                max(lowest[layer.name], floor(scale[layer.side] * decoder) // step * step),
+            )
             for layer in layers
         }
 
     return counts(
         _largest(lambda decoder: sum(counts(decoder).values()) <= keep, _limit(widths.values(), scale))
     )
+
+
+def _check_step(layers: Sequence[Layer], widths: Mapping[str, int], minimum: int, step: int) -> None:
+    for layer in layers:
+        if widths[layer.name] < minimum:
+            raise UsageError(
+                f"{layer.name} holds {len(layer.experts)} experts: no multiple of {step} lies between the "
+                f"{minimum - step + 1} or more that are needed and those.",
+                "Give a smaller --round-to, or none.",
+            )
 
 
 def side_counts(layers: Sequence[Layer], keep: int, balance: Fraction, minimum: int) -> dict[Side, int]:
@@ -233,7 +272,7 @@ def kept_counts(layers: Sequence[Layer], request: Request, keep: int) -> dict[st
         UsageError: `keep` leaves less than the minimum per layer.
     """
     if request.strategy == "per-layer":
-        return layer_counts(layers, keep, request.balance, request.minimum)
+        return layer_counts(layers, keep, request.balance, request.minimum, request.step)
     groups: list[tuple[list[Layer], int]] = [(list(layers), keep)]
     if request.strategy == "side-threshold":
         counts = side_counts(layers, keep, request.balance, request.minimum)

@@ -1,4 +1,4 @@
-"""Which entries a selection sums over (2212.09811, 4.2): all, those of pairs, or by language."""
+"""Which entries a selection sums over: all, those of pairs, by language (2212.09811, 4.2), or those of texts."""
 
 from __future__ import annotations
 
@@ -67,6 +67,21 @@ def aggregate(
         pairs = _pairs(statistics, sources, targets)
         return _by_side(statistics, pairs, pairs)
     return _by_side(statistics, _of(statistics, 0, sources), _of(statistics, 1, targets))
+
+
+def aggregate_texts(statistics: GateStatistics, texts: Sequence[str] = ()) -> GateSums:
+    """The sums of some texts together, by default of all, `[layers, experts]`; every token weighs alike.
+
+    Raises:
+        StatisticsError: a text that the statistics lack.
+    """
+    for text in texts:
+        if text not in statistics.entries:
+            raise StatisticsError(
+                f"The statistics hold no text {text!r}.",
+                near_names(text, list(statistics.entries), "Collected"),
+            )
+    return statistics.combined(sorted(set(texts or statistics.entries)))
 
 
 def _by_side(statistics: GateStatistics, encoder: Sequence[str], decoder: Sequence[str]) -> GateSums:

@@ -74,7 +74,9 @@ def select_experts(
         counts = _requested_counts(layers, request)
         return Selection(
             {
-                layer.name: tuple(sorted(ranked(layer, values[layer.name])[0][: counts[layer.name]]))
+                layer.name: first_of_groups(
+                    layer, ranked(layer, values[layer.name])[0], counts[layer.name], request.groups
+                )
                 for layer in layers
             }
         )
@@ -89,6 +91,30 @@ def select_experts(
     check_feasible(request.keep, lowest, sum(len(x.experts) for x in layers), len(layers), request.minimum)
     kept, theta = _threshold(request)(layers, values, request.keep, request.minimum)
     return Selection(kept, {"model": theta})
+
+
+def first_of_groups(layer: Layer, order: Sequence[int], count: int, groups: int = 1) -> tuple[int, ...]:
+    """The `count` experts that come first in `order`, as many of each group, ascending.
+
+    Args:
+        layer: its experts lie in `groups` runs of equal length, by their places in it.
+        order: all of its experts.
+        count: a multiple of `groups`.
+
+    Raises:
+        UsageError: the groups do not divide its experts, or the count.
+    """
+    held = len(layer.experts)
+    if held % groups or count % groups:
+        raise UsageError(
+            f"{layer.name}: {groups} groups divide not both the {held} experts that it holds and the {count} to keep.",
+            f"Keep a multiple of {groups} in each layer.",
+        )
+    place = {expert: number * groups // held for number, expert in enumerate(layer.experts)}
+    chosen = [
+        [expert for expert in order if place[expert] == group][: count // groups] for group in range(groups)
+    ]
+    return tuple(sorted(expert for own in chosen for expert in own))
 
 
 def _threshold(request: Request) -> Callable[..., tuple[dict[str, tuple[int, ...]], float]]:
@@ -116,8 +142,13 @@ def _side_threshold(
 
 def _requested_counts(layers: Sequence[Layer], request: Request) -> dict[str, int]:
     if request.per_layer is None:
-        return layer_counts(layers, request.keep or 0, request.balance, request.minimum)
+        return layer_counts(layers, request.keep or 0, request.balance, request.minimum, request.step)
     for side, count in request.per_layer.items():
+        if count % request.step:
+            raise UsageError(
+                f"--experts-per-layer asks for {count}: it must be a multiple of {request.step}.",
+                "The groups of the router and --round-to ask for that.",
+            )
         widths = [len(layer.experts) for layer in layers if layer.side == side]
         if widths and not request.minimum <= count <= max(widths):
             raise UsageError(

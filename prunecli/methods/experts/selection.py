@@ -27,8 +27,9 @@ def read_experts(
 
     Forms: a plain list of ids; `{pair: [ids]}`, of which the pairs of the given sources and targets are
     united; `{language: [ids]}`, of which the encoder takes the given sources' and the decoder the given
-    targets'; a selection printed by `--dry-run --json`. An id counts through the original experts of all
-    sparse layers, encoder first.
+    targets'; a selection printed by `--dry-run --json`, or only its `{"kept": {layer: [ids]}}`, with the layers' names
+    as on disk. An id counts through the original experts of all sparse layers, encoder first; of a selection,
+    through those of its layer.
 
     Args:
         path: the file.
@@ -47,7 +48,7 @@ def read_experts(
     if isinstance(content, list):
         _refuse_languages(path, "a plain list", sources, targets)
         return _by_layer(path, content, layers, originals)
-    if "format" in content:
+    if "format" in content or isinstance(content.get("kept"), dict):
         _refuse_languages(path, "a saved selection", sources, targets)
         return _saved(path, content, layers)
     return _by_layer(
@@ -124,11 +125,17 @@ def _by_layer(
 def _saved(path: Path, content: Mapping[str, Any], layers: Sequence[Layer]) -> dict[str, tuple[int, ...]]:
     from prunecli.results.rewriting import ExpertSelection
 
-    kept = ExpertSelection.from_json(content, path).kept
+    if "format" in content:
+        kept = ExpertSelection.from_json(content, path).kept
+    else:
+        kept = {name: _list(path, content["kept"], name) for name in content["kept"]}
     names = {layer.name for layer in layers}
     if set(kept) != names:
         stray = sorted(set(kept) ^ names)[0]
-        raise StatisticsError(f"{path}: a selection for another model: {stray} is not in both.")
+        raise StatisticsError(
+            f"{path}: a selection for another model: {stray} is not in both.",
+            near_names(stray, sorted(names if stray in kept else kept), "In the other"),
+        )
     return _in_layers(path, {name: set(ids) for name, ids in kept.items()}, layers)
 
 

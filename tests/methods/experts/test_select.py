@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import default_balance, kept_counts, starved
+from prunecli.methods.experts.budget import default_balance, kept_counts, least_experts, starved
 from prunecli.methods.experts.select import (
     Request,
     keep_count,
@@ -152,6 +152,79 @@ def test_a_decoder_that_lost_more_before_is_not_warned_of_again() -> None:
     layers = [Layer("e", "encoder", tuple(range(18))), Layer("d", "decoder", tuple(range(6)))]
     assert starved(layers, [64, 64], {"e": 10, "d": 6}) is None
     assert starved(layers, [64, 64], {"e": 18, "d": 4}) is not None
+
+
+def language_model(layers: int, width: int) -> list[Layer]:
+    return [Layer(f"model.layers.{n}.mlp", "decoder", tuple(range(width))) for n in range(layers)]
+
+
+@given(st.integers(1, 6), st.integers(2, 24), st.integers(1, 8), st.integers(1, 6), st.integers(0, 999))
+def test_counts_of_a_language_model_are_one_multiple_for_all_layers(
+    layers: int, width: int, step: int, minimum: int, thousandths: int
+) -> None:
+    keep = keep_count(thousandths / 1000, layers * width)
+    fitting = [n for n in range(minimum, width + 1) if n % step == 0 and n * layers <= keep]
+    if not fitting and (step > 1 or minimum <= width):
+        with pytest.raises(UsageError):
+            layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
+    elif fitting:
+        counts = layer_counts(language_model(layers, width), keep, Fraction(1), minimum, step)
+        assert set(counts.values()) == {fitting[-1]}
+
+
+def test_a_layer_too_small_for_the_step_is_named() -> None:
+    with pytest.raises(
+        UsageError, match=r"model.layers.0.mlp holds 12 experts: no multiple of 8 .* 9 or more"
+    ):
+        layer_counts(language_model(2, 12), 24, Fraction(1), 9, 8)
+
+
+def can_route(kept_per_group: int, top_k: int, picked: int, at_least: int) -> bool:
+    """Whether a router finds `top_k` experts in the `picked` best groups, each scored by its `at_least` best."""
+    return kept_per_group >= at_least and kept_per_group * picked >= top_k
+
+
+@given(st.integers(1, 12), st.integers(1, 8), st.data(), st.sampled_from([1, 2]))
+def test_the_fewest_experts_that_a_router_with_groups_can_pick_from(
+    top_k: int, groups: int, data: st.DataObject, at_least: int
+) -> None:
+    picked = data.draw(st.integers(1, groups))
+    found = least_experts(top_k, groups, picked, at_least)
+    wanted = next(n for n in range(1, 99) if can_route(n, top_k, picked, at_least))
+    assert found == wanted * groups
+
+
+def test_the_fewest_experts_of_deepseek() -> None:
+    assert least_experts(8) == 8
+    assert least_experts(8, 8, 4, 2) == 16  # V3: 8 of the best 4 groups, so 2 in each
+    assert least_experts(6, 8, 3, 1) == 16  # V2
+
+
+@given(st.integers(1, 4), st.integers(1, 5), st.integers(0, 10**6), st.data())
+def test_as_many_stay_in_each_group(groups: int, size: int, seed: int, data: st.DataObject) -> None:
+    held = sorted(
+        data.draw(st.permutations(range(groups * size + 3)))[: groups * size]
+    )  # of a pruned checkpoint
+    layer = Layer("model.layers.0.mlp", "decoder", tuple(held))
+    values = random_metric([layer], seed)
+    count = groups * data.draw(st.integers(1, size))
+    request = Request(per_layer={"decoder": count}, minimum=1, step=groups, groups=groups)
+    kept = select_experts([layer], values, request).kept[layer.name]
+    wanted: list[int] = []
+    for group in range(groups):
+        own = held[group * size : (group + 1) * size]
+        best = expert_selection.sorted_experts([values[layer.name][e] for e in own])[: count // groups]
+        wanted += sorted(own[place] for place in best)
+    assert list(kept) == wanted
+
+
+def test_groups_that_do_not_divide_are_refused() -> None:
+    layers = language_model(1, 10)
+    values = random_metric(layers)
+    with pytest.raises(UsageError, match="4 groups divide not both the 10 experts"):
+        select_experts(layers, values, Request(per_layer={"decoder": 8}, step=4, groups=4))
+    with pytest.raises(UsageError, match="asks for 6: it must be a multiple of 4"):
+        select_experts(layers, values, Request(per_layer={"decoder": 6}, step=4))
 
 
 def test_a_model_of_one_side_has_no_balance() -> None:

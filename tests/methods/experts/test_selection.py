@@ -39,6 +39,8 @@ def save(path: Path, content: Any) -> Path:
             (1, 3),
             (0, 2),
         ),
+        ({"kept": {NAMES[0]: [3, 1], NAMES[1]: [0, 2]}}, (), (), (1, 3), (0, 2)),
+        ({"kept": [0, 3, 5, 6], "b": [1, 2, 4, 7]}, ("kept",), ("b",), (0, 3), (0, 3)),  # a language
     ],
 )
 def test_expert_ids(
@@ -61,6 +63,20 @@ def test_ids_count_the_original_experts_of_a_pruned_model(tmp_path: Path) -> Non
         StatisticsError, match=r"keeps expert 0 of model.encoder.layers.1.ffn, .* no longer holds"
     ):
         read_experts(save(path, [0, 1, 4, 6]), layers, (4, 4))
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({NAMES[0]: [0]}, "selection for another model: model.decoder.layers.1.ffn"),
+        ({NAMES[0]: [0], NAMES[1]: [0], "model.layers.1.mlp": [0]}, "model.layers.1.mlp is not in both"),
+        ({NAMES[0]: [0], NAMES[1]: [0.5]}, "'model.decoder.layers.1.ffn' is not a list of expert ids"),
+        ({NAMES[0]: [0], NAMES[1]: [4]}, "keeps expert 4 of model.decoder.layers.1.ffn"),
+    ],
+)
+def test_a_selection_that_does_not_fit_is_refused(kept: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(StatisticsError, match=message):
+        read_experts(save(tmp_path / "experts.json", {"kept": kept}), LAYERS, (4, 4))
 
 
 LANGUAGES = {"eng_Latn": [0, 1, 4, 5], "fra_Latn": [0, 1, 4, 5]}

@@ -1,0 +1,134 @@
+"""What `prune-experts` is asked, and what goes by the kind of model: translation, or language models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prunecli.errors import UsageError
+from prunecli.methods.experts.budget import Strategy
+from prunecli.methods.experts.measured import MIN_TOKENS
+from prunecli.results.gates import GateStatistics
+
+if TYPE_CHECKING:
+    from prunecli.architectures.records import Side
+    from prunecli.model.checkpoint import Checkpoint
+
+DEFAULT_RATIO = 0.8
+"""Of translation models: the published choice."""
+DEFAULT_TEXT_RATIO = 0.25
+"""Of language models: the most that costs their tasks little (2510.13999, Table 2)."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many experts go; at most one is given, none means DEFAULT_RATIO or DEFAULT_TEXT_RATIO.
+
+    Attributes:
+        ratio: fraction of the experts that the checkpoint holds to remove.
+        fit: bytes of memory that the result must fit in.
+        per_layer: experts to keep in each layer of a side.
+    """
+
+    ratio: float | None = None
+    fit: int | None = None
+    per_layer: Mapping[Side, int] | None = None
+
+
+@dataclass(frozen=True)
+class ExpertOptions:
+    """What `prune-experts` is asked.
+
+    Attributes:
+        gates: statistics, or files of them, merged; not looked at for the metric `random`.
+        experts: a file of expert ids, instead of statistics and amount.
+        amount: how many experts go.
+        metric: a name of METRICS, or `random`; None: `importance`, or `reap` of language models.
+        strategy: the algorithm of 4.3.
+        balance: encoder experts per decoder expert; None: by the experts of a layer (`default_balance`).
+        minimum: experts to keep in each layer; None: the router's top-k, or 4 under a threshold.
+        granularity: None: by language where a source or target is given, else global.
+        sources: languages to translate from.
+        targets: languages to translate into.
+        texts: of language models, whose statistics count; none: all.
+        min_tokens: of language models, how many an expert must have seen to be judged by; of those that saw fewer a
+            warning tells.
+        round_to: experts that a layer keeps are a multiple of it.
+        dtype: type of the result; None: as stored. `fit` reckons with it.
+        seed: of the metric `random`.
+        load: `batch`, `beam` and `length` that `fit` reckons with.
+    """
+
+    gates: tuple[Path, ...] | GateStatistics = (Path("gates.json"),)
+    experts: Path | None = None
+    amount: Amount = field(default_factory=Amount)
+    metric: str | None = None
+    strategy: Strategy = "per-layer"
+    balance: Fraction | None = None
+    minimum: int | None = None
+    granularity: str | None = None
+    sources: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    min_tokens: int = MIN_TOKENS
+    round_to: int = 1
+    dtype: str | None = None
+    seed: int = 0
+    load: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files of statistics; none where they are given themselves."""
+        return () if isinstance(self.gates, GateStatistics) else self.gates
+
+
+def of_language_model(checkpoint: Checkpoint) -> bool:
+    """Whether its statistics are of texts, not of pairs of languages."""
+    return all(layer.side == "decoder" for layer in checkpoint.mixtures)
+
+
+def default_ratio(checkpoint: Checkpoint) -> float:
+    """Fraction of the experts that goes where no amount is given."""
+    return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else DEFAULT_RATIO
+
+
+def check_kind(options: ExpertOptions, is_text: bool) -> None:
+    """Refuse what only the other kind of model takes.
+
+    Raises:
+        UsageError: with what this kind takes instead.
+    """
+    if options.round_to > 1 and options.strategy != "per-layer":
+        raise UsageError(
+            f"--round-to {options.round_to} rounds the number of each layer; --strategy {options.strategy} gives none.",
+            "Use --strategy per-layer.",
+        )
+    if not is_text:
+        if options.texts:
+            raise UsageError(
+                "--for names texts of language models; statistics of translation are by pairs of languages.",
+                "Name languages with --source and --target.",
+            )
+        return
+    if options.sources or options.targets or options.granularity or options.balance:
+        raise UsageError(
+            "--source, --target, --granularity and --balance are of translation; this is a language model.",
+            "Name the texts whose statistics count with --for.",
+        )
+    if options.strategy != "per-layer":
+        raise UsageError(
+            f"--strategy {options.strategy} keeps other numbers of experts in other layers; a config of this family "
+            "holds one number for all.",
+            "Use --strategy per-layer.",
+        )
+    if options.texts and options.experts is not None:
+        raise UsageError("--for chooses statistics; --experts takes none.", "Leave one of them out.")
+    counts = options.amount.per_layer
+    if counts is not None and len(set(counts.values())) > 1:
+        raise UsageError(
+            "--experts-per-layer E,D is of encoders and decoders; this is a language model.",
+            "Give one number.",
+        )

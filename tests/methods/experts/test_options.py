@@ -1,0 +1,45 @@
+"""Options of one kind of model are refused for the other."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from prunecli.errors import UsageError
+from prunecli.methods.experts.options import Amount, ExpertOptions, check_kind
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sources": ("eng_Latn",)}, "--source, --target"),
+        ({"targets": ("eng_Latn",)}, "--source, --target"),
+        ({"granularity": "global"}, "--granularity"),
+        ({"balance": Fraction(3)}, "--balance"),
+        ({"strategy": "global-threshold"}, "one number for all"),
+        ({"strategy": "side-threshold"}, "one number for all"),
+        ({"texts": ("code",), "experts": Path("ids.json")}, "--experts takes none"),
+        ({"amount": Amount(per_layer={"encoder": 36, "decoder": 12})}, "--experts-per-layer E,D"),
+    ],
+)
+def test_what_a_language_model_does_not_take(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_kind(ExpertOptions(**options), True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"texts": ("code",)}, {"amount": Amount(per_layer={"encoder": 12, "decoder": 12})}, {"round_to": 8}],
+)
+def test_what_a_language_model_takes(options: dict[str, Any]) -> None:
+    check_kind(ExpertOptions(**options), True)
+
+
+def test_a_translation_model_has_no_texts() -> None:
+    check_kind(ExpertOptions(sources=("eng_Latn",), balance=Fraction(3), strategy="global-threshold"), False)
+    with pytest.raises(UsageError, match="--for names texts") as refused:
+        check_kind(ExpertOptions(texts=("code",)), False)
+    assert "--source and --target" in str(refused.value.remedy)
