@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from prunecli.errors import PruneError
     from prunecli.evaluation.evaluate import evaluate
     from prunecli.evaluation.latency import LatencyOptions, bench_latency
+    from prunecli.evaluation.on_text import RunOptions
     from prunecli.evaluation.options import EvaluationOptions
     from prunecli.methods.attention.arrange import AttentionPlan
     from prunecli.methods.attention.plan import AttentionOptions, plan_attention
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from prunecli.model.rewrite import Rewrite
     from prunecli.modules.loading import load_model
     from prunecli.pipeline import Applied, apply
+    from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
     from prunecli.text.choice import Dataset, TextChoice
     from prunecli.training.finetune import Destination, finetune
     from prunecli.training.options import LossOptions, TrainingOptions
@@ -61,6 +63,7 @@ _MODULES = {
     "errors": ("PruneError",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.latency": ("LatencyOptions", "bench_latency"),
+    "evaluation.on_text": ("RunOptions",),
     "evaluation.options": ("EvaluationOptions",),
     "methods.attention.arrange": ("AttentionPlan",),
     "methods.attention.plan": ("AttentionOptions", "plan_attention"),
@@ -89,6 +92,7 @@ _MODULES = {
     "model.rewrite": ("Rewrite",),
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
+    "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),
     "text.choice": ("Dataset", "TextChoice"),
     "training.finetune": ("Destination", "finetune"),
     "training.options": ("LossOptions", "TrainingOptions"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -158,30 +157,12 @@ def _run(
 ) -> None:
     from prunecli.commands.ffn_table import ffn_document
     from prunecli.methods.ffn.rewrite import rewrite_ffn
+    from prunecli.planning import plan_widths_on_text
 
-    plan = _plan(checkpoint, options, choice, running, how)
+    plan = plan_widths_on_text(checkpoint, choice, options, running, progress=how.progress, say=console.note)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
     how.show(lambda: ffn_document(shown, plan, options.seed, narrowed=True), lambda: _show(shown, plan))
-
-
-def _plan(
-    checkpoint: Checkpoint, options: NarrowOptions, choice: TextChoice, running: RunOptions, how: How
-) -> FfnPlan:
-    """The plan; text is read, and the model run, where the score asks for it."""
-    from prunecli.methods.ffn.narrow import MEASURED, plan_widths
-
-    if options.score not in MEASURED:
-        return plan_widths(checkpoint, options)
-    from prunecli.evaluation.on_text import describe, measured_text
-    from prunecli.methods.ffn.activations import measure_activations
-
-    data = measured_text(checkpoint, choice, f"--score {options.score}", console.note)
-    return plan_widths(
-        checkpoint,
-        replace(options, text=describe(data, choice)),
-        lambda: measure_activations(checkpoint, data, running, how.progress, console.note),
-    )
 
 
 def _show(shown: Shown, plan: FfnPlan) -> None:

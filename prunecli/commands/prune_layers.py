@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -176,30 +175,12 @@ def _run(
     checkpoint: Checkpoint, options: LayerOptions, choice: TextChoice, running: RunOptions, how: How
 ) -> None:
     from prunecli.methods.layers.rewrite import rewrite_layers
+    from prunecli.planning import plan_layers_on_text
 
-    plan = _plan(checkpoint, options, choice, running, how)
+    plan = plan_layers_on_text(checkpoint, choice, options, running, progress=how.progress, say=console.note)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_layers(checkpoint, plan))
     how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
-
-
-def _plan(
-    checkpoint: Checkpoint, options: LayerOptions, choice: TextChoice, running: RunOptions, how: How
-) -> LayerPlan:
-    """The plan; text is read, and the model run, where the metric asks for it."""
-    from prunecli.methods.layers.plan import plan_layers
-
-    if not options.needs_text:
-        return plan_layers(checkpoint, options)
-    from prunecli.evaluation.on_text import describe, measured_text
-    from prunecli.methods.layers.score import measure_layers
-
-    data = measured_text(checkpoint, choice, f"--metric {options.metric or 'cosine'}", console.note)
-    return plan_layers(
-        checkpoint,
-        replace(options, text=describe(data, choice)),
-        lambda metric: measure_layers(checkpoint, data, running, metric, how.progress, console.note),
-    )
 
 
 def _rows(shown: Shown, plan: LayerPlan) -> list[dict[str, Any]]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -32,18 +30,13 @@ from prunecli.commands.options import (
     TreatmentName,
 )
 from prunecli.commands.rewriting import How
-from prunecli.errors import MemoryShortError, UsageError
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from prunecli.evaluation.on_text import RunOptions
-    from prunecli.methods.ffn.arrange import FfnPlan
     from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.progress import Progress
-    from prunecli.text.choice import Dataset, TextChoice
+    from prunecli.text.choice import TextChoice
 
 InitName = Literal["mean", "first", "last", "concat"]
 
@@ -188,57 +181,12 @@ def _run(
 ) -> None:
     from prunecli.commands.ffn_table import ffn_document, show_ffns
     from prunecli.methods.ffn.rewrite import rewrite_ffn
+    from prunecli.planning import plan_ffn_on_text
 
-    plan = _plan(checkpoint, options, choice, running, quiet=how.quiet)
+    plan = plan_ffn_on_text(checkpoint, choice, options, running, progress=how.progress, say=console.note)
     how.note(*plan.reasons)
     shown = how.apply(checkpoint, rewrite_ffn(checkpoint, plan))
     how.show(lambda: ffn_document(shown, plan, plan.seed), lambda: show_ffns(shown, plan))
-
-
-def _plan(
-    checkpoint: Checkpoint,
-    options: FfnOptions,
-    choice: TextChoice,
-    running: RunOptions,
-    *,
-    quiet: bool,
-) -> FfnPlan:
-    """The plan; text is read, and the model run, where hidden units are chosen by their activations."""
-    from prunecli.methods.ffn.plan import plan_ffn
-
-    if options.keep_units != "activations":
-        return plan_ffn(checkpoint, options)
-    from prunecli.evaluation.on_text import describe, measured_text
-
-    data = measured_text(checkpoint, choice, "--keep-units activations", console.note)
-    progress = console.progress(quiet)
-    return plan_ffn(
-        checkpoint,
-        replace(options, text=describe(data, choice)),
-        lambda whole: _activations(checkpoint, whole, data, running, progress),
-    )
-
-
-def _activations(
-    checkpoint: Checkpoint, whole: FfnPlan, data: Dataset, running: RunOptions, progress: Progress
-) -> dict[str, NDArray[np.float64]]:
-    """Of the FFNs that the plan makes: where it changes any, its result is written to a temporary directory and run."""
-    from prunecli.methods.ffn.activations import measure_activations
-    from prunecli.methods.ffn.rewrite import rewrite_ffn
-    from prunecli.model.checkpoint import open_model
-    from prunecli.pipeline import apply
-
-    rewrite = rewrite_ffn(checkpoint, whole)
-    if rewrite.structure == checkpoint.structure and not whole.merged:
-        return measure_activations(checkpoint, data, running, progress, console.note)
-    with TemporaryDirectory(prefix="prunecli-") as folder:
-        apply(checkpoint, rewrite, Path(folder) / "merged", progress=progress)
-        with open_model(Path(folder) / "merged") as merged:
-            try:
-                return measure_activations(merged, data, running, progress, console.note)
-            except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
-                error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
-                raise
 
 
 def _width(text: str | None) -> int | Literal["match"] | None:

@@ -1,0 +1,135 @@
+"""From a checkpoint, options and text to a plan, for the methods that run the model where their options ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from prunecli.errors import MemoryShortError
+from prunecli.evaluation.on_text import RunOptions, describe, measured_text
+from prunecli.methods.ffn.narrow import MEASURED, NarrowOptions, plan_widths
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.pipeline import apply
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.text.choice import TextChoice
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from prunecli.methods.ffn.arrange import FfnPlan
+    from prunecli.methods.layers.plan import LayerPlan
+    from prunecli.text.choice import Dataset
+
+
+def plan_ffn_on_text(
+    checkpoint: Checkpoint,
+    choice: TextChoice,
+    options: FfnOptions,
+    running: RunOptions | None = None,
+    *,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> FfnPlan:
+    """`plan_ffn`; with `keep_units="activations"` by the mean |a| of the hidden units of the merged FFNs on text.
+
+    Args:
+        checkpoint: the source.
+        choice: of the text: parallel for a model with encoder and decoder, plain for others.
+        options: see there; `text` is filled in.
+        running: how the model runs.
+        progress, say: hear of it.
+
+    Raises:
+        PruneError: as `plan_ffn`; text or a model that cannot be used.
+    """
+    if options.keep_units != "activations":
+        return plan_ffn(checkpoint, options)
+    data = measured_text(checkpoint, choice, "--keep-units activations", say)
+    return plan_ffn(
+        checkpoint,
+        replace(options, text=describe(data, choice)),
+        lambda merging: _merged_activations(
+            checkpoint, merging, data, running or RunOptions(), progress, say
+        ),
+    )
+
+
+def plan_widths_on_text(
+    checkpoint: Checkpoint,
+    choice: TextChoice,
+    options: NarrowOptions,
+    running: RunOptions | None = None,
+    *,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> FfnPlan:
+    """`plan_widths`; text is read, and the model run on it, where the score is one of `MEASURED`.
+
+    Args, Raises: as `plan_ffn_on_text`.
+    """
+    if options.score not in MEASURED:
+        return plan_widths(checkpoint, options)
+    from prunecli.methods.ffn.activations import measure_activations
+
+    data = measured_text(checkpoint, choice, f"--score {options.score}", say)
+    return plan_widths(
+        checkpoint,
+        replace(options, text=describe(data, choice)),
+        lambda: measure_activations(checkpoint, data, running or RunOptions(), progress, say),
+    )
+
+
+def plan_layers_on_text(
+    checkpoint: Checkpoint,
+    choice: TextChoice,
+    options: LayerOptions,
+    running: RunOptions | None = None,
+    *,
+    progress: Progress = silent,
+    say: Say = unsaid,
+) -> LayerPlan:
+    """`plan_layers`; text is read, and the model run on it, where the metric asks for it.
+
+    Args, Raises: as `plan_ffn_on_text`.
+    """
+    if not options.needs_text:
+        return plan_layers(checkpoint, options)
+    from prunecli.methods.layers.score import measure_layers
+
+    data = measured_text(checkpoint, choice, f"--metric {options.metric or 'cosine'}", say)
+    return plan_layers(
+        checkpoint,
+        replace(options, text=describe(data, choice)),
+        lambda metric: measure_layers(checkpoint, data, running or RunOptions(), metric, progress, say),
+    )
+
+
+def _merged_activations(
+    checkpoint: Checkpoint,
+    merging: FfnPlan,
+    data: Dataset,
+    running: RunOptions,
+    progress: Progress,
+    say: Say,
+) -> Mapping[str, NDArray[np.float64]]:
+    """Of the FFNs that a plan makes: where it changes any, its result is written to a temporary directory and run."""
+    from prunecli.methods.ffn.activations import measure_activations
+
+    rewrite = rewrite_ffn(checkpoint, merging)
+    if rewrite.structure == checkpoint.structure and not merging.merged:
+        return measure_activations(checkpoint, data, running, progress, say)
+    with TemporaryDirectory(prefix="prunecli-") as folder:
+        apply(checkpoint, rewrite, Path(folder) / "merged", progress=progress)
+        with open_model(Path(folder) / "merged") as merged:
+            try:
+                return measure_activations(merged, data, running, progress, say)
+            except MemoryShortError as error:  # the remedy looks at a checkpoint that is still there
+                error.shortage = replace(error.shortage, checkpoint=checkpoint.path)
+                raise

@@ -1,0 +1,76 @@
+"""Plans that look at text: the same as from what is measured by hand, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.errors import MemoryShortError, Shortage, UsageError
+from prunecli.evaluation.on_text import RunOptions
+from prunecli.methods.ffn import activations
+from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
+from prunecli.methods.ffn.plan import FfnOptions
+from prunecli.methods.layers.plan import LayerOptions
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
+from prunecli.text.choice import TextChoice
+from tests.families import tiny_family
+
+ON_CPU = RunOptions(device="cpu")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Checkpoint:
+    return open_model(tiny_family(tmp_path / "model", "gpt2"))
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> TextChoice:
+    (tmp_path / "text").write_text("ab cd\nefg\n")
+    return TextChoice(files=(tmp_path / "text",))
+
+
+def test_text_is_read_only_where_options_ask_for_it(model: Checkpoint) -> None:
+    nowhere = TextChoice(files=(Path("no-such-file"),))
+    assert plan_layers_on_text(model, nowhere, LayerOptions(metric="last", count=1)).kept == {
+        "decoder": (0, 1)
+    }
+    assert plan_widths_on_text(model, nowhere, NarrowOptions(width=5, score="norms")).groups[0].width == 5
+    assert plan_ffn_on_text(model, nowhere, FfnOptions(config="NoDec")).removed
+    with pytest.raises(UsageError, match="--metric cosine needs text"):
+        plan_layers_on_text(model, TextChoice(), LayerOptions(count=1))
+
+
+def test_the_step_says_which_text(model: Checkpoint, text: TextChoice) -> None:
+    layers = plan_layers_on_text(model, text, LayerOptions(count=1), ON_CPU)
+    widths = plan_widths_on_text(model, text, NarrowOptions(width=5, score="activation"), ON_CPU)
+    shared = plan_ffn_on_text(model, text, FfnOptions(width=20, keep_units="activations"), ON_CPU)
+    assert len(layers.kept["decoder"]) == 2
+    for plan in (layers, widths, shared):
+        assert plan.step["arguments"]["text"]["files"] == ["text"]
+
+
+def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextChoice) -> None:
+    options = NarrowOptions(width=5, score="activation")
+    measured = activations.measure_activations(model, text.read("lm"), ON_CPU)
+    by_hand = {name: tuple(sorted(np.argsort(-values)[:5])) for name, values in measured.items()}
+    assert plan_widths_on_text(model, text, options, ON_CPU).units == by_hand
+    assert plan_widths(model, options, lambda: measured).units == by_hand
+
+
+def test_merged_ffns_leave_nothing_behind_and_a_shortage_names_the_source(
+    model: Checkpoint, text: TextChoice, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Path] = []
+
+    def too_large(checkpoint: Checkpoint, *_: object) -> None:
+        ran.append(checkpoint.path)
+        raise MemoryShortError("too large", "smaller", Shortage(checkpoint.path, "cpu", "float32", 1, 1))
+
+    monkeypatch.setattr(activations, "measure_activations", too_large)
+    with pytest.raises(MemoryShortError) as caught:
+        plan_ffn_on_text(model, text, FfnOptions(width=20, keep_units="activations"), ON_CPU)
+    assert caught.value.shortage.checkpoint == model.path != ran[0]
+    assert not ran[0].exists()
