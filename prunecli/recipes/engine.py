@@ -15,9 +15,11 @@ from prunecli.recipes.text import (
     Resolved,
     StepText,
     as_text,
+    each,
     expand,
     faults_error,
     near,
+    references,
     resolve_variables,
     substitute,
 )
@@ -206,14 +208,15 @@ def _command_line(parameter: Parameter, value: Resolved) -> tuple[list[str], str
 
 
 def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults: list[str]) -> Report:
-    def fill(name: str, value: str) -> str:
-        return as_text(substitute(value, variables, f"report.{name}", faults))
+    def fill(name: str, value: str, seen: Mapping[str, Resolved] = variables) -> str:
+        return as_text(substitute(value, seen, f"report.{name}", faults))
 
     return Report(
         title=fill("title", text.title),
         checkpoints={
-            fill("checkpoints", name): Path(fill("checkpoints", path))
+            fill("checkpoints", name, seen): Path(fill("checkpoints", path, seen))
             for name, path in text.checkpoints.items()
+            for seen in each(references([name, path]), variables, "report.checkpoints", faults)
         },
         evaluation=None if text.evaluation is None else Path(fill("evaluation", text.evaluation)),
         latency=None if text.latency is None else Path(fill("latency", text.latency)),

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from prunecli.errors import UsageError
 
 MOST_STEPS = 1000
-"""Steps that one `for-each` may come to."""
+"""Steps that one `for-each` may come to, and values of one list."""
 
 LONGEST_TEXT = 100_000
 """Characters of a value with its variables filled in: they may double one another."""
@@ -163,10 +163,20 @@ def parse_override(text: str) -> tuple[str, Resolved]:
 
 
 def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults: list[str]) -> Resolved:
-    """`value` with `${name}` filled in; a reference that stands alone keeps its type, and lists flatten."""
+    """`value` with `${name}` filled in; a reference that stands alone keeps its type.
+
+    In a list, an item that names variables with lists stands for one item with each of their values.
+    """
     if isinstance(value, list):
-        filled = [substitute(item, variables, where, faults) for item in value]
-        return [scalar for item in filled for scalar in (item if isinstance(item, list) else [item])]
+        found: list[Scalar] = []
+        for item in value:
+            for seen in each(references(item), variables, where, faults):
+                filled = substitute(item, seen, where, faults)
+                found += filled if isinstance(filled, list) else [filled]
+            if len(found) > MOST_STEPS:
+                faults.append(f"{where}: more than {MOST_STEPS:,} values")
+                return []
+        return found
     if isinstance(value, bool):
         return value
 
@@ -184,6 +194,18 @@ def substitute(value: Any, variables: Mapping[str, Resolved], where: str, faults
         faults.append(f"{where}: longer than {LONGEST_TEXT:,} characters with its variables filled in")
         return ""
     return filled_in
+
+
+def each(
+    names: Iterable[str], variables: Mapping[str, Resolved], where: str, faults: list[str]
+) -> Iterator[Mapping[str, Resolved]]:
+    """The variables with one value in the place of each list among `names`: once for each combination."""
+    lists = {name: value for name in names if isinstance(value := variables.get(name), list)}
+    if math.prod(map(len, lists.values())) > MOST_STEPS:
+        faults.append(f"{where}: more than {MOST_STEPS:,} combinations")
+        return
+    for combination in product(*lists.values()):
+        yield {**variables, **dict(zip(lists, combination, strict=True))}
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -206,7 +228,7 @@ def resolve_variables(
     # A variable may name others in any order: fill in those that can be, until none is left or none can be.
     waiting = {name: value for name, value in written.items() if name not in clashes}
     while waiting:
-        ready = [name for name, value in waiting.items() if not _names(value) & waiting.keys()]
+        ready = [name for name, value in waiting.items() if waiting.keys().isdisjoint(references(value))]
         if not ready:
             faults.append(f"variables: {', '.join(waiting)} stand for one another")
             return {**resolved, **dict.fromkeys(waiting, "")}
@@ -216,24 +238,22 @@ def resolve_variables(
     return resolved
 
 
-def _names(value: Any) -> set[str]:
+def references(value: Any) -> list[str]:
+    """The variables that a value names, in order."""
     texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
-    return {match[2] for text in texts for match in _REFERENCE.finditer(text) if match[2] is not None}
+    names = [match[2] for text in texts for match in _REFERENCE.finditer(text) if match[2] is not None]
+    return list(dict.fromkeys(names))
 
 
 def expand(
     step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]
 ) -> Iterator[tuple[str, Mapping[str, Resolved]]]:
     """The step once for each combination of its `for-each` values: its name and the variables it sees."""
-    choices: list[list[Scalar]] = []
+    choices: dict[str, Resolved] = {}
     for name, values in step.for_each.items():
         filled = substitute(values, variables, f"steps[{number}].for-each.{name}", faults)
-        choices.append(filled if isinstance(filled, list) else [filled])
+        choices[name] = filled if isinstance(filled, list) else [filled]
         if name in variables:
             faults.append(f"steps[{number}].for-each.{name}: there is a variable of this name")
-    if math.prod(map(len, choices)) > MOST_STEPS:
-        faults.append(f"steps[{number}].for-each: more than {MOST_STEPS:,} combinations")
-        return
-    for combination in product(*choices):
-        seen = {**variables, **dict(zip(step.for_each, combination, strict=True))}
+    for seen in each(choices, {**variables, **choices}, f"steps[{number}].for-each", faults):
         yield as_text(substitute(step.name, seen, f"steps[{number}].name", faults)), seen

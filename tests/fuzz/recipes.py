@@ -16,6 +16,8 @@ RECIPES = (
     " f: '${e}${e}${e}${e}${e}${e}${e}${e}${e}${e}', g: '${f}${f}${f}${f}${f}${f}${f}${f}${f}${f}',"
     " h: '${g}${g}${g}${g}${g}${g}${g}${g}${g}${g}', i: '${h}${h}${h}${h}${h}${h}${h}${h}${h}${h}',"
     " j: '${i}${i}${i}${i}${i}${i}${i}${i}${i}${i}'}\nsteps: [{name: '${j}', command: inspect}]\n",
+    "variables: {a: [0,1,2,3,4,5,6,7,8,9], b: ['${a}','${a}','${a}','${a}','${a}'], c: ['${b}','${b}','${b}','${b}'],"
+    " d: ['${c}','${c}','${c}','${c}'], e: ['${d}${c}${b}','${d}x${c}']}\nsteps: [{name: a, command: inspect}]\n",
     "steps:\n- name: '${a}${b}${c}${d}${e}${f}${g}'\n  command: inspect\n  for-each: {a: &l [0,1,2,3,4,5,6,7,8,9],"
     " b: *l, c: *l, d: *l, e: *l, f: *l, g: *l}\n",
     "steps:\n- name: a\n  command: inspect\n  arguments: {checkpoint: 'a\\0b'}\n",

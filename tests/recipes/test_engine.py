@@ -128,6 +128,41 @@ def test_variables_lists_and_for_each_become_command_lines(workplace):
     }
 
 
+def test_in_lists_and_rows_a_variable_with_a_list_stands_for_each_of_its_values(workplace):
+    text = """\
+variables: {kinds: [a, b], sizes: [1, 2], more: ["${kinds}!", c]}
+steps:
+  - name: make-${kind}-${size}
+    command: prune
+    for-each: {kind: "${kinds}", size: "${sizes}"}
+    arguments: {output: "${kind}-${size}"}
+  - name: evaluate
+    command: evaluate
+    arguments: {checkpoints: ["${base}", "${kinds}-${sizes}"], output: e.json}
+  - {name: rest, command: prune, arguments: {balance: "${sizes}", output: "of-${more}"}}
+report: {checkpoints: {full: "${base}", "${kinds}, ${sizes}": "${kinds}-${sizes}"}}
+"""
+    recipe = resolved(workplace, text)
+    made = ["a-1", "a-2", "b-1", "b-2"]
+    assert [step.name for step in recipe.steps[:-2]] == [f"make-{name}" for name in made]
+    assert recipe.steps[-2].arguments == ("--output", "e.json", "--", "base", *made)
+    assert recipe.steps[-1].arguments == ("--balance", "1,2", "--output", "of-a!,b!,c")
+    rows = {name.replace("-", ", "): name for name in made}
+    assert {name: str(path) for name, path in recipe.report.checkpoints.items()} == {"full": "base", **rows}
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"),
+    [("${a}${b}${c}${d}", "more than 1,000 combinations"), ("${a}${b}${c}, ${d}", "more than 1,000 values")],
+)
+def test_lists_without_end_are_refused(workplace, value, fault):
+    ten = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9]"
+    items = ", ".join(f'"{item}"' for item in value.split(", "))
+    lists = "".join(f"\n  {name}: {ten}" for name in "abcd")
+    text = RECIPE.replace("variables:", f"variables:{lists}\n  all: [{items}]")
+    assert f"variables.all: {fault}" in refusal(workplace, text)
+
+
 def test_set_changes_a_variable_and_what_follows_from_it(workplace):
     recipe = resolved(workplace, RECIPE.replace("out: made", "out: made-${ratio}"), ratio="0.5")
     assert str(recipe.steps[0].outputs[0]) == "made-0.5/gates.json"
