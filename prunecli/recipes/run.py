@@ -18,9 +18,16 @@ from prunecli.tensors.documents import read_json, write_json
 from prunecli.tensors.hub.fetch import commit_of
 
 FORMAT = "prunecli.run/1"
-COLUMNS = ("experts", "parameters", "size", "chrF++", "BLEU", "spBLEU", "tokens/s", "speed-up")
+SCORES = {
+    "chrf++": ("chrF++", ".1f"),
+    "bleu": ("BLEU", ".1f"),
+    "spbleu": ("spBLEU", ".1f"),
+    "perplexity": ("perplexity", ",.2f"),
+    "accuracy": ("accuracy", ".1%"),
+}
+"""Score -> its column and form."""
+COLUMNS = ("experts", "parameters", "size", *(title for title, _ in SCORES.values()), "tokens/s", "speed-up")
 """Of the closing table, in order."""
-SCORES = {"chrf++": "chrF++", "bleu": "BLEU", "spbleu": "spBLEU"}
 HASHED_WHOLE_BYTES = 16 * 2**20
 """Larger files of a directory (weights) are told apart by size and time of change: hashing 200 GB is slow."""
 
@@ -132,7 +139,7 @@ def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str |
     record = state.get(step.name)
     if not step.outputs:
         return "it writes no file"
-    for output in step.outputs:
+    for output in step.makes:
         if not output.exists():
             return f"{output} does not exist"
     if record is None:
@@ -185,7 +192,7 @@ def preview(steps: Sequence[Step], state: State, force: bool = False) -> list[Ou
         reason = "--force" if force else stale_reason(step, state, remade)
         outcomes.append(Outcome(step, reason))
         if reason is not None:
-            remade += step.outputs
+            remade += step.makes
     return outcomes
 
 
@@ -290,8 +297,8 @@ def _size(path: Path) -> dict[str, str]:
 
 
 def _scores(result: Mapping[str, Any]) -> dict[str, str]:
-    mean = result.get("mean", {})
-    return {column: f"{mean[name]:.1f}" for name, column in SCORES.items() if name in mean}
+    scores = result.get("scores") or result.get("mean") or {}
+    return {title: f"{scores[name]:{form}}" for name, (title, form) in SCORES.items() if name in scores}
 
 
 def _speed(result: Mapping[str, Any]) -> dict[str, str]:

@@ -62,6 +62,17 @@ def test_scores_and_speed_stand_beside_the_sizes(tmp_path, checkpoints):
     ]
 
 
+def test_models_that_do_not_translate_have_the_scores_of_their_task(tmp_path, checkpoints):
+    results = [
+        {"checkpoint": "a", "scores": {"perplexity": 1234.567, "bits_per_byte": 2.0}},
+        {"checkpoint": "b", "scores": {"accuracy": 0.9125, "loss": 0.3}, "mean": {}},
+    ]
+    evaluation = write(tmp_path / "evaluation.json", "prunecli.evaluation/1", results)
+    columns, rows = closing_table(Report("", checkpoints, evaluation, None))
+    assert columns[4:] == ["perplexity", "accuracy"]
+    assert [row[4:] for row in rows] == [["1,234.57", "-"], ["-", "91.2%"]]
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path, checkpoints):
     wrong = write(tmp_path / "gates.json", "prunecli.gates/1", [])
     with pytest.raises(StatisticsError, match="has the format"):
