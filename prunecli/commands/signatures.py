@@ -32,6 +32,8 @@ COMMANDS = {
 
 OUTPUT_OPTIONS = ("output", "plot", "hypotheses", "table")
 """Options whose value is a path that the command writes."""
+WRITTEN_BESIDE = {"save-every": ".steps", "keep-at": ".steps"}
+"""Option -> the ending of a directory beside OUTPUT that the command writes with it."""
 
 
 def signatures() -> dict[str, dict[str, Parameter]]:
@@ -96,6 +98,7 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
         multiple=multiple,
         required=default is inspect.Parameter.empty or default is ...,
         negative=negative or None,
+        beside=WRITTEN_BESIDE.get(written, ""),
         fault=lambda text: _fault(text, value_type, info),
     )
 

@@ -38,6 +38,7 @@ class Parameter:
         multiple: whether it takes several values.
         required: whether the command cannot do without.
         negative: the option that stands for false, where there is one.
+        beside: with it the command also writes a directory, of its output's name and this ending.
         fault: what is wrong with a value, or None.
     """
 
@@ -47,6 +48,7 @@ class Parameter:
     multiple: bool = False
     required: bool = False
     negative: str | None = None
+    beside: str = ""
     fault: Callable[[str], str | None] = lambda _value: None
 
 
@@ -66,6 +68,7 @@ class Step:
         inputs: paths that it reads: files, checkpoint directories, outputs of earlier steps.
         models: models of the hub that it reads.
         outputs: paths that it writes.
+        beside: others that it writes and answers for itself: a training goes on with those of its interrupted run.
         accepts: which options of `PASSED_BY_RUN` the command has.
     """
 
@@ -75,7 +78,13 @@ class Step:
     inputs: tuple[Path, ...] = ()
     models: tuple[HubName, ...] = ()
     outputs: tuple[Path, ...] = ()
+    beside: tuple[Path, ...] = ()
     accepts: frozenset[str] = frozenset()
+
+    @property
+    def makes(self) -> tuple[Path, ...]:
+        """All that it writes."""
+        return (*self.outputs, *self.beside)
 
 
 @dataclass(frozen=True)
@@ -121,7 +130,7 @@ def resolve(
     steps: list[Step] = []
     for number, step_text in enumerate(text.steps, 1):
         for name, values in expand(step_text, variables, number, faults):
-            earlier = [output for step in steps for output in step.outputs]
+            earlier = [output for step in steps for output in step.makes]
             step = _resolve_step(step_text, name, values, commands, earlier, faults)
             steps += [] if step is None else [step]
     report = None if text.report is None else _resolve_report(text.report, variables, faults)
@@ -152,6 +161,7 @@ def _resolve_step(
     positionals: list[str] = []
     paths: dict[str, list[Path]] = {"input": [], "output": []}
     models: list[HubName] = []
+    endings: set[str] = set()
     for argument, written in text.arguments.items():
         value = substitute(written, variables, f"{where}, {argument}", faults)
         parameter = parameters.get(argument)
@@ -163,6 +173,7 @@ def _resolve_step(
             words, fault = _command_line(parameter, value)
             (positionals if parameter.kind == "positional" else options).extend(words)
             faults += [] if fault is None else [f"{where}, {argument}: {fault}"]
+            endings |= {parameter.beside} - {""}
             if parameter.role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
                     model = None if any(related(path, output) for output in earlier) else hub_name(path)
@@ -182,6 +193,7 @@ def _resolve_step(
         inputs=tuple(paths["input"]),
         models=tuple(models),
         outputs=tuple(paths["output"]),
+        beside=tuple(Path(f"{output}{ending}") for ending in endings for output in paths["output"]),
         accepts=frozenset(option for option in PASSED_BY_RUN if option in parameters),
     )
 
@@ -242,7 +254,7 @@ def _wiring_faults(steps: Sequence[Step]) -> list[str]:
     ]
     writers: list[tuple[Path, Step]] = []
     for step in steps:
-        for output in step.outputs:
+        for output in step.makes:
             faults += [
                 f"step {step.name!r}: its output {output} is in the way of {other} of step {writer.name!r}"
                 for other, writer in writers
@@ -258,14 +270,14 @@ def _missing_inputs(steps: Sequence[Step], settable: Mapping[str, Resolved]) -> 
     """One fault for each input that neither exists nor is made by then, with the variables that name it."""
     missing: dict[tuple[Path, str], list[str]] = {}
     for number, step in enumerate(steps):
-        outputs = [output for earlier in steps[:number] for output in earlier.outputs]
+        outputs = [output for earlier in steps[:number] for output in earlier.makes]
         for source in step.inputs:
             if any(related(source, output) for output in outputs) or source.exists():
                 continue
             later = [
                 other.name
                 for other in steps[number + 1 :]
-                if any(lies_in(source, output) for output in other.outputs)
+                if any(lies_in(source, output) for output in other.makes)
             ]
             reason = f"only the later step {later[0]!r} makes it" if later else "no step makes it"
             missing.setdefault((source, reason), []).append(step.name)
@@ -286,7 +298,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
-    outputs = [output for step in steps for output in step.outputs]
+    outputs = [output for step in steps for output in step.makes]
     models = [model for step in steps for model in step.models]
     named = [
         *report.checkpoints.values(),

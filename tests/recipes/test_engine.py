@@ -46,6 +46,7 @@ COMMANDS = {
             Parameter("ratio", fault=_number),
             Parameter("balance"),
             Parameter("memory", kind="flag", negative="--no-memory"),
+            Parameter("keep-at", beside=".steps"),
             Parameter("output", role="output"),
             Parameter("force", kind="flag"),
         )
@@ -149,6 +150,46 @@ report: {checkpoints: {full: "${base}", "${kinds}, ${sizes}": "${kinds}-${sizes}
     assert recipe.steps[-1].arguments == ("--balance", "1,2", "--output", "of-a!,b!,c")
     rows = {name.replace("-", ", "): name for name in made}
     assert {name: str(path) for name, path in recipe.report.checkpoints.items()} == {"full": "base", **rows}
+
+
+KEEPING = """\
+steps:
+  - {name: train, command: prune, arguments: {keep-at: "1,2", output: model}}
+  - {name: score, command: prune, arguments: {checkpoint: model.steps/1, output: scores}}
+"""
+
+
+def test_what_an_option_has_written_beside_the_output_is_made_by_the_step(workplace):
+    steps = resolved(workplace, KEEPING).steps
+    assert [[str(path) for path in step.makes] for step in steps] == [["model", "model.steps"], ["scores"]]
+    assert [outcome.reason for outcome in preview(steps, {})] == [
+        "model does not exist",
+        "model.steps/1 is made anew",
+    ]
+    message = refusal(workplace, KEEPING.replace('keep-at: "1,2", ', ""))
+    assert "step 'score': its input model.steps/1 does not exist, and no step makes it" in message
+
+
+def test_what_lies_beside_an_output_is_the_commands_own_to_replace(workplace):
+    (workplace / "model.steps").mkdir()  # of an interrupted run, which the command goes on with
+    replaced = []
+
+    def train(step, replace):
+        replaced.append(replace)
+        (workplace / "model.steps" / "1").mkdir(parents=True, exist_ok=True)
+        step.outputs[0].touch()
+        return 0
+
+    def run_again():
+        steps = resolved(workplace, KEEPING).steps
+        return [outcome.reason for outcome in run_steps(steps, workplace / "state.json", train)]
+
+    assert run_again() == ["model does not exist", "scores does not exist"]
+    assert replaced == [False, False]
+    assert run_again() == [None, None]
+    (workplace / "model.steps" / "1").rmdir()
+    (workplace / "model.steps").rmdir()
+    assert run_again()[0] == "model.steps does not exist"
 
 
 @pytest.mark.parametrize(
