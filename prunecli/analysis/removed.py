@@ -65,7 +65,7 @@ def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> 
         index: [
             other
             for other in reduced
-            if other != index and _is_made_from(checkpoints[other], checkpoints[index])
+            if other != index and is_made_from(checkpoints[other], checkpoints[index])
         ]
         for index, fraction in enumerate(fractions)
         if fraction == 0
@@ -86,7 +86,7 @@ def _in_lines(checkpoints: Sequence[Checkpoint], fractions: Sequence[float]) -> 
     return found
 
 
-def _is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
+def is_made_from(one: Checkpoint, other: Checkpoint) -> bool:
     """Whether the history of `one` begins with that of `other`, or with `other` itself."""
     history, earlier = one.structure.history, other.structure.history
     if earlier:

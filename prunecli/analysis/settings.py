@@ -72,7 +72,7 @@ def setting(history: Sequence[Step], own: Value | None = None) -> Setting:
 def names(settings: Sequence[Setting]) -> list[str]:
     """A name for each: what differs between them and nothing else; equal ones have equal names, a single one "".
 
-    What only some say at all is left out where the names differ without it.
+    What only some say at all is left out where the names differ without it, and so are statistics.
     """
     distinct: list[Setting] = []
     for one in settings:
@@ -82,7 +82,8 @@ def names(settings: Sequence[Setting]) -> list[str]:
     keys = [key for key in keys if _differs(key, distinct)]
     for key in reversed(keys):
         fewer = [_name(one, [other for other in keys if other != key], distinct) for one in distinct]
-        if any(key not in one for one in distinct) and all(fewer) and len(set(fewer)) == len(fewer):
+        may_go = key[1] == "statistics" or any(key not in one for one in distinct)
+        if may_go and all(fewer) and len(set(fewer)) == len(fewer):
             keys.remove(key)
     called = [_name(one, keys, distinct) for one in distinct]
     if len(distinct) > 1:

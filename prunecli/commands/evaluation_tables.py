@@ -200,10 +200,12 @@ def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str
     """Draw evaluation.json; `checkpoints` are those of its labels."""
     from prunecli.analysis.plots import CurvePoint, save_figure, score_figure
     from prunecli.analysis.removed import removed
+    from prunecli.analysis.through_training import kept_of_one_training, training_figure
     from prunecli.model.checkpoint import open_model
 
     titles = DRAWN[evaluation.task]
-    unit, fractions = removed([open_model(checkpoints[result.checkpoint]) for result in evaluation.results])
+    opened = [open_model(checkpoints[result.checkpoint]) for result in evaluation.results]
+    unit, fractions = removed(opened)
     points = [
         CurvePoint(
             lost.fraction,
@@ -214,4 +216,6 @@ def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str
         )
         for result, lost in zip(evaluation.results, fractions, strict=True)
     ]
-    save_figure(score_figure(points, unit=unit), path)
+    kept = kept_of_one_training(opened, [lost.fraction for lost in fractions])
+    figure = score_figure(points, unit=unit) if kept is None else training_figure(points, kept, unit=unit)
+    save_figure(figure, path)

@@ -64,6 +64,10 @@ def test_amounts_are_one_line(first: dict[str, Any], second: dict[str, Any]) -> 
             ["statistics gates.json (11111111)", "statistics gates.json (22222222)"],
         ),
         (
+            [[step(gates="1" * 64, seed=0)], [step(gates="2" * 64, seed=1)]],
+            ["seed 0", "seed 1"],
+        ),
+        (
             [[step("prune-heads", method="gradient")], [step("prune-heads", method="ablation")]],
             ["method gradient", "method ablation"],
         ),

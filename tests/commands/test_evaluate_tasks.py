@@ -156,6 +156,21 @@ def test_a_plot(folder, monkeypatch, task):
     assert "evaluation.json and curve.png" in result.stderr
 
 
+def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr("prunecli.analysis.plots.save_figure", lambda figure, _path: figures.append(figure))
+    for steps in (10, 20):
+        trained = {"command": "finetune", "arguments": {"steps": steps}}
+        history = [trained, {"command": "prune-ffn", "arguments": {"width": 8}}]
+        tiny_family(f"at-{steps}", "gpt2", prunecli={"version": 1, "history": history[:1]})
+        tiny_family(f"less-{steps}", "gpt2", n_inner=8, prunecli={"version": 1, "history": history})
+    _run("at-10", "at-20", "less-10", "less-20", "--text", "a.txt", "--plot", "curve.png")
+    axes = figures[0].axes[0]
+    assert axes.get_xlabel() == "updates"
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[10, 20], [10, 20]]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [

@@ -88,6 +88,16 @@ def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
     assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
 
 
+def test_what_a_training_keeps_lies_beside_its_output():
+    kept = {name for name, parameter in signatures()["finetune"].items() if parameter.beside == ".steps"}
+    assert kept == {"save-every", "keep-at"}
+
+
+def test_every_shipped_recipe_is_on_the_page():
+    page = (RECIPES[0].parents[1] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
+    assert [path.name for path in RECIPES if f"`{path.name}`" not in page] == []
+
+
 def prunecli(directory, *arguments):
     home = str(Path(__file__).parents[2])
     return subprocess.run(

@@ -1,0 +1,108 @@
+"""What pruning costs at each step of a training (1905.10650, section 6 and Figure 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from prunecli.analysis.plots import PANEL, CurvePoint, hide_spines, new_figure
+from prunecli.analysis.removed import is_made_from
+from prunecli.model.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Where a checkpoint stands in a training.
+
+    Attributes:
+        updates: of the weights, that its original had seen.
+        original: index of the one that it was made from, its own of a checkpoint that the training wrote.
+    """
+
+    updates: int
+    original: int
+
+
+def kept_of_one_training(checkpoints: Sequence[Checkpoint], removed: Sequence[float]) -> list[Kept] | None:
+    """Where each stands, if all were written by one training at several steps, or reduced from what it wrote.
+
+    Args:
+        removed: fraction that each has lost.
+
+    Returns:
+        None where they were not, or where two of one step have lost the same fraction: a line would have two values.
+    """
+    histories = [checkpoint.structure.history for checkpoint in checkpoints]
+    originals = []
+    for index, one in enumerate(checkpoints):
+        sources = [other for other, model in enumerate(checkpoints) if is_made_from(one, model)]
+        originals.append(max(sources, key=lambda other: len(histories[other]), default=index))
+    starts = sorted(set(originals))
+    trainings = [_training(histories[start]) for start in starts]
+    found = [Kept(_updates(histories[original]), original) for original in originals]
+    if trainings[0] is None or any(training != trainings[0] for training in trainings):
+        return None
+    places = {(kept.updates, round(share, 3)) for kept, share in zip(found, removed, strict=True)}
+    several = len({kept.updates for kept in found}) > 1
+    is_one = several and len(starts) < len(checkpoints) and len(places) == len(found)
+    return found if is_one else None
+
+
+def _training(history: Sequence[Mapping[str, Any]]) -> object | None:
+    """What is the same of all that one training writes; None of what no training wrote last."""
+    if not history or history[-1].get("command") != "finetune" or not _updates(history):
+        return None
+    arguments = {k: v for k, v in history[-1]["arguments"].items() if k not in ("steps", "best")}
+    return [*history[:-1], {**history[-1], "arguments": arguments}]
+
+
+def _updates(history: Sequence[Mapping[str, Any]]) -> int:
+    arguments = history[-1].get("arguments") if history else None
+    steps = arguments.get("steps") if isinstance(arguments, Mapping) else None
+    return steps if type(steps) is int and steps > 0 else 0
+
+
+def training_figure(points: Sequence[CurvePoint], kept: Sequence[Kept], *, unit: str = "heads") -> Figure:
+    """Scores against updates, each divided by that of the unreduced model of the same step: a panel per score.
+
+    A line for each share removed. Where the unreduced model scores 0 there is no point.
+
+    Args:
+        points: one for each of `kept`.
+        unit: what was removed: "heads", "experts", "parameters".
+
+    Raises:
+        PruneError: matplotlib is not installed.
+    """
+    scores = list(points[0].scores)
+    figure, (panels,) = new_figure(PANEL[0] * len(scores), PANEL[1], columns=len(scores))
+    updates = sorted({one.updates for one in kept})
+    shares = sorted({round(point.removed, 3) for point in points})
+    from matplotlib import colormaps
+
+    for axes, score in zip(panels, scores, strict=True):
+        for share in shares:
+            line = {
+                one.updates: point.scores[score] / points[one.original].scores[score]
+                for one, point in zip(kept, points, strict=True)
+                if round(point.removed, 3) == share and points[one.original].scores[score] > 0
+            }
+            colour = colormaps["viridis"](share / max(shares[-1], 1e-9))
+            at = sorted(line)
+            axes.plot(
+                at, [line[step] for step in at], marker="o", markersize=4, color=colour, label=f"{share:.0%}"
+            )
+        axes.set_xscale("log")
+        axes.set_xticks(updates, [f"{step:,}" for step in updates])
+        axes.minorticks_off()
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("updates")
+        axes.set_ylabel(f"{score}, of the unpruned model's")
+        axes.grid(alpha=0.3)
+        axes.legend(title=f"{unit} removed", fontsize=8, title_fontsize=8)
+        hide_spines(axes, "top", "right")
+    return figure
