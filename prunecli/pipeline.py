@@ -119,7 +119,7 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     """
     source.check()
     check_expressions(source, rewrite.outputs)
-    layout = source.layout.changed(rewrite.structure, rewrite.config)
+    layout = source.resolved.changed(rewrite.structure, rewrite.config)
     stated = layout.shapes
     written = {
         output.name: output.shape
@@ -162,7 +162,7 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bo
     card = source.path / "README.md"
     text = card.read_text(encoding="utf-8", errors="replace") if card.is_file() else ""
     return model_card(
-        source.layout.changed(rewrite.structure, rewrite.config),
+        source.resolved.changed(rewrite.structure, rewrite.config),
         text,
         (summary.parameters_before, summary.parameters_after),
         (summary.bytes_before, summary.bytes_after),

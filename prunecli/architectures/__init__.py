@@ -13,6 +13,7 @@ from prunecli.architectures.m2m_100 import M2M_100
 from prunecli.architectures.marian import MARIAN
 from prunecli.architectures.mbart import MBART
 from prunecli.architectures.mistral import MISTRAL
+from prunecli.architectures.mixtures import EXPERTS_ONLY
 from prunecli.architectures.mt5 import MT5
 from prunecli.architectures.nllb_moe import NLLB_MOE
 from prunecli.architectures.opt import OPT
@@ -40,4 +41,4 @@ OLDER_TYPES = {"nllb_moe": "nllb-moe"}
 REDUCED_PREFIX = "prunecli-"
 """Before the model type of a result that the stock class cannot hold, so that it must not open it."""
 
-__all__ = ["FAMILIES", "OLDER_TYPES", "REDUCED_PREFIX", "Architecture"]
+__all__ = ["EXPERTS_ONLY", "FAMILIES", "OLDER_TYPES", "REDUCED_PREFIX", "Architecture"]

@@ -7,6 +7,7 @@ from prunecli.architectures.common import BART_TIED, bart_attention
 from prunecli.architectures.records import (
     Architecture,
     FeedForward,
+    Mixture,
     Stack,
     TensorSpec,
     TokenEmbedding,
@@ -28,7 +29,6 @@ def _ffn(width: str, sparse_step: str) -> FeedForward:
             TensorSpec("router.classifier.weight", ("expert_count", "d_model"), "router"),
             TensorSpec("router.classifier.bias", ("expert_count",), "router", optional="router_bias"),
         ),
-        expert="experts.expert_{expert}",
         sparse_step=sparse_step,
     )
 
@@ -71,8 +71,14 @@ NLLB_MOE = Architecture(
     ),
     tied=BART_TIED,
     buffers=("embed_positions.weights",),
-    top_k=2,
-    expert_count=("num_experts",),
+    mixture=Mixture(
+        blocks=("model.encoder.layers.{layer}.ffn", "model.decoder.layers.{layer}.ffn"),
+        router=("router.classifier.weight", "router.classifier.bias"),
+        counts=("num_experts",),
+        top_k=2,
+        expert="experts.expert_{expert}",
+        depth="encoder_layers",
+    ),
     token_dropout="moe_token_dropout",
     attributes={
         "d_model": 1024,

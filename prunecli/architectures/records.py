@@ -134,7 +134,6 @@ class FeedForward:
         residual: of these, the one whose output is added to the residual stream; None: its own output is.
         tensors: those of a dense FFN, and of every expert.
         router: those of a sparse layer's router; its first axis is the expert.
-        expert: prefix of one expert, relative to the FFN; `{expert}` is its number.
         sparse_step: config key: every n-th layer is sparse, none where it is absent or 0.
     """
 
@@ -143,9 +142,60 @@ class FeedForward:
     norms: tuple[str, ...]
     tensors: tuple[TensorSpec, ...]
     router: tuple[TensorSpec, ...] = ()
-    expert: str | None = None
     sparse_step: str | None = None
     residual: str | None = None
+
+
+@dataclass(frozen=True)
+class ExpertGroups:
+    """Experts in groups of like size, of which the router first chooses some, then experts of those.
+
+    Attributes:
+        count: config key of the number of groups.
+        chosen: config key of how many groups the router chooses for a token.
+        least: experts that a group must have: 2 where its score is the sum of its two best experts'.
+        condition: under which the router groups at all; None: always.
+    """
+
+    count: str
+    chosen: str
+    least: int = 2
+    condition: str | None = None
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """How a checkpoint stores mixtures of experts. Names are relative to the block; keys may lie within others (`a.b`).
+
+    Attributes:
+        blocks: names of the modules that may hold one; `{layer}` is the layer's number.
+        router: tensors whose first axis is the expert.
+        counts: config keys of the number of experts: every one that a config states is rewritten.
+        top_k: config keys of the experts per token, or the number where no config says it.
+        default_top_k: transformers' default where a config leaves it out.
+        expert: what hangs below one expert, whatever it is called; `{expert}` is its number. None: all are stacked.
+        stacked: beginnings of the names of tensors whose first axis is the expert, their companions' among them.
+        vectors: other tensors with an entry for each expert -> the axis on which these lie.
+        groups: those of the experts; None: they have none.
+        depth: config key of the number of layers: blocks of later ones predict further tokens.
+        predicting: beginnings of the full names of layers that predict further tokens.
+        capacity: config key of the tokens that an expert takes of a sequence; None: as many as come.
+        shared: beginnings of the names of experts that serve every token, and of their gate.
+    """
+
+    blocks: tuple[str, ...]
+    router: tuple[str, ...]
+    counts: tuple[str, ...]
+    top_k: tuple[str, ...] | int
+    default_top_k: int | None = None
+    expert: str | None = "experts.{expert}"
+    stacked: tuple[str, ...] = ()
+    vectors: dict[str, int] = field(default_factory=dict)
+    groups: ExpertGroups | None = None
+    depth: str = "num_hidden_layers"
+    predicting: tuple[str, ...] = ()
+    capacity: str | None = None
+    shared: tuple[str, ...] = ("shared_",)
 
 
 @dataclass(frozen=True)
@@ -213,7 +263,7 @@ class Architecture:
         model_type: as in config.json.
         model_class: the class of transformers that runs it where config.json names none of the family's.
         auto_class: the `AutoModel…` that opens it.
-        stacks: encoder, decoder, or one of them.
+        stacks: encoder, decoder, or one of them; none where the experts alone are declared.
         tensors: those outside of the layers.
         tied: other names under which a tensor may appear or may be left out: {alias: stored name}.
         loose: those of the aliases that are only tied where `tie_word_embeddings` is true; else they are tensors of
@@ -223,8 +273,7 @@ class Architecture:
         renamed: name endings of older checkpoints: {"LayerNorm.gamma": "LayerNorm.weight"}.
         prefixes: beginnings of names in other versions of transformers: {"language_model.model.": "model."}.
         buffers: name endings of tensors that some checkpoints hold although the model computes them.
-        top_k: experts per token, or None where no layer is sparse.
-        expert_count: every config key that holds the number of experts.
+        mixture: how its mixtures of experts are stored; None: it has none.
         head_counts: config keys that hold the number of heads, where config.json also holds the width of a head: a
             stock model can then have fewer, the same number in every layer.
         head_width: config key of that width.
@@ -248,16 +297,15 @@ class Architecture:
     model_type: str
     model_class: str
     auto_class: str
-    stacks: tuple[Stack, ...]
-    tensors: tuple[TensorSpec, ...]
+    stacks: tuple[Stack, ...] = ()
+    tensors: tuple[TensorSpec, ...] = ()
     tied: dict[str, str] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
     extras: tuple[str, ...] = ()
     renamed: dict[str, str] = field(default_factory=dict)
     prefixes: dict[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
-    top_k: int | None = None
-    expert_count: tuple[str, ...] = ()
+    mixture: Mixture | None = None
     head_counts: tuple[str, ...] = ()
     head_width: str | None = None
     heads_divide: str | None = None

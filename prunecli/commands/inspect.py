@@ -209,6 +209,12 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
     near = f" Its layers resemble those of {found.nearest}." if found.nearest else ""
     if found.text_type:
         near = f" It holds a language model, {found.text_type}, beside other parts."
+    if opened.family is not None:
+        console.note(
+            f'Of the family "{opened.model_type}" the experts alone are known: prune-experts and collect-gates work, '
+            "evaluate and bench-latency run it as plain transformers does."
+        )
+        return
     console.note(
         f'The family "{opened.model_type}" is not supported: parts are told by names alone.{near} '
         "evaluate and bench-latency run it where transformers does; nothing can be removed from it."

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.architectures import FAMILIES, REDUCED_PREFIX, Architecture
+from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
@@ -35,7 +35,7 @@ class Checkpoint(TensorReader):
     Attributes:
         config: config.json.
         structure: what was removed from the original model.
-        architecture: the declared family, or None.
+        family: the declared family, or None; of some the experts alone are declared.
         tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
             aliases and buffers are left out.
     """
@@ -44,7 +44,8 @@ class Checkpoint(TensorReader):
         self.config = config
         where = str(path / "config.json")
         self.structure = Structure() if config.get(KEY) is None else Structure.from_json(config[KEY], where)
-        self.architecture = FAMILIES.get(str(config.get("model_type")).removeprefix(REDUCED_PREFIX))
+        model_type = str(config.get("model_type")).removeprefix(REDUCED_PREFIX)
+        self.family = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
         self._is_checked = False
         super().__init__(path, files)
 
@@ -52,6 +53,11 @@ class Checkpoint(TensorReader):
     def model_type(self) -> str:
         """As in config.json."""
         return str(self.config.get("model_type"))
+
+    @property
+    def architecture(self) -> Architecture | None:
+        """The declared family; None where no more than its experts are declared."""
+        return self.family if self.family is not None and self.family.stacks else None
 
     @cached_property
     def side_files(self) -> SideFiles:
@@ -73,15 +79,25 @@ class Checkpoint(TensorReader):
             digest.update(samples[name])
         return f"sha256:{digest.hexdigest()}"
 
-    @cached_property
+    @property
     def layout(self) -> ModelLayout:
-        """What config.json and structure say that it holds.
+        """What config.json and structure say that it holds, layer by layer.
 
         Raises:
-            UnsupportedModelError: the family is not declared.
+            UnsupportedModelError: the family is not declared, or no more than its experts.
             CheckpointError: config.json lacks a size, or says what cannot be.
         """
-        family = self.require_architecture()
+        self.require_architecture()
+        return self.resolved
+
+    @cached_property
+    def resolved(self) -> ModelLayout:
+        """The same, without layers where the experts alone are declared.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `layout`.
+        """
+        family = self.family or self.require_architecture()
         with located(self.path):
             layout = resolve(family, self.config, self.structure)
             len(layout.tensors)  # here, where errors get the path
@@ -90,7 +106,9 @@ class Checkpoint(TensorReader):
     @cached_property
     def mixtures(self) -> tuple[SparseLayer, ...]:
         """The mixtures of experts that it holds; see `find_mixtures`."""
-        return find_mixtures(self, self.layout)
+        sizes = self.resolved.sizes
+        with located(self.path):
+            return find_mixtures(self, sizes, self.structure)
 
     def require_mixtures(self) -> tuple[SparseLayer, ...]:
         """The mixtures of experts, at least one.
@@ -114,9 +132,10 @@ class Checkpoint(TensorReader):
         """
         if self._is_checked:
             return
-        tensors, expected = self.tensors, self.layout.shapes
+        layout = self.resolved
+        tensors, expected = self.tensors, layout.shapes
         missing = [name for name in expected if name not in tensors]
-        unexpected = [name for name in tensors if name not in expected and not self.layout.is_extra(name)]
+        unexpected = [name for name in tensors if name not in expected and not layout.is_extra(name)]
         misshapen = [
             f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
             for name, shape in expected.items()
@@ -132,6 +151,8 @@ class Checkpoint(TensorReader):
                 f"{self.path}: tensors do not fit config.json: {'; '.join(faults)}",
                 "config.json and the weights are not of one checkpoint; copy both again.",
             )
+        if self.architecture is None:
+            self.require_mixtures()
         self._is_checked = True
 
     def require_architecture(self) -> Architecture:
@@ -140,6 +161,11 @@ class Checkpoint(TensorReader):
         Raises:
             UnsupportedModelError: the family is not declared.
         """
+        if self.family is not None and self.architecture is None:
+            raise UnsupportedModelError(
+                f"{self.path}: of a model of type {self.model_type} prunecli changes the experts alone",
+                "prune-experts, collect-gates, inspect, evaluate and bench-latency work.",
+            )
         if self.architecture is None:
             raise UnsupportedModelError(
                 f'{self.path}: the model family "{self.model_type}" is not supported{self._resembles()}',
@@ -160,13 +186,13 @@ class Checkpoint(TensorReader):
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """Under their stock names, without buffers and tied aliases: (file number, where its bytes lie)."""
         tensors = self._by_stored_name
-        if self.architecture is None:
+        if self.family is None:
             return tensors
         with located(self.path):
-            sizes = Sizes(self.architecture, self.config)
+            sizes = Sizes(self.family, self.config)
             is_stock = self.structure.embedding.is_stock
             tied = resolve_ties(sizes, None if is_stock else resolve_tables(sizes, self.structure))
-        named = stored_names(self.architecture, tied, list(tensors), self._equal)
+        named = stored_names(self.family, tied, list(tensors), self._equal)
         return {new: tensors[old] for old, new in named.items()}
 
     def _equal(self, one: str, other: str) -> bool:

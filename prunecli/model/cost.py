@@ -29,6 +29,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, class_names
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
+from prunecli.model.mixtures import experts_per_token
 from prunecli.tensors.dtypes import is_float, itemsize
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -173,10 +174,12 @@ def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
     dense = [spec.name for spec in record.tensors if spec.hidden is not None]
     if not ffn.is_sparse:
         return _matrices(shapes, owner, dense)
+    mixture = layout.family.mixture
+    assert mixture is not None
     router = [spec.name for spec in record.router]
     experts = next((shape[0] for name in router if (shape := shapes.get(f"{owner}.{name}"))), 0)
-    chosen = min(layout.family.top_k or 1, experts)
-    expert = f"{owner}.{str(record.expert).format(expert=0)}"
+    chosen = min(experts_per_token(layout.sizes, mixture), experts)
+    expert = f"{owner}.{str(mixture.expert).format(expert=0)}"
     return _matrices(shapes, owner, router) + chosen * _matrices(shapes, expert, dense)
 
 

@@ -38,9 +38,9 @@ class Sizes:
         Raises:
             CheckpointError: neither has it.
         """
-        default = self.family.attributes.get(key)
-        if key in self.config and (self.config[key] is not None or not isinstance(default, str)):
-            return self.config[key]
+        default, stated = self.family.attributes.get(key), self._stated(key)
+        if stated is not None or (key in self.config and not isinstance(default, str)):
+            return stated
         if default is not None:
             return default
         raise CheckpointError(
@@ -66,6 +66,23 @@ class Sizes:
             else:
                 value //= other
         return value
+
+    def states(self, key: str) -> bool:
+        """Whether config.json itself holds a value under `key`, which may lie within others: `text_config.top_k`."""
+        return self._stated(key) is not None
+
+    def even(self, key: str) -> int:
+        """A count that config.json states once, or for every layer alike.
+
+        Raises:
+            CheckpointError: it is no count, or layers differ.
+        """
+        stated = self._stated(key)
+        if isinstance(stated, list) and stated and all(value == stated[0] for value in stated):
+            stated = stated[0]
+        if type(stated) is not int or not 0 <= stated <= LARGEST:
+            raise CheckpointError(f'config.json: "{key}" is {stated!r}, not a count')
+        return stated
 
     def depth(self, stack: Stack) -> int:
         """The number of layers of a stack.
@@ -103,6 +120,14 @@ class Sizes:
         """Number and name of each layer of a stack."""
         return ((number, stack.layers.format(layer=number)) for number in range(self.depth(stack)))
 
+    def _stated(self, key: str) -> Any:
+        """The value under `key` of config.json; None where there is none."""
+        if key in self.config or "." not in key:
+            return self.config.get(key)
+        outer, _, inner = key.partition(".")
+        values = self.config.get(outer)
+        return values.get(inner) if isinstance(values, Mapping) else None
+
     def _factor(self, name: str) -> int:
         if name.isdecimal():
             return int(name)
@@ -114,6 +139,21 @@ class Sizes:
         if value > LARGEST:
             raise CheckpointError(f'config.json: "{name}" is {value}; no model is so large')
         return value
+
+
+def with_keys(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`config` with these values; a key may lie within others (`text_config.top_k`), a list keeps its length."""
+    changed = dict(config)
+    for key, value in values.items():
+        outer, dot, inner = key.partition(".")
+        if dot and isinstance(changed.get(outer), Mapping):
+            changed[outer] = with_keys(changed[outer], {inner: value})
+        else:
+            before = changed.get(key)
+            changed[key] = (
+                [value] * len(before) if isinstance(before, list) and not isinstance(value, list) else value
+            )
+    return changed
 
 
 def class_names(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -152,7 +152,7 @@ def within(layer: str, ffn: FeedForward) -> str:
 
 def is_sparse(sizes: Sizes, ffn: FeedForward, layer: int) -> bool:
     """Whether the FFN of this layer of the original model is a mixture of experts, by the config."""
-    if ffn.sparse_step is None or ffn.expert is None:
+    if ffn.sparse_step is None:
         return False
     step = sizes.count(ffn.sparse_step)
     return step > 0 and (layer + 1) % step == 0

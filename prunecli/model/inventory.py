@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prunecli.architectures.records import Side
-from prunecli.errors import UnsupportedModelError
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.embedding import TokenTables
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.mixtures import SparseLayer, parts_of
 from prunecli.model.names import Surmise, surmise
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
@@ -84,20 +83,18 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     by_part: dict[str, Amount] = {}
     by_dtype: dict[str, Amount] = {}
     layout = None if checkpoint.architecture is None else checkpoint.layout
+    mixtures = () if checkpoint.family is None else checkpoint.mixtures
+    of_mixtures = dict(parts_of(mixtures)) if layout is None else {}
     for name, info in checkpoint.tensors.items():
         amount = Amount(1, info.numel, info.nbytes)
-        part = "other" if layout is None else layout.part(name)
+        part = of_mixtures.get(name, "other") if layout is None else layout.part(name)
         by_part[part] = by_part.get(part, Amount()) + amount
         by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
-    try:
-        layers = checkpoint.require_mixtures()
-    except UnsupportedModelError:
-        layers = ()
     return Inventory(
         parts={part: by_part[part] for part in PARTS if part in by_part},
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
         stacks=() if layout is None else _stacks(layout),
-        layers=layers,
+        layers=mixtures,
         attentions=() if layout is None else layout.attentions,
         ffns=() if layout is None else layout.ffns,
         tables=_tables(checkpoint),

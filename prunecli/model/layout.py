@@ -196,10 +196,12 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
         if not ffn.is_sparse:
             add(ffn.prefix, stack.ffn.tensors, width=ffn.width)
             return
-        experts = expert_count(sizes, structure, ffn.name)
+        experts, mixture = expert_count(sizes, structure, ffn.name), sizes.family.mixture
+        assert mixture is not None
+        assert mixture.expert is not None
         add(ffn.prefix, stack.ffn.router, experts=experts)
         for expert in range(experts):
-            prefix = f"{ffn.prefix}{str(stack.ffn.expert).format(expert=expert)}."
+            prefix = f"{ffn.prefix}{mixture.expert.format(expert=expert)}."
             add(prefix, stack.ffn.tensors, part="experts")
 
     add("", sizes.family.tensors)
@@ -230,4 +232,6 @@ def expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:
     """How many experts a mixture holds."""
     if layer in structure.experts:
         return len(structure.experts[layer])
-    return structure.original_experts.get(layer) or sizes.count(sizes.family.expert_count[0])
+    mixture = sizes.family.mixture
+    assert mixture is not None
+    return structure.original_experts.get(layer) or sizes.count(mixture.counts[0])

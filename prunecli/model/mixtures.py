@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from prunecli.architectures.records import Side, Stack
+from prunecli.architectures.records import Mixture, Side
 from prunecli.errors import CheckpointError
-from prunecli.model.layout import ModelLayout
-from prunecli.tensors.reader import TensorReader
+from prunecli.model.declared import Sizes
+from prunecli.model.structure import Structure
+from prunecli.tensors.dtypes import is_float
+from prunecli.tensors.reader import TensorInfo, TensorReader
+
+REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
+UNDECLARED = "prunecli would damage what it does not know; it changes no model of this kind."
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of experts, of which the router first chooses some.
+
+    Attributes:
+        count: how many there are, one after another, each with the same number of experts.
+        chosen: how many the router chooses for a token.
+        least: experts that each must have.
+    """
+
+    count: int = 1
+    chosen: int = 1
+    least: int = 1
 
 
 @dataclass(frozen=True)
@@ -23,10 +42,16 @@ class SparseLayer:
         layer: its number in the stack.
         num_experts: how many this checkpoint holds.
         expert_prefix: name of one expert, "{expert}" for its number in this checkpoint.
-        expert_tensors: an expert's tensors, relative to it: "fc1.weight".
+        expert_tensors: an expert's tensors, relative to it: "fc1.weight"; none where all experts are stacked.
         router_tensors: full names; their first axis is the expert.
         experts: original ids of the experts, in the order in which they are stored.
         original_experts: how many experts the original layer had.
+        top_k: experts that the router picks for a token.
+        cut: full names of the tensors with an entry for each expert, the router's among them -> the axis on which
+            these lie.
+        stacked_tensors: those of them that hold parts of experts.
+        groups: those of the experts; one where the router knows none.
+        is_predicting: whether its layer predicts further tokens, which no plain forward pass runs.
     """
 
     name: str
@@ -38,61 +63,149 @@ class SparseLayer:
     router_tensors: tuple[str, ...]
     experts: tuple[int, ...]
     original_experts: int
+    top_k: int = 2
+    cut: Mapping[str, int] = field(default_factory=dict)
+    stacked_tensors: tuple[str, ...] = ()
+    groups: Groups = Groups()
+    is_predicting: bool = False
 
     def expert_tensor(self, expert_index: int, suffix: str) -> str:
         """Full name of a tensor of the expert that is stored as number `expert_index`."""
         return f"{self.expert_prefix.format(expert=expert_index)}.{suffix}"
 
 
-def find_mixtures(tensors: TensorReader, layout: ModelLayout) -> tuple[SparseLayer, ...]:
+def find_mixtures(tensors: TensorReader, sizes: Sizes, structure: Structure) -> tuple[SparseLayer, ...]:
     """The sparse layers of a model with these tensors, encoder first, by layer; none where it has no experts.
 
+    Layers that predict further tokens come last.
+
     Raises:
-        CheckpointError: a layer lacks an expert, a tensor or its router, or disagrees with its structure.
+        CheckpointError: a layer lacks an expert, a tensor or its router, disagrees with its structure or config.json,
+            or holds a tensor of all experts that the family does not declare.
     """
-    return tuple(
-        _sparse_layer(tensors, layout, stack, number, experts)
-        for stack in layout.family.stacks
-        for number, experts in _experts_by_layer(tensors, stack)
-    )
+    mixture = sizes.family.mixture
+    if mixture is None:
+        return ()
+    blocks, others = _blocks(tensors.tensors, mixture)
+    found = [
+        layer
+        for (name, side, number), members in blocks.items()
+        if (layer := _sparse_layer(tensors, sizes, structure, name, (side, number), members)) is not None
+    ]
+    for name in others:
+        if re.search(r"(?:^|\.)experts?\.", name):
+            raise CheckpointError(
+                f"{tensors.path}: {name} is of an expert, in a place that a model of type "
+                f"{sizes.family.model_type} has none",
+                UNDECLARED,
+            )
+    found.sort(key=lambda layer: (layer.is_predicting, layer.side == "decoder", layer.layer))
+    if not sizes.family.stacks:
+        _check_count(tensors, sizes, structure, found)
+    return tuple(found)
 
 
-def _experts_by_layer(tensors: TensorReader, stack: Stack) -> Iterator[tuple[int, Mapping[int, list[str]]]]:
-    """Number of a layer, ascending -> number of an expert -> its tensors, relative to it."""
-    if stack.ffn.expert is None:
-        return
-    template = re.escape(f"{stack.layers}.{stack.ffn.name}.{stack.ffn.expert}.")
-    pattern = re.compile(template.replace(r"\{layer\}", r"(\d+)").replace(r"\{expert\}", r"(\d+)"))
-    layers: dict[int, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-    for name in tensors.tensors:
-        if match := pattern.match(name):
-            layers[int(match[1])][int(match[2])].append(name[match.end() :])
-    yield from sorted(layers.items())
+def stated_counts(sizes: Sizes, mixture: Mixture) -> dict[str, int]:
+    """Config key -> experts a layer, of all that config.json states.
+
+    Raises:
+        CheckpointError: they disagree, or one is no count.
+    """
+    counts = {key: sizes.even(key) for key in mixture.counts if sizes.states(key)}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f'"{key}" is {count}' for key, count in counts.items())
+        raise CheckpointError(
+            f"config.json: {said}; both count the experts of a layer",
+            "transformers reads one of them, other programs the other; correct the one that is wrong.",
+        )
+    return counts
+
+
+def experts_per_token(sizes: Sizes, mixture: Mixture) -> int:
+    """How many experts the router picks for a token.
+
+    Raises:
+        CheckpointError: config.json does not say it, or says what is no count.
+    """
+    if isinstance(mixture.top_k, int):
+        return mixture.top_k
+    stated = [sizes.even(key) for key in mixture.top_k if sizes.states(key)]
+    if stated:
+        return stated[0]
+    if mixture.default_top_k is None:
+        raise CheckpointError(f'config.json lacks "{mixture.top_k[0]}", the experts that a token is given to')
+    return mixture.default_top_k
+
+
+def _blocks(
+    tensors: Mapping[str, TensorInfo], mixture: Mixture
+) -> tuple[dict[tuple[str, Side, int], dict[str, TensorInfo]], list[str]]:
+    """(Name, side, number) of each block -> its tensors, relative to it; and the names of all other tensors."""
+    patterns = [
+        (
+            re.compile(re.escape(f"{block}.").replace(r"\{layer\}", r"(\d+)")),
+            block,
+            "encoder" if "encoder" in block.split(".") else "decoder",
+        )
+        for block in mixture.blocks
+    ]
+    found: dict[tuple[str, Side, int], dict[str, TensorInfo]] = {}
+    others: list[str] = []
+    for name, info in tensors.items():
+        for pattern, block, side in patterns:
+            if match := pattern.match(name):
+                number = int(match[1])
+                key: tuple[str, Side, int] = (block.format(layer=number), side, number)  # type: ignore[assignment]
+                found.setdefault(key, {})[name[match.end() :]] = info
+                break
+        else:
+            others.append(name)
+    return found, others
 
 
 def _sparse_layer(
-    tensors: TensorReader, layout: ModelLayout, stack: Stack, number: int, experts: Mapping[int, list[str]]
-) -> SparseLayer:
-    ffn, path, structure = stack.ffn, tensors.path, layout.structure
-    name = f"{stack.layers.format(layer=number)}.{ffn.name}"
-    count = len(experts)
-    absent = sorted(set(range(count)) - set(experts))
-    if absent:
-        raise CheckpointError(f"{path}: {name} lacks expert {absent[0]} (its last is {max(experts)})")
-    suffixes = tuple(spec.name for spec in ffn.tensors)
-    for expert, own in experts.items():
-        if sorted(own) != sorted(suffixes):
-            odd = sorted(set(own) ^ set(suffixes))
-            raise CheckpointError(
-                f"{path}: expert {expert} of {name} has other tensors than its kind ({odd[0]})"
-            )
-    routers = tuple(full for spec in ffn.router if (full := f"{name}.{spec.name}") in tensors.tensors)
+    tensors: TensorReader,
+    sizes: Sizes,
+    structure: Structure,
+    name: str,
+    position: tuple[Side, int],
+    members: Mapping[str, TensorInfo],
+) -> SparseLayer | None:
+    """The mixture of a block; None where it is a dense FFN."""
+    mixture, where = sizes.family.mixture, f"{tensors.path}: {name}"
+    assert mixture is not None
+    experts, rest = _experts(mixture, members)
+    stacked = [suffix for suffix in rest if suffix.startswith(mixture.stacked)] if mixture.stacked else []
+    routers = [suffix for suffix in mixture.router if suffix in rest]
+    if not experts and not stacked:
+        if routers:
+            raise CheckpointError(f"{where} has a router ({routers[0]}) but no experts")
+        return None
     if not routers:
-        raise CheckpointError(f"{path}: {name} has experts but no router")
-    for router in routers:
-        if tensors.tensors[router].shape[:1] != (count,):
-            shape = list(tensors.tensors[router].shape)
-            raise CheckpointError(f"{path}: {router} has the shape {shape}, the layer has {count} experts")
+        raise CheckpointError(f"{where} has experts but no router")
+    count = len(experts) if experts else next(iter(rest[stacked[0]].shape), 0)
+    suffixes = _suffixes(where, experts)
+    cut = {
+        **dict.fromkeys(routers, 0),
+        **{suffix: axis for suffix, axis in mixture.vectors.items() if suffix in rest},
+        **dict.fromkeys(stacked, 0),
+    }
+    for suffix, axis in cut.items():
+        shape = rest[suffix].shape
+        if len(shape) <= axis or shape[axis] != count:
+            raise CheckpointError(
+                f"{tensors.path}: {name}.{suffix} has the shape {list(shape)}, the layer has {count} experts"
+            )
+    for suffix in routers:
+        if not is_float(rest[suffix].dtype):
+            raise CheckpointError(f"{where}.{suffix} is quantised ({rest[suffix].dtype})", UNDECLARED)
+    for suffix, info in rest.items():
+        if suffix not in cut and count in info.shape and not suffix.startswith(mixture.shared):
+            raise CheckpointError(
+                f"{where}.{suffix} {list(info.shape)} has an entry for each of {count} experts, or so it seems: "
+                f"no part of a model of type {sizes.family.model_type}",
+                UNDECLARED,
+            )
     ids = structure.kept_experts(name, count)
     original = structure.original_experts.get(name, count)
     if (
@@ -101,8 +214,120 @@ def _sparse_layer(
         or not all(0 <= expert < max(original, 1) for expert in ids)
     ):
         raise CheckpointError(
-            f"{path}: {name} holds {count} experts, config.json names {len(ids)} of {original} as kept",
-            "config.json and the weights are not of one checkpoint; copy both again.",
+            f"{where} holds {count} experts, config.json names {len(ids)} of {original} as kept", REMEDY
         )
-    prefix = f"{name}.{ffn.expert}"
-    return SparseLayer(name, stack.side, number, count, prefix, suffixes, routers, ids, original)
+    side, number = position
+    return SparseLayer(
+        name=name,
+        side=side,
+        layer=number,
+        num_experts=count,
+        expert_prefix=f"{name}.{mixture.expert}" if experts else "",
+        expert_tensors=_in_order(sizes, suffixes),
+        router_tensors=tuple(f"{name}.{suffix}" for suffix in routers),
+        experts=ids,
+        original_experts=original,
+        top_k=experts_per_token(sizes, mixture),
+        cut={f"{name}.{suffix}": axis for suffix, axis in cut.items()},
+        stacked_tensors=tuple(f"{name}.{suffix}" for suffix in stacked),
+        groups=_groups(sizes, mixture, count),
+        is_predicting=_is_predicting(sizes, mixture, name, number),
+    )
+
+
+def _in_order(sizes: Sizes, suffixes: tuple[str, ...]) -> tuple[str, ...]:
+    """An expert's tensors as its family declares them, where it does."""
+    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.tensors]
+    return tuple(sorted(suffixes, key=declared.index)) if set(suffixes) <= set(declared) else suffixes
+
+
+def _is_predicting(sizes: Sizes, mixture: Mixture, name: str, number: int) -> bool:
+    if sizes.family.stacks:
+        return False
+    if mixture.predicting and name.startswith(mixture.predicting):
+        return True
+    return sizes.states(mixture.depth) and number >= sizes.even(mixture.depth)
+
+
+def _experts(
+    mixture: Mixture, members: Mapping[str, TensorInfo]
+) -> tuple[dict[int, dict[str, TensorInfo]], dict[str, TensorInfo]]:
+    """Number of an expert -> its tensors, relative to it; and the block's other tensors."""
+    if mixture.expert is None:
+        return {}, dict(members)
+    pattern = re.compile(re.escape(f"{mixture.expert}.").replace(r"\{expert\}", r"(\d+)"))
+    experts: dict[int, dict[str, TensorInfo]] = {}
+    rest: dict[str, TensorInfo] = {}
+    for suffix, info in members.items():
+        if match := pattern.match(suffix):
+            experts.setdefault(int(match[1]), {})[suffix[match.end() :]] = info
+        else:
+            rest[suffix] = info
+    return experts, rest
+
+
+def _suffixes(where: str, experts: Mapping[int, Mapping[str, TensorInfo]]) -> tuple[str, ...]:
+    """The tensors that every expert has, relative to it."""
+    absent = sorted(set(range(len(experts))) - set(experts))
+    if absent:
+        raise CheckpointError(f"{where} lacks expert {absent[0]} (its last is {max(experts)})")
+    if not experts:
+        return ()
+    first = experts[0]
+    for number, own in experts.items():
+        if own.keys() != first.keys():
+            odd = sorted(own.keys() ^ first.keys())
+            path, _, name = where.rpartition(": ")
+            raise CheckpointError(
+                f"{path}: expert {number} of {name} has other tensors than its kind ({odd[0]})"
+            )
+        for suffix, info in own.items():
+            if info.shape != first[suffix].shape:
+                path, _, name = where.rpartition(": ")
+                raise CheckpointError(
+                    f"{path}: {suffix} of expert {number} of {name} has the shape {list(info.shape)}, that of expert 0 "
+                    f"{list(first[suffix].shape)}"
+                )
+    return tuple(first)
+
+
+def _groups(sizes: Sizes, mixture: Mixture, count: int) -> Groups:
+    declared = mixture.groups
+    if declared is None or not sizes.states(declared.count):
+        return Groups()
+    if declared.condition is not None:
+        key, _, beginning = declared.condition.partition(":")
+        if not str(sizes.config.get(key)).startswith(beginning):
+            return Groups()
+    groups = sizes.even(declared.count)
+    if groups <= 1:
+        return Groups()
+    if count % groups:
+        raise CheckpointError(f"config.json: {groups} groups of {count} experts cannot be of one size")
+    chosen = sizes.even(declared.chosen) if sizes.states(declared.chosen) else 1
+    return Groups(groups, chosen, declared.least)
+
+
+def _check_count(
+    tensors: TensorReader, sizes: Sizes, structure: Structure, layers: list[SparseLayer]
+) -> None:
+    """Refuse layers of another number of experts than config.json states."""
+    assert sizes.family.mixture is not None
+    for key, count in stated_counts(sizes, sizes.family.mixture).items():
+        for layer in layers:
+            if layer.num_experts != count and layer.name not in structure.experts:
+                raise CheckpointError(
+                    f"{tensors.path}: {layer.name} holds {layer.num_experts} experts, config.json says {count} "
+                    f'("{key}")',
+                    REMEDY,
+                )
+
+
+def parts_of(layers: tuple[SparseLayer, ...]) -> Iterator[tuple[str, str]]:
+    """Full name of each tensor of experts and routers -> what it is counted under."""
+    for layer in layers:
+        for name in layer.cut:
+            yield name, "experts" if name in layer.stacked_tensors else "router"
+        for number in range(layer.num_experts):
+            for suffix in layer.expert_tensors:
+                yield layer.expert_tensor(number, suffix), "experts"

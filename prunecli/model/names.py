@@ -164,6 +164,8 @@ def _with_new_beginning(family: Architecture, name: str) -> str:
 
 
 def _with_prefix(family: Architecture, name: str) -> str:
+    if not family.stacks:
+        return name
     prefix = family.stacks[0].layers.split(".", 1)[0] + "."
     known = (
         *(stack.layers.split("{", 1)[0] for stack in family.stacks),

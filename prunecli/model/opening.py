@@ -15,7 +15,7 @@ from prunecli import PACKAGE
 from prunecli.architectures import Architecture
 from prunecli.architectures.records import ModelClass
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names
+from prunecli.model.declared import CLASS_PREFIX, TIE_KEY, class_names, with_keys
 from prunecli.model.layout import ModelLayout
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import KEY, Structure
@@ -97,17 +97,19 @@ def result_config(
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
-    family = source.require_architecture()
-    support, result = stock_support(source, structure), source.layout.changed(structure)
+    support, result = stock_support(source, structure), source.resolved.changed(structure)
+    family = result.family
     config = {key: value for key, value in result.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
     config["model_type"] = family.model_type
-    auto_map = _foreign(source.config.get("auto_map"))
+    auto_map = (
+        _foreign(source.config.get("auto_map")) if family.stacks else source.config.get("auto_map") or {}
+    )
     classes = tuple(classes or class_names(source.config))
     output = structure.embedding.output
     if output is not None and output.map_dim is None and family.embedding and family.embedding.apart:
         config[TIE_KEY] = False
     if support.is_stock:
-        config.update(support.config)
+        config = with_keys(config, support.config)
     else:
         names = source.tensors if tensors is None else tensors
         opened_by = auto_classes(family, readable(result, names), classes)
@@ -164,11 +166,11 @@ def lacking(source: Checkpoint) -> dict[str, str]:
     Raises:
         UnsupportedModelError: the family is not declared.
     """
-    names = readable(source.layout, source.tensors)
+    names = readable(source.resolved, source.tensors)
     named = class_names(source.config)
     lacks = {
         cls.name: [need for need in cls.needs if not any(name.startswith(need) for name in names)]
-        for cls in source.layout.family.classes
+        for cls in source.resolved.family.classes
         if cls.name in named
     }
     return {name: needs[0] for name, needs in lacks.items() if needs}

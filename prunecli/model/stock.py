@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
-from prunecli.model.layout import ModelLayout, expert_count
+from prunecli.model.layout import ModelLayout
+from prunecli.model.mixtures import stated_counts
 from prunecli.model.structure import Structure
 
 
@@ -54,11 +56,16 @@ def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size, or a layer an expert.
     """
-    family = source.require_architecture()
-    if family.stock_fault is not None:
-        return StockSupport(reason=family.stock_fault)
-    result = source.layout.changed(structure)
-    parts = [_experts(result), _heads(result), _attentions(result), _ffns(result), _embeddings(result)]
+    result = source.resolved.changed(structure)
+    if result.family.stock_fault is not None:
+        return StockSupport(reason=result.family.stock_fault)
+    parts = [
+        _experts(source, result),
+        _heads(result),
+        _attentions(result),
+        _ffns(result),
+        _embeddings(result),
+    ]
     faults = [part for part in parts if part.reason is not None]
     if faults:
         reasons = ", and ".join(str(part.reason) for part in faults)
@@ -82,13 +89,24 @@ def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
     return tuple(kept for kept in range(1, counted + 1) if not _undivided(sizes, kept, counted))
 
 
-def _experts(result: ModelLayout) -> StockSupport:
-    family = result.family
-    counts = {expert_count(result.sizes, result.structure, ffn.name) for ffn in result.ffns if ffn.is_sparse}
-    if len(counts) > 1:
-        reason = f"experts differ between layers ({min(counts)} to {max(counts)})"
-        return StockSupport(reason=reason, nearest="`prune-experts --balance 1:1`")
-    return StockSupport(dict.fromkeys(family.expert_count, counts.pop()) if counts else {})
+def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
+    mixture = result.family.mixture
+    if mixture is None or not source.mixtures:
+        return StockSupport()
+    kept = {len(result.structure.kept_experts(layer.name, layer.num_experts)) for layer in source.mixtures}
+    if len(kept) > 1:
+        reason = f"experts differ between layers ({_range(kept)})"
+        nearest = (
+            "`prune-experts --balance 1:1`" if len({layer.side for layer in source.mixtures}) > 1 else None
+        )
+        return StockSupport(reason=reason, nearest=nearest)
+    before, after = source.mixtures[0].num_experts, kept.pop()
+    keys = tuple(stated_counts(result.sizes, mixture)) or mixture.counts[:1]
+    config = dict.fromkeys(keys, after)
+    if mixture.capacity is not None and result.sizes.states(mixture.capacity):
+        # As many tokens of a sequence find a place as before.
+        config[mixture.capacity] = math.ceil(result.sizes.even(mixture.capacity) * before / after)
+    return StockSupport(config)
 
 
 def _heads(result: ModelLayout) -> StockSupport:

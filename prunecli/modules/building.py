@@ -118,7 +118,7 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     import transformers
 
     family = checkpoint.require_architecture()
-    names = class_names(checkpoint.config) if family.top_k is None else ()
+    names = class_names(checkpoint.config) if family.mixture is None else ()
     for candidate in (name,) if name is not None else names:
         known = getattr(transformers, candidate, None)
         if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type:
@@ -167,7 +167,9 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     """The stock class on the meta device. Its sparse layers are about to be replaced, so they get few experts."""
     family = checkpoint.layout.family
     # Nor does the stored type matter, which transformers would look up.
-    changes = {**dict.fromkeys(family.expert_count, family.top_k), "dtype": None, "torch_dtype": None}
+    counts = family.mixture.counts if family.mixture else ()
+    few = max((layer.top_k for layer in checkpoint.mixtures), default=1)
+    changes = {**dict.fromkeys(counts, few), "dtype": None, "torch_dtype": None}
     stock = model_class(checkpoint, name)
     is_base = bool(family.classes) and stock.__name__ == family.classes[0].name
     has_pooler = family.pooler is None or any(name.startswith(family.pooler) for name in checkpoint.tensors)
@@ -187,7 +189,7 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
         ) from error
     finally:
         torch.set_default_dtype(previous)
-    for key in family.expert_count:
+    for key in counts:
         setattr(model.config, key, checkpoint.layout.sizes.count(key))
     return model
 
@@ -210,7 +212,7 @@ def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch
         int(sizes.value("d_model")),
         int(sizes.value(stack.ffn.width)),
         mixture.num_experts,
-        top_k=int(family.top_k or 1),
+        top_k=mixture.top_k,
         activation=str(sizes.value("activation_function")),
         router_bias=any(tensor.endswith(".bias") for tensor in mixture.router_tensors),
         token_dropout=float(sizes.value(family.token_dropout)) if family.token_dropout else 0.0,

@@ -11,6 +11,7 @@ import torch
 
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.mixtures import stated_counts
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.precision import fitting_dtype
@@ -51,8 +52,8 @@ def load_model(
         kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype))
         if checkpoint.architecture is None:
             return _stock(checkpoint, where, kind)
-        for key in checkpoint.architecture.expert_count:
-            checkpoint.layout.sizes.count(key)
+        if checkpoint.architecture.mixture is not None:
+            stated_counts(checkpoint.layout.sizes, checkpoint.architecture.mixture)
         model = build_model(checkpoint, where, kind, model_class)
         model.generation_config = _generation_config(checkpoint, model)
         return model

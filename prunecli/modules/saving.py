@@ -105,7 +105,8 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
     stock: Any = type(model)
     model.__class__ = _saving_class(stock)
     # T5's class changes what its config says of ties.
-    keys = ("model_type", "architectures", KEY, "auto_map", WEIGHTS_KEY, TIE_KEY, *layout.family.expert_count)
+    counts = layout.family.mixture.counts if layout.family.mixture else ()
+    keys = ("model_type", "architectures", KEY, "auto_map", WEIGHTS_KEY, TIE_KEY, *counts)
     model._stored_config = {key: config[key] for key in keys if key in config}
     model._stored_layers = tuple(_in_model(model, layer) for layer in checkpoint.mixtures)
     model._shared_names = {

@@ -13,7 +13,7 @@ from prunecli.results.gates import GateStatistics
 
 def numbered(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatistics:
     """The statistics of the layers that `checkpoint` has, under their names there: it may have lost some since."""
-    rename = renaming_since(checkpoint.require_architecture(), checkpoint.structure, statistics.fingerprint)
+    rename = renaming_since(checkpoint.resolved.family, checkpoint.structure, statistics.fingerprint)
     if rename is None:
         return statistics
     names = [rename(name) for name in statistics.layers]
@@ -33,8 +33,8 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
     Raises:
         StatisticsError: another family, fingerprint or top-k, other sparse layers, another number of experts.
     """
-    layers = checkpoint.require_mixtures()
-    family = checkpoint.require_architecture()
+    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    family = checkpoint.resolved.family
     if statistics.model_type not in (None, family.model_type):
         raise StatisticsError(
             f"The statistics are of a model of the family {statistics.model_type}; "
@@ -54,7 +54,7 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
             f"{checkpoint.path} has {len(layers)} ({_ends([layer.name for layer in layers])}).",
             "Collect the gates of this checkpoint.",
         )
-    top_k = family.top_k or 1
+    top_k = max(layer.top_k for layer in layers)
     if statistics.top_k != top_k:
         raise StatisticsError(
             f"The statistics are of a router that picks {statistics.top_k} experts for each token; "

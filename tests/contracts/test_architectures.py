@@ -163,9 +163,11 @@ class TestDeclaredTensors:
             for number in range(Sizes(family, config).count(stack.depth)):
                 ffn = within(stack.layers.format(layer=number), stack.ffn)
                 prefixes = [ffn]
-                if stack.ffn.expert is not None:
+                if family.mixture is not None:
                     experts = range(config["num_experts"])
-                    prefixes += [f"{ffn}.{stack.ffn.expert.format(expert=expert)}" for expert in experts]
+                    prefixes += [
+                        f"{ffn}.{str(family.mixture.expert).format(expert=expert)}" for expert in experts
+                    ]
                 declared |= {
                     f"{prefix}.{spec.name}": spec.hidden
                     for prefix in prefixes

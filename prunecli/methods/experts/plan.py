@@ -92,7 +92,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions) -> ExpertPlan:
     check_kind(options, is_text)
     if options.experts is not None:
         return _from_ids(checkpoint, options.experts, options, layers, originals)
-    request, fit = _request(checkpoint, options, layers, checkpoint.require_architecture().top_k or 1)
+    request, fit = _request(checkpoint, options, layers)
     measured = _measured(checkpoint, options, layers, is_text)
     selection = select_experts(
         layers, measured.values, replace(request, released=measured.mode == "published")
@@ -151,14 +151,17 @@ def _step(
 
 
 def _request(
-    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer], top_k: int
+    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]
 ) -> tuple[Request, MemoryFit | None]:
     amount = options.amount
     if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
         raise UsageError(
             "Give one of --ratio, --fit, --experts-per-layer.", "Each says how many experts stay."
         )
-    groups, least = 1, least_experts(top_k)
+    groups = layers[0].groups.count
+    least = max(
+        least_experts(layer.top_k, layer.groups.count, layer.groups.chosen, layer.groups.least) for layer in layers
+    )
     minimum = options.minimum
     if minimum is None:
         minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)

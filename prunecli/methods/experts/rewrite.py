@@ -5,80 +5,145 @@ Experts are pruned by dropping their weights and their rows of the router (2212.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.quantised import renumbered
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
+from prunecli.model.names import quantisation
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
-from prunecli.tensors.stream import Copy, Output, Rows
+from prunecli.tensors.reader import TensorInfo
+from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined
+
+QUANTISATION = "quantization_config"
 
 
 def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     """The checkpoint with only the experts that the plan keeps, its tensors in the order of the source.
 
-    Kept experts become `expert_0 … expert_{n-1}` in the given order; the router's rows are those of their
-    places in the file. A layer that keeps all of its experts in their order is copied as it is.
+    Kept experts become `expert_0 … expert_{n-1}` in the given order; what holds an entry for each expert, as the
+    router does, keeps those of their places in the file. What hangs below an expert's name goes with it, whatever it
+    is, so that quantised experts stay as they are. A layer that keeps all of its experts in their order is copied.
 
     Raises:
-        UsageError: an id that the layer does not hold, or fewer than the router picks.
+        UsageError: an id that the layer does not hold, fewer than the router picks, or groups of different sizes; a
+            cast of quantised weights.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
+    if target is not None and quantisation(checkpoint.config):
+        raise UsageError(
+            f"--dtype {plan.dtype}: the weights are quantised ({quantisation(checkpoint.config)}); a cast would part "
+            "them from their scales.",
+            "Leave --dtype out: quantised weights stay as they are.",
+        )
     layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
-    top_k = checkpoint.require_architecture().top_k or 1
     changed = {}
     for name, ids in plan.kept.items():
-        _check(layers, name, ids, top_k)
+        _check(layers, name, ids)
         if tuple(ids) != layers[name].experts:
             changed[name] = tuple(ids)
-    renamed, dropped, routers = _changes([layers[name] for name in layers if name in changed], changed)
+    moves = _moves([layers[name] for name in layers if name in changed], changed)
     outputs = []
     for name, info in checkpoint.tensors.items():
-        if name in dropped:
+        if name in moves.dropped:
             continue
-        rows = routers.get(name)
-        shape = info.shape if rows is None else (len(rows), *info.shape[1:])
-        expression = Copy(name) if rows is None else Rows(name, rows)
-        outputs.append(Output(renamed.get(name, name), info.cast(target).dtype, shape, expression))
+        expression, shape = _kept_part(info, moves.cut.get(name))
+        outputs.append(Output(moves.renamed.get(name, name), info.cast(target).dtype, shape, expression))
     structure = checkpoint.structure
     if changed:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    if QUANTISATION not in rewrite.config:
+        return rewrite
+    places = {name: moves.places[name] for name in changed}
+    settings = renumbered(rewrite.config[QUANTISATION], [layers[name] for name in changed], places)
+    return replace(rewrite, config={**rewrite.config, QUANTISATION: settings})
 
 
-def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int], top_k: int) -> None:
+def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int]) -> None:
     if name not in layers:
         raise UsageError(f"{name} is not a sparse layer of this model.", f"It has {', '.join(layers)}.")
-    stray = sorted(set(ids) - set(layers[name].experts))
+    layer = layers[name]
+    stray = sorted(set(ids) - set(layer.experts))
     if stray or len(set(ids)) != len(ids):
         what = f"has no expert {stray[0]}" if stray else "cannot keep an expert twice"
         raise UsageError(f"{name} {what}.", "Ids are those of the original model.")
-    if len(ids) < top_k:
+    if len(ids) < layer.top_k:
         raise UsageError(
-            f"{name} would keep {len(ids)} experts; the router picks {top_k} for each token.",
+            f"{name} would keep {len(ids)} experts; the router picks {layer.top_k} for each token.",
+            "Keep more experts.",
+        )
+    if layer.groups.count > 1:
+        _check_groups(layer, ids)
+
+
+def _check_groups(layer: SparseLayer, ids: Sequence[int]) -> None:
+    """Refuse what the router's groups cannot be: it takes as many experts for each, one after another."""
+    groups, width = layer.groups, layer.num_experts // layer.groups.count
+    place = {expert: index for index, expert in enumerate(layer.experts)}
+    of_groups = [place[expert] // width for expert in ids]
+    sizes = [of_groups.count(number) for number in range(groups.count)]
+    if len(set(sizes)) > 1 or of_groups != sorted(of_groups):
+        raise UsageError(
+            f"{layer.name} would keep {', '.join(map(str, sizes))} experts of its {groups.count} groups; the router "
+            "takes as many for each, one group after another.",
+            f"Keep as many of each {width} experts, in their order.",
+        )
+    if sizes[0] < groups.least or sizes[0] * groups.chosen < layer.top_k:
+        raise UsageError(
+            f"{layer.name} would keep {sizes[0]} experts of each group; the router picks {layer.top_k} from "
+            f"{groups.chosen} groups, of which each has at least {groups.least}.",
             "Keep more experts.",
         )
 
 
-def _changes(
-    layers: Sequence[SparseLayer], kept: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, str], set[str], dict[str, tuple[int, ...]]]:
-    """New names of moved expert tensors, tensors that go, and router tensors -> rows that stay."""
-    renamed: dict[str, str] = {}
-    dropped: set[str] = set()
-    routers: dict[str, tuple[int, ...]] = {}
+@dataclass(frozen=True)
+class _Moves:
+    """What becomes of the tensors of changed layers.
+
+    Attributes:
+        places: layer's name -> places in the file of the experts that stay, in their new order.
+        renamed: an expert's tensor -> its new name.
+        dropped: tensors that go.
+        cut: tensor of all experts -> axis, and the places that stay.
+    """
+
+    places: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    renamed: dict[str, str] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+    cut: dict[str, tuple[int, tuple[int, ...]]] = field(default_factory=dict)
+
+
+def _moves(layers: Iterable[SparseLayer], kept: Mapping[str, tuple[int, ...]]) -> _Moves:
+    moves = _Moves()
     for layer in layers:
-        position = {expert: index for index, expert in enumerate(layer.experts)}
-        rows = tuple(position[expert] for expert in kept[layer.name])
-        routers.update(dict.fromkeys(layer.router_tensors, rows))
-        gone = set(range(layer.num_experts)) - set(rows)
+        place_of = {expert: index for index, expert in enumerate(layer.experts)}
+        places = tuple(place_of[expert] for expert in kept[layer.name])
+        moves.places[layer.name] = places
+        moves.cut.update({name: (axis, places) for name, axis in layer.cut.items()})
+        gone = set(range(layer.num_experts)) - set(places)
         for suffix in layer.expert_tensors:
-            dropped.update(layer.expert_tensor(index, suffix) for index in gone)
-            renamed.update(
+            moves.dropped.update(layer.expert_tensor(index, suffix) for index in gone)
+            moves.renamed.update(
                 (layer.expert_tensor(old, suffix), layer.expert_tensor(new, suffix))
-                for new, old in enumerate(rows)
+                for new, old in enumerate(places)
             )
-    return renamed, dropped, routers
+    return moves
+
+
+def _kept_part(
+    info: TensorInfo, cut: tuple[int, tuple[int, ...]] | None
+) -> tuple[Expression, tuple[int, ...]]:
+    """What is left of a tensor, and its shape."""
+    if cut is None:
+        return Copy(info.name), info.shape
+    axis, places = cut
+    shape = (*info.shape[:axis], len(places), *info.shape[axis + 1 :])
+    if axis == 0:
+        return Rows(info.name, places), shape
+    return Slices(info.name, axis, tuple(joined((place, place + 1) for place in places))), shape

@@ -143,7 +143,7 @@ def statistics_of(
         mode=options.mode,
         layers=tuple(layer.name for layer in layers),
         num_experts=layers[0].original_experts,
-        top_k=int(family.top_k or 1),
+        top_k=layers[0].top_k,
         entries={pair_name(*pair): state.sums[pair[0], ANY] + state.sums[pair] for pair in pairs},
     )
 

@@ -296,6 +296,6 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
         ffn_dim=max(sizes.count(stack.ffn.width) for stack in family.stacks),
         heads=max(heads),
         experts=max(experts, default=0),
-        top_k=int(family.top_k or 1),
+        top_k=max((layer.top_k for layer in checkpoint.mixtures), default=1),
         itemsize=dtype.itemsize,
     )

@@ -1,0 +1,231 @@
+"""Mixtures of experts, found by the names of their tensors; what no record declares is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.model.checkpoint import open_model
+from prunecli.model.inventory import take_inventory
+from prunecli.pipeline import apply
+from tests.contracts.test_mixtures import save_tiny
+
+Tensors = dict[str, Tensor]
+EXPERT = "model.layers.2.mlp.experts.5"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def of(model_type: str) -> Path:
+        if model_type not in made:
+            made[model_type] = save_tiny(tmp_path_factory.mktemp(model_type), model_type)
+        return made[model_type]
+
+    return of
+
+
+def changed(
+    source: Path, directory: Path, tensors: Callable[[Tensors], Any], config: dict[str, Any] | None = None
+) -> Path:
+    """A copy of the checkpoint with other tensors, and other values in config.json."""
+    directory.mkdir()
+    held = load_file(source / "model.safetensors")
+    tensors(held)
+    save_file(held, directory / "model.safetensors", metadata={"format": "pt"})
+    values = json.loads((source / "config.json").read_text()) | (config or {})
+    (directory / "config.json").write_text(json.dumps(values))
+    return directory
+
+
+def same(_tensors: Tensors) -> None:
+    pass
+
+
+def test_dense_layers_are_none(saved: Callable[[str], Path]) -> None:
+    with open_model(saved("qwen3_moe")) as checkpoint:
+        assert [(layer.name, layer.num_experts, layer.top_k) for layer in checkpoint.mixtures] == [
+            ("model.layers.0.mlp", 8, 2),
+            ("model.layers.2.mlp", 8, 2),
+        ]
+        parts = take_inventory(checkpoint).parts
+        assert parts["experts"].parameters == 2 * 8 * 3 * 24 * 32
+        assert parts["router"].parameters == 2 * 8 * 32
+
+
+def test_other_methods_refuse_in_one_sentence(saved: Callable[[str], Path]) -> None:
+    with (
+        open_model(saved("mixtral")) as checkpoint,
+        pytest.raises(
+            UnsupportedModelError, match="of a model of type mixtral prunecli changes the experts alone"
+        ),
+    ):
+        checkpoint.layout
+
+
+def narrow_router(tensors: Tensors) -> None:
+    tensors["model.layers.2.mlp.gate.weight"] = torch.zeros(7, 32)
+
+
+def without_router(tensors: Tensors) -> None:
+    del tensors["model.layers.2.mlp.gate.weight"]
+
+
+def without_experts(tensors: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith("model.layers.2.mlp.experts.")]:
+        del tensors[name]
+
+
+def without_expert(tensors: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith(f"{EXPERT}.")]:
+        del tensors[name]
+
+
+def one_scale(tensors: Tensors) -> None:
+    tensors[f"{EXPERT}.up_proj.weight_scale_inv"] = torch.ones(1, 1)
+
+
+def another_width(tensors: Tensors) -> None:
+    tensors[f"{EXPERT}.up_proj.weight"] = torch.zeros(20, 32)
+
+
+def unknown_bias(tensors: Tensors) -> None:
+    tensors["model.layers.2.mlp.balance"] = torch.zeros(8)
+
+
+def expert_elsewhere(tensors: Tensors) -> None:
+    tensors["model.tower.layers.0.experts.0.weight"] = torch.zeros(3)
+
+
+def quantised_router(tensors: Tensors) -> None:
+    name = "model.layers.2.mlp.gate.weight"
+    tensors[name] = tensors[name].to(torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "message"),
+    [
+        (narrow_router, {}, r"gate.weight has the shape \[7, 32\], the layer has 8 experts"),
+        (without_router, {}, "layers.2.mlp has experts but no router"),
+        (without_experts, {}, "layers.2.mlp has a router .* but no experts"),
+        (without_expert, {}, r"layers.2.mlp lacks expert 5 \(its last is 7\)"),
+        (one_scale, {}, "expert 5 of model.layers.2.mlp has other tensors .*weight_scale_inv"),
+        (another_width, {}, "up_proj.weight of expert 5 .* has the shape"),
+        (unknown_bias, {}, r"balance \[8\] has an entry for each of 8 experts"),
+        (expert_elsewhere, {}, "tower.layers.0.experts.0.weight is of an expert"),
+        (quantised_router, {}, "gate.weight is quantised"),
+        (same, {"num_experts": 6}, '"num_local_experts" is 8, "num_experts" is 6'),
+        (same, {"num_local_experts": 16}, "holds 8 experts, config.json says 16"),
+        (same, {"num_local_experts": "8"}, "\"num_local_experts\" is '8', not a count"),
+    ],
+    ids=lambda value: getattr(value, "__name__", None) or ("-" if isinstance(value, dict) else None),
+)
+def test_what_cannot_be_is_refused(
+    saved: Callable[[str], Path],
+    tmp_path: Path,
+    change: Callable[[Tensors], Any],
+    config: dict[str, Any],
+    message: str,
+) -> None:
+    path = changed(saved("qwen3_moe"), tmp_path / "odd", change, config)
+    with open_model(path) as checkpoint, pytest.raises(CheckpointError, match=message):
+        checkpoint.check()
+
+
+def test_uneven_groups_are_refused(saved: Callable[[str], Path]) -> None:
+    with open_model(saved("deepseek_v3")) as checkpoint:
+        name = checkpoint.mixtures[0].name
+        for ids, message in (
+            ((0, 1, 2, 4, 5), "3, 2 experts of its 2 groups"),
+            ((4, 5, 0, 1), "2, 2 experts of its 2 groups"),
+            ((0, 4), "1 experts of each group"),
+        ):
+            with pytest.raises(PruneError, match=message):
+                rewrite_experts(checkpoint, ExpertPlan({name: ids}))
+
+
+def test_every_alias_of_the_count_is_rewritten(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    both = changed(saved("qwen3_moe"), tmp_path / "both", same, {"num_experts": 8})
+    with open_model(both) as checkpoint:
+        kept = {layer.name: tuple(range(5)) for layer in checkpoint.mixtures}
+        config = rewrite_experts(checkpoint, ExpertPlan(kept)).config
+    assert (config["num_experts"], config["num_local_experts"]) == (5, 5)
+    assert "auto_map" not in config
+
+
+def test_a_count_within_another_key(tmp_path: Path, saved: Callable[[str], Path]) -> None:
+    text = json.loads((saved("qwen3_5_moe_text") / "config.json").read_text())
+    outer = {"model_type": "qwen3_5_moe", "text_config": text, "architectures": ["X"]}
+
+    def within(tensors: Tensors) -> None:
+        for name in list(tensors):
+            tensors[name.replace("model.", "model.language_model.", 1)] = tensors.pop(name)
+
+    path = changed(saved("qwen3_5_moe_text"), tmp_path / "images", within, outer)
+    with open_model(path) as checkpoint:
+        kept = {layer.name: (1, 2, 7) for layer in checkpoint.mixtures}
+        assert len(kept) == 3
+        config = rewrite_experts(checkpoint, ExpertPlan(kept)).config
+    assert config["text_config"]["num_experts"] == 3
+
+
+def test_settings_of_a_quantisation_follow_the_experts(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    settings = {
+        "quant_method": "compressed-tensors",
+        "ignore": ["lm_head", f"{EXPERT}.up_proj", "model.layers.2.mlp.experts.6.up_proj"],
+        "dynamic": {"layers.2.mlp.experts.7.down_proj": {"bits": 8}},
+    }
+    path = changed(saved("qwen3_moe"), tmp_path / "quantised", same, {"quantization_config": settings})
+    with open_model(path) as checkpoint:
+        kept = {layer.name: (0, 1, 2, 3, 4, 6, 7) for layer in checkpoint.mixtures}
+        config = rewrite_experts(checkpoint, ExpertPlan(kept)).config
+        assert config["quantization_config"] == {
+            "quant_method": "compressed-tensors",
+            "ignore": ["lm_head", "model.layers.2.mlp.experts.5.up_proj"],
+            "dynamic": {"layers.2.mlp.experts.6.down_proj": {"bits": 8}},
+        }
+        with pytest.raises(PruneError, match="--dtype float16: the weights are quantised"):
+            rewrite_experts(checkpoint, ExpertPlan(kept, dtype="float16"))
+    settings["ignore"] = ["re:.*experts.5.*"]
+    odd = changed(saved("qwen3_moe"), tmp_path / "pattern", same, {"quantization_config": settings})
+    with open_model(odd) as checkpoint, pytest.raises(PruneError, match="name experts by number"):
+        rewrite_experts(checkpoint, ExpertPlan(kept))
+
+
+def test_companions_go_with_their_experts(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    def scaled(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".experts." in name]:
+            tensors[f"{name}_scale_inv"] = torch.full((1,), float(name.split(".")[5]))
+
+    path = changed(saved("qwen3_moe"), tmp_path / "scaled", scaled)
+    with open_model(path) as checkpoint:
+        kept = {layer.name: (7, 2) for layer in checkpoint.mixtures}
+        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), tmp_path / "pruned")
+    tensors = load_file(tmp_path / "pruned" / "model.safetensors")
+    for new, old in enumerate((7, 2)):
+        assert tensors[f"model.layers.2.mlp.experts.{new}.up_proj.weight_scale_inv"] == old
+
+
+def test_layers_that_predict_further_tokens_come_last(saved: Callable[[str], Path], tmp_path: Path) -> None:
+    def with_one_more(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.startswith("model.layers.2.")]:
+            tensors[name.replace("layers.2.", "layers.3.")] = tensors[name].clone()
+
+    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_one_more)
+    with open_model(path) as checkpoint:
+        assert [(layer.layer, layer.is_predicting) for layer in checkpoint.mixtures] == [
+            (1, False),
+            (2, False),
+            (3, True),
+        ]
