@@ -160,7 +160,8 @@ def _request(
         )
     groups = layers[0].groups.count
     least = max(
-        least_experts(layer.top_k, layer.groups.count, layer.groups.chosen, layer.groups.least) for layer in layers
+        least_experts(layer.top_k, layer.groups.count, layer.groups.chosen, layer.groups.least)
+        for layer in layers
     )
     minimum = options.minimum
     if minimum is None:
