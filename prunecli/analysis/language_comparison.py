@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from prunecli.analysis.language_experts import (
     jaccard_matrix,
     spread_by_relation,
 )
-from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.budget import balance_text
 from prunecli.methods.experts.granularity import aggregate
@@ -30,6 +29,7 @@ from prunecli.methods.experts.select import (
     MIN_PER_LAYER,
     STRATEGIES,
     Request,
+    StatedLayer,
     Strategy,
     keep_count,
     parse_balance,
@@ -84,26 +84,26 @@ class LanguageOptions:
 
 def language_options(
     ratio: float,
-    metric: str,
-    strategy: str,
-    balance: str,
-    minimum: int,
-    linkage: str,
+    metric: str | None,
+    strategy: str | None,
+    balance: str | None,
+    minimum: int | None,
+    linkage: LinkageMethod,
     languages: str | None,
     layer_metric: str | None = None,
     groups: Path | None = None,
     families: Path | None = None,
 ) -> LanguageOptions:
-    """The options as a command line gives them.
+    """The options as a command line gives them; None: the default.
 
     Raises:
         UsageError: a value that none of them takes.
         DataError: a file of groups or families that is none.
     """
+    default = LanguageOptions()
+    strategy = default.strategy if strategy is None else strategy
     if strategy not in STRATEGIES:
         raise UsageError(f"No strategy {strategy!r}.", f"Choose one of {', '.join(STRATEGIES)}.")
-    if linkage not in get_args(LinkageMethod):
-        raise UsageError(f"No linkage {linkage!r}.", f"Choose one of {', '.join(get_args(LinkageMethod))}.")
     for name in filter(None, (metric, layer_metric)):
         metric_named(name)
     return LanguageOptions(
@@ -111,11 +111,11 @@ def language_options(
         groups={} if groups is None else read_groups(groups),
         families={} if families is None else read_groups(families),
         ratio=ratio,
-        metric=metric,
+        metric=default.metric if metric is None else metric,
         strategy=cast("Strategy", strategy),
-        balance=parse_balance(balance),
-        minimum=minimum,
-        linkage=cast("LinkageMethod", linkage),
+        balance=default.balance if balance is None else parse_balance(balance),
+        minimum=default.minimum if minimum is None else minimum,
+        linkage=linkage,
         languages=tuple(name.strip() for name in languages.split(",") if name.strip()) if languages else (),
     )
 
@@ -178,14 +178,6 @@ def _pairs(statistics: GateStatistics, languages: Sequence[str]) -> list[str]:
             f"The statistics hold no pair between {', '.join(languages)}.", f"They hold {names[0]}, for one."
         )
     return chosen
-
-
-class StatedLayer(NamedTuple):
-    """A sparse layer, as far as statistics tell of it."""
-
-    name: str
-    side: Side
-    experts: tuple[int, ...]
 
 
 def _select(

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, Literal, Union
+from typing import Any, Literal, Union, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster import hierarchy
 
+from prunecli.errors import UsageError
+
 Pair = tuple[str, str]
 LinkageMethod = Literal["ward", "average", "complete", "single"]
+
+
+def parse_linkage(name: str) -> LinkageMethod:
+    """The method of this name.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = get_args(LinkageMethod)
+    if name not in known:
+        raise UsageError(f"No linkage {name!r}.", f"Choose one of {', '.join(known)}.")
+    return cast("LinkageMethod", name)
 
 
 def jaccard_matrix(selections: Sequence[Set[Any]]) -> NDArray[np.float64]:

@@ -205,6 +205,7 @@ def languages_figure(
     experts: tuple[Sequence[str], Sequence[float]] | None,
     similarity: tuple[Sequence[str], NDArray[np.float64]] | None,
     families: Mapping[str, str] | None = None,
+    title: str = "Jaccard similarity: encoder below the diagonal, decoder above",
 ) -> Figure:
     """Figures of 2212.09811, a panel for each part that is given: dendrograms (3, 7), experts per layer (1), Table 4.
 
@@ -213,6 +214,7 @@ def languages_figure(
         experts: names of the layers, and the mean number of experts that each keeps.
         similarity: names of the pairs, and Table 4: encoder below the diagonal, decoder above.
         families: language -> family, which gives its name in the trees a colour.
+        title: of the similarities.
 
     Raises:
         PruneError: matplotlib is not installed, or there is nothing to draw.
@@ -224,12 +226,12 @@ def languages_figure(
     rows = -(-panels // 2)
     figure, grid = new_figure(13, max(4.5, 0.16 * leaves) * rows, rows, 2 if panels > 1 else 1)
     free = iter([axes for row in grid for axes in row])
-    for title, (languages, linkage) in trees.items():
-        _dendrogram(next(free), title, languages, linkage, families or {})
+    for heading, (languages, linkage) in trees.items():
+        _dendrogram(next(free), heading, languages, linkage, families or {})
     if experts is not None:
         _experts_per_layer(next(free), *experts)
     if similarity is not None:
-        _pair_similarity(figure, next(free), *similarity)
+        _pair_similarity(figure, next(free), *similarity, title)
     for unused in free:
         unused.set_visible(False)
     return figure
@@ -273,10 +275,12 @@ def _experts_per_layer(axes: Any, layers: Sequence[str], means: Sequence[float])
     axes.set_title("Experts per layer under the global threshold")
 
 
-def _pair_similarity(figure: Figure, axes: Any, pairs: Sequence[str], matrix: NDArray[np.float64]) -> None:
+def _pair_similarity(
+    figure: Figure, axes: Any, pairs: Sequence[str], matrix: NDArray[np.float64], title: str
+) -> None:
     image = axes.imshow(matrix, vmin=0, vmax=1, cmap="viridis")
     figure.colorbar(image, ax=axes, shrink=0.8)
-    axes.set_title("Jaccard similarity: encoder below the diagonal, decoder above", fontsize=10)
+    axes.set_title(title, fontsize=10)
     ticks = range(len(pairs)) if len(pairs) <= NAMED_PAIRS else []
     axes.set_xticks(ticks, [pairs[tick] for tick in ticks], rotation=90, fontsize=6)
     axes.set_yticks(ticks, [pairs[tick] for tick in ticks], fontsize=6)

@@ -9,6 +9,7 @@ from prunecli.report.markup import Html, counted, element, join, maybe, row_of, 
 from prunecli.report.trees import dendrogram
 from prunecli.results.languages import ExpertsPerLayer, Languages, Similarities
 from prunecli.results.similarity import Similarity, ends_of
+from prunecli.results.texts import Texts
 
 MOST_PAIRS = 120
 """With more pairs than this, the matrices of their similarities are not drawn."""
@@ -21,6 +22,34 @@ def languages_section(data: ReportData) -> Html | None:
     """For each languages.json its trees, matrices and counts; None where there is none."""
     files = data.of(Languages)
     return join([_languages(name, languages) for name, languages in files]) if files else None
+
+
+def texts_section(data: ReportData) -> Html | None:
+    """For each texts.json its tree, matrix and experts by layer; None where there is none."""
+    files = data.of(Texts)
+    return join([_texts(name, texts) for name, texts in files]) if files else None
+
+
+def _texts(name: str, texts: Texts) -> Html:
+    said = f"{counted(len(texts.texts), 'text')}; {texts.ratio:.0%} of the experts removed by {texts.metric}."
+    tree, names = texts.clustering, texts.texts
+    trees = (
+        []
+        if tree is None
+        else [dendrogram("Texts by their experts", tree.texts, tree.matrix, texts.families)]
+    )
+    shared = heat_map("Jaccard similarity of the selected experts", texts.similarity, names, names, UNIT)
+    own = {f"only {text}": lambda row, text=text: str(len(row.own.get(text, []))) for text in names}
+    columns = {"layer": lambda row: row.layer, "all texts": lambda row: str(len(row.common)), **own}
+    return join(
+        [
+            element("h3", name),
+            element("p", said),
+            row_of(*trees, shared),
+            scale_key(UNIT, "0", "1"),
+            table("Experts of each layer that texts select", texts.layers, columns),
+        ]
+    )
 
 
 def _languages(name: str, languages: Languages) -> Html:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from prunecli import __version__
 from prunecli.report.collect import ReportData
-from prunecli.report.comparisons import languages_section, similarity_section
+from prunecli.report.comparisons import languages_section, similarity_section, texts_section
 from prunecli.report.costs import sizes_section, speed_section, training_section
 from prunecli.report.history import history_section
 from prunecli.report.markup import Html, counted, element, table
@@ -37,6 +37,7 @@ SECTIONS: Mapping[str, Callable[[ReportData], Html | None]] = {
     "Experts": experts_section,
     "Attention heads": heads_section,
     "Languages": languages_section,
+    "Texts": texts_section,
     "Similarity of components": similarity_section,
     "Training": training_section,
 }

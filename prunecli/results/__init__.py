@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 
 def read(path: Path | str) -> Tabled:
-    """Read evaluation.json, latency.json, similarity.json, languages.json, heads.json, head-comparison.json,
-    gates.json, a training's log, or what `inspect --json` or a rewriting command's `--json` printed.
+    """Read evaluation.json, latency.json, similarity.json, languages.json, texts.json, heads.json,
+    head-comparison.json, gates.json, a training's log, or what `inspect --json` or a rewriting command's `--json`
+    printed.
 
     Returns:
-        A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `HeadScores`,
-        `HeadComparison`, `GateStatistics`, `Training`, `Inspection`, or one of those in `results.rewriting`.
+        A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `Texts`,
+        `HeadScores`, `HeadComparison`, `GateStatistics`, `Training`, `Inspection`, or one of those in
+        `results.rewriting`.
 
     Raises:
         DataError: missing, cut short, not a result of this version, or with fields that no run writes.
@@ -65,12 +67,14 @@ def formats() -> Mapping[str, type[Tabled]]:
         VocabularySelection,
     )
     from prunecli.results.similarity import Similarity
+    from prunecli.results.texts import Texts
     from prunecli.results.training import Training
 
     classes: tuple[type[Tabled], ...] = (
         Evaluation,
         Latency,
         Languages,
+        Texts,
         Similarity,
         Training,
         GateStatistics,

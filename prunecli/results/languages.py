@@ -14,6 +14,35 @@ from prunecli.results.tabled import Row, Tables
 SIDES = ("encoder", "decoder")
 
 
+def check_linkage(leaves: int, matrix: Sequence[Sequence[float]]) -> None:
+    """Refuse a linkage matrix `[leaves - 1, 4]` that joins no tree.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    merged = [cluster for row in matrix for cluster in row[:2]]
+    in_order = all(
+        0 <= cluster < leaves + index and float(cluster).is_integer()
+        for index, row in enumerate(matrix)
+        for cluster in row[:2]
+    )
+    if len(matrix) != leaves - 1 or not in_order or len(set(merged)) != len(merged):
+        raise ValueError("the matrix joins no tree of its leaves")
+    if any(row[2] < 0 for row in matrix):
+        raise ValueError("a negative distance")
+
+
+def joined(leaves: Sequence[str], matrix: Sequence[Sequence[float]]) -> list[Row]:
+    """Each two clusters that join, by the leaves in them."""
+    members = [[leaf] for leaf in leaves]
+    rows: list[Row] = []
+    for first, second, distance, _ in matrix:
+        one, other = members[int(first)], members[int(second)]
+        rows.append({"first": " ".join(one), "second": " ".join(other), "distance": distance})
+        members.append([*one, *other])
+    return rows
+
+
 class Tree(Record):
     """The clustering of languages on one side.
 
@@ -30,17 +59,7 @@ class Tree(Record):
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Tree:
-        leaves = len(self.languages)
-        joined = [cluster for row in self.matrix for cluster in row[:2]]
-        in_order = all(
-            0 <= cluster < leaves + index and cluster.is_integer()
-            for index, row in enumerate(self.matrix)
-            for cluster in row[:2]
-        )
-        if len(self.matrix) != leaves - 1 or not in_order or len(set(joined)) != len(joined):
-            raise ValueError("the matrix joins no tree of its languages")
-        if any(row[2] < 0 for row in self.matrix):
-            raise ValueError("a negative distance")
+        check_linkage(len(self.languages), self.matrix)
         return self
 
 
@@ -177,15 +196,7 @@ def _similarity(pairs: Sequence[str], similarity: Similarities) -> list[Row]:
 
 def _clusters(side: str, tree: Tree | None) -> list[Row]:
     """Each two clusters that join, by the languages in them."""
-    if tree is None:
-        return []
-    members = [[language] for language in tree.languages]
-    rows: list[Row] = []
-    for first, second, distance, _ in tree.matrix:
-        one, other = members[int(first)], members[int(second)]
-        rows.append({"side": side, "first": " ".join(one), "second": " ".join(other), "distance": distance})
-        members.append([*one, *other])
-    return rows
+    return [] if tree is None else [{"side": side, **row} for row in joined(tree.languages, tree.matrix)]
 
 
 def _layers(counts: ExpertsPerLayer) -> list[Row]:

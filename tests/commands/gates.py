@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from prunecli.results.gates import GateStatistics, GateSums
+from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
 from prunecli.results.header import header
 from prunecli.tensors.documents import write_json
 
@@ -31,4 +31,29 @@ def _sums(source, target):
 
 def write_gates(path, **options):
     write_json(path, {**header(GateStatistics.FORMAT, [], None), **statistics(**options).to_json()})
+    return path
+
+
+TEXT_LAYERS = ("model.layers.0.mlp", "model.layers.1.mlp")
+TEXTS = {"code": (0, 1, 2, 3), "shell": (2, 3, 4, 5), "novel": (8, 9, 10, 11)}
+"""The four experts that a text uses in each layer."""
+
+
+def text_statistics(more=None):
+    """Experts that a text does not use see no token; `more`: text -> those that it uses."""
+    entries = {name: _text_sums(used) for name, used in {**TEXTS, **(more or {})}.items()}
+    return GateStatistics("sha256:00", "qwen3_moe", "text", TEXT_LAYERS, EXPERTS, 2, entries)
+
+
+def _text_sums(used):
+    sums = GateSums.zeros(2, EXPERTS, TEXT_SUMS)
+    sums.tokens[:] = 200 * len(used)
+    for name in TEXT_SUMS[1:]:
+        getattr(sums, name)[:, list(used)] = 100
+    return sums
+
+
+def write_text_gates(path, more=None):
+    made = text_statistics(more)
+    write_json(path, {**header(made.format, [], None), **made.to_json()})
     return path

@@ -14,7 +14,7 @@ from prunecli.analysis.language_comparison import LanguageOptions, compare_by_la
 from prunecli.commands.compare_languages import compare_languages
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError, UsageError
 from prunecli.results import read
-from tests.commands.gates import LAYERS, statistics, write_gates
+from tests.commands.gates import LAYERS, TEXT_LAYERS, statistics, write_gates, write_text_gates
 from tests.pictures import pixels
 from tests.results.tables import rows
 
@@ -134,9 +134,73 @@ def test_groups_families_and_another_metric_of_the_layers(workplace):
     pixels(workplace / "l.png")
 
 
+def test_texts_select_the_experts_known_beforehand(workplace):
+    write_text_gates(workplace / "gates.json")
+    (workplace / "families.tsv").write_text("code\tmachine\nshell\tmachine\nnovel\tprose\n")
+    shown = run("--plot", "t.png", "--families", "families.tsv", "--table", "t.csv").stdout
+    found = json.loads((workplace / "texts.json").read_text())
+    assert found["format"] == "prunecli.texts/1"
+    assert found["models"] == [{"fingerprint": "sha256:00", "model_type": "qwen3_moe"}]
+    assert (found["metric"], found["texts"]) == ("reap", ["code", "shell", "novel"])
+    # 75 % of 16 leaves 4 a layer: a text's own. code and shell share 2 of 6 in each layer, novel none.
+    third = pytest.approx(1 / 3, abs=1e-6)
+    assert found["similarity"] == [[1, third, 0], [third, 1, 0], [0, 0, 1]]
+    assert [set(cluster["members"]) for cluster in found["clustering"]["clusters"]["members"][:1]] == [
+        {"code", "shell"}
+    ]
+    first = found["layers"][0]
+    assert (first["layer"], first["kept"], first["common"]) == (TEXT_LAYERS[0], 4, [])
+    assert first["own"] == {"code": [0, 1], "shell": [4, 5], "novel": [8, 9, 10, 11]}
+    assert first["jaccard"] == pytest.approx(1 / 9, abs=1e-6)
+    assert found["families"]["novel"] == "prose"
+    pixels(workplace / "t.png")
+    assert rows("t.csv", "layers")[1]["own_novel"] == 4
+    assert [row["jaccard"] for row in rows("t.csv", "similarity")] == [third, 0, 0]
+    for text in ("only shell", "├─ ", TEXT_LAYERS[1], "33"):
+        assert text in shown
+
+
+def test_texts_can_be_chosen(workplace):
+    write_text_gates(workplace / "gates.json")
+    found = json.loads(run("--for", "novel,code", "--metric", "frequency", "--json", "-o", "t.json").stdout)
+    assert found["texts"] == ["novel", "code"]
+    assert found["metric"] == "frequency"
+    one = json.loads(run("--for", "novel", "--json", "-o", "one.json").stdout)
+    assert one["similarity"] == [[1]]
+    assert one["layers"][0]["common"] == [8, 9, 10, 11]
+    assert one["layers"][0]["own"] == {"novel": []}
+    assert "clustering" not in one or one["clustering"] is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
+        (["--for", "cod"], StatisticsError, "no text 'cod'"),
+        (["--langs", "code"], UsageError, "--langs is of translation"),
+        (["--strategy", "global-threshold"], UsageError, "--strategy is of translation"),
+        (["--groups", "g.tsv"], UsageError, "--groups is of translation"),
+        (["--metric", "importence"], UsageError, "No metric 'importence'"),
+        (["--ratio", "0.95"], UsageError, "would stay"),
+        (["--families", "none.tsv"], DataError, "none.tsv: no such file"),
+    ],
+)
+def test_bad_input_of_texts_writes_nothing(workplace, arguments, error, message):
+    write_text_gates(workplace / "gates.json")
+    with pytest.raises(error, match=message):
+        run(*arguments)
+    assert [path.name for path in workplace.iterdir()] == ["gates.json"]
+
+
+def test_a_text_without_tokens_is_named(workplace):
+    write_text_gates(workplace / "gates.json", {"empty": ()})
+    with pytest.raises(StatisticsError, match=r"empty: model.layers.0.mlp: the statistics route no token"):
+        run()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (["--for", "code"], UsageError, "--for names texts"),
         (["--layer-metric", "top3"], UsageError, "No metric 'top3'"),
         (["--groups", "none.tsv"], DataError, "none.tsv: no such file"),
         (["nowhere.json"], StatisticsError, "nowhere.json: no such file"),
@@ -185,7 +249,8 @@ def test_without_matplotlib_it_names_the_extra(workplace, monkeypatch):
 
 @pytest.mark.parametrize(("most", "listed"), [(12, 66), (11, 0)])
 def test_the_table_has_the_json_s_values(workplace, monkeypatch, most, listed):
-    monkeypatch.setattr("prunecli.commands.compare_languages.TABLE_PAIRS", most)
+    for module in ("compare_languages", "language_tables"):
+        monkeypatch.setattr(f"prunecli.commands.{module}.TABLE_PAIRS", most)
     write_gates(workplace / "gates.json")
     assert run("--table", "t.csv").stderr.endswith("Written to languages.json and t.csv.\n")
     payload = json.loads((workplace / "languages.json").read_text())

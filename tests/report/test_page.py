@@ -9,13 +9,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from prunecli.analysis.text_comparison import TextOptions, compare_by_text
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import SECTIONS, report_page, write_page
-from tests.commands.gates import write_gates
+from tests.commands.gates import text_statistics, write_gates
 from tests.commands.heads import scored
 from tests.report import results
 from tests.report.pages import Page
@@ -159,6 +160,15 @@ def test_languages(tmp_path):
     found = page(tmp_path)
     assert found.sections() == ["Languages"]
     for text in ("joined at 1.250", "deu_Latn-eng_Latn, eng_Latn-fra_Latn: 0.25", "88%", "36.5 (30 to 41)"):
+        assert text in found.text, text
+
+
+def test_texts(tmp_path):
+    texts = compare_by_text(text_statistics(), TextOptions())
+    write_json(tmp_path / "texts.json", texts.to_json())
+    found = page(tmp_path)
+    assert found.sections() == ["Texts"]
+    for text in ("3 texts; 75% of the experts removed by reap", "only novel", "model.layers.1.mlp"):
         assert text in found.text, text
 
 
@@ -337,7 +347,7 @@ def test_equal_directories_make_equal_bytes(tmp_path):
         tiny_nllb_moe(work / "model")
         pages.append(report_page(collect(work)))
     assert pages[0] == pages[1]
-    assert len(Page(pages[0]).sections()) == len(SECTIONS) - 2  # no history, no experts
+    assert len(Page(pages[0]).sections()) == len(SECTIONS) - 3  # no history, no experts, no texts
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):

@@ -9,10 +9,11 @@ import pytest
 
 from prunecli import results
 from prunecli.analysis.language_comparison import LanguageOptions, compare_by_language
+from prunecli.analysis.text_comparison import TextOptions, compare_by_text
 from prunecli.errors import DataError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.tensors.documents import write_json
-from tests.commands.gates import EXPERTS, LAYERS, statistics
+from tests.commands.gates import EXPERTS, LAYERS, statistics, text_statistics
 from tests.commands.heads import scored
 from tests.families import tiny_family
 from tests.report import results as files
@@ -145,6 +146,25 @@ def test_languages(read):
         [{"qba", "qbo"}, {"qka", "qko"}],
         [{"qka", "qko"}, {"qba", "qbo"}],
     )
+
+
+def test_texts(read):
+    texts = compare_by_text(text_statistics(), TextOptions())
+    result = read(texts.to_json())
+    assert result == texts
+    assert result.frame("similarity")["jaccard"].round(6).tolist() == [0.333333, 0, 0]
+    assert result.frame("layers")["own_code"].tolist() == [2, 2]
+    assert set(result.frame("clusters").iloc[0][["first", "second"]]) == {"code", "shell"}
+    for damage in ({"similarity": [[1]]}, {"clustering": {"texts": ["a", "b"], "matrix": [[0, 0, 1, 2]]}}):
+        with pytest.raises(DataError):
+            read({**texts.to_json(), **damage})
+
+
+def test_gates_of_texts(read):
+    made = text_statistics()
+    frame = read({"format": made.format, **made.to_json()}).frame("gates")
+    assert len(frame) == 3 * 2 * EXPERTS
+    assert frame[(frame.text == "novel") & (frame.expert == 8)]["routed"].tolist() == [100, 100]
 
 
 GATES = {"format": "prunecli.gates/1", **statistics(("qba", "qbo")).to_json()}

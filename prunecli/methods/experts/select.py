@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
+from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import (
     MIN_PER_LAYER,
@@ -29,6 +30,7 @@ __all__ = [
     "Layer",
     "Request",
     "Selection",
+    "StatedLayer",
     "Strategy",
     "keep_count",
     "layer_counts",
@@ -36,6 +38,14 @@ __all__ = [
     "select_experts",
     "side_counts",
 ]
+
+
+class StatedLayer(NamedTuple):
+    """A sparse layer, as far as statistics tell of it."""
+
+    name: str
+    side: Side
+    experts: tuple[int, ...]
 
 
 @dataclass(frozen=True)

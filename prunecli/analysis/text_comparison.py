@@ -1,0 +1,113 @@
+"""Selections and importance vectors of texts, compared: which experts of a language model belong to which text.
+
+As 2212.09811 compares languages (6.2, 6.3), with the selections of `prune-experts`: as many experts in every layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from prunecli.analysis.language_experts import LinkageMethod, cluster, feature_vector, jaccard_matrix
+from prunecli.errors import StatisticsError
+from prunecli.methods.experts.budget import Request, keep_count
+from prunecli.methods.experts.granularity import aggregate_texts
+from prunecli.methods.experts.metrics import default_metric, metric_values
+from prunecli.methods.experts.select import StatedLayer, select_experts
+from prunecli.results.document import Model
+from prunecli.results.gates import GateStatistics, side_of
+from prunecli.results.header import header
+from prunecli.results.texts import TextLayer, Texts, TextTree
+from prunecli.text.groups import groups_of
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """What is compared, and how.
+
+    Attributes:
+        ratio: fraction of the experts removed in each layer.
+        metric: as in `prune-experts`; None: its default.
+        minimum: experts that every layer keeps; None: the router's top-k.
+        linkage: how clusters join.
+        texts: which; empty: all.
+        families: text -> family, for the colours of the tree; empty: none.
+    """
+
+    ratio: float = 0.75
+    metric: str | None = None
+    minimum: int | None = None
+    linkage: LinkageMethod = "ward"
+    texts: tuple[str, ...] = ()
+    families: Mapping[str, str] = field(default_factory=dict)
+
+
+def compare_by_text(statistics: GateStatistics, options: TextOptions, files: Sequence[str] = ()) -> Texts:
+    """texts.json; `files` are names of the statistics.
+
+    Raises:
+        StatisticsError: a text that the statistics lack, or one without tokens; sums that the metric needs.
+        DataError: a text without a family, where there are any.
+        UsageError: a ratio or metric that cannot be.
+    """
+    texts = tuple(dict.fromkeys(options.texts)) or tuple(statistics.entries)
+    metric = options.metric or default_metric(statistics)
+    families = groups_of(set(texts), options.families, "--families") if options.families else {}
+    values = {text: metric_values(metric, aggregate_texts(statistics, (text,)), statistics) for text in texts}
+    layers = [
+        StatedLayer(name, side_of(name), tuple(range(statistics.num_experts))) for name in statistics.layers
+    ]
+    minimum = statistics.top_k if options.minimum is None else options.minimum
+    request = Request(keep_count(options.ratio, len(layers) * statistics.num_experts), minimum=minimum)
+    kept = {}
+    for text in texts:
+        try:
+            kept[text] = select_experts(layers, values[text], request).kept
+        except StatisticsError as error:
+            raise StatisticsError(
+                f"{text}: {error.message}", "Collect more of this text, or leave it out."
+            ) from error
+    chosen = [
+        {(layer.name, expert) for layer in layers for expert in kept[text][layer.name]} for text in texts
+    ]
+    tree = cluster({text: feature_vector([*values[text].values()]) for text in texts}, options.linkage)
+    model = Model(fingerprint=statistics.fingerprint, model_type=statistics.model_type)
+    given: dict[str, Any] = {"families": families} if families else {}
+    return Texts(
+        **{**header(Texts.FORMAT, [], None), "models": [model]},
+        statistics=list(files),
+        metric=metric,
+        ratio=options.ratio,
+        linkage=options.linkage,
+        texts=list(texts),
+        **given,
+        similarity=np.round(jaccard_matrix(chosen), 6).tolist(),
+        clustering=None
+        if tree is None
+        else TextTree(
+            texts=list(tree.languages),
+            order=list(tree.order),
+            clusters=tree.root.to_json(),
+            matrix=tree.linkage.tolist(),
+        ),
+        layers=[_layer(layer.name, {text: kept[text][layer.name] for text in texts}) for layer in layers],
+    )
+
+
+def _layer(name: str, kept: Mapping[str, Sequence[int]]) -> TextLayer:
+    sets = {text: set(experts) for text, experts in kept.items()}
+    counts = {expert: sum(expert in own for own in sets.values()) for expert in set().union(*sets.values())}
+    above = jaccard_matrix([*sets.values()])[np.triu_indices(len(sets), 1)]
+    return TextLayer(
+        layer=name,
+        kept=len(next(iter(kept.values()))),
+        common=sorted(expert for expert, count in counts.items() if count == len(sets)),
+        own={
+            text: sorted(expert for expert in own if counts[expert] == 1 < len(sets))
+            for text, own in sets.items()
+        },
+        jaccard=round(float(above.mean()), 6) if len(above) else None,
+    )
