@@ -101,8 +101,9 @@ def training_figure(points: Sequence[CurvePoint], kept: Sequence[Kept], *, unit:
         axes.minorticks_off()
         axes.set_ylim(bottom=0)
         axes.set_xlabel("updates")
-        axes.set_ylabel(f"{score}, of the unpruned model's")
+        axes.set_ylabel(f"{score} / that of the unreduced model")
         axes.grid(alpha=0.3)
-        axes.legend(title=f"{unit} removed", fontsize=8, title_fontsize=8)
         hide_spines(axes, "top", "right")
+    beside = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}  # the lines fill the panels
+    panels[-1].legend(title=f"{unit} removed", fontsize=8, title_fontsize=8, **beside)
     return figure

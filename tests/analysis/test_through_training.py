@@ -91,4 +91,4 @@ def test_scores_are_relative_to_the_unpruned_model_of_the_step():
     assert lines(bleu) == {"0%": [(100, 1.0)], "50%": [(100, 0.25)]}
     assert (chrf.get_xscale(), chrf.get_ylim()[0]) == ("log", 0)
     assert [label.get_text() for label in chrf.get_xticklabels()] == ["10", "100"]
-    assert chrf.get_legend().get_title().get_text() == "heads removed"
+    assert bleu.get_legend().get_title().get_text() == "heads removed"
