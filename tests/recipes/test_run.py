@@ -1,0 +1,201 @@
+"""Running recipes: what is up to date, what is replaced."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from prunecli.errors import OutputError
+from prunecli.recipes.engine import Step
+from prunecli.recipes.run import (
+    HASHED_WHOLE_BYTES,
+    identity,
+    preview,
+    read_state,
+    run_steps,
+    stale_reason,
+    state_file,
+)
+from tests.recipes.example import KEEPING, resolved
+
+
+class Worker:
+    """Writes each step's outputs; remembers what it ran."""
+
+    def __init__(self, fail=()):
+        self.ran, self.replaced, self.fail = [], [], fail
+
+    def __call__(self, step, replace):
+        self.ran.append(step.name)
+        self.replaced += [step.name] if replace else []
+        if step.name in self.fail:
+            return 3
+        for output in step.outputs:
+            output.write_text(" ".join(step.arguments))
+        return 0
+
+
+def run(workplace, worker=None, force=False, **overrides):
+    worker = Worker() if worker is None else worker
+    recipe = resolved(workplace, **overrides)
+    outcomes = run_steps(recipe.steps, state_file(workplace / "recipe.yaml", workplace), worker, force=force)
+    return worker, outcomes
+
+
+def test_a_second_run_does_nothing(workplace):
+    worker, outcomes = run(workplace)
+    assert worker.ran == ["gates", "prune-language", "prune-global", "evaluate"]
+    assert worker.replaced == []
+    again, outcomes = run(workplace)
+    assert again.ran == []
+    assert [outcome.reason for outcome in outcomes] == [None] * 4
+
+
+def test_a_changed_argument_runs_its_step_and_those_after_it(workplace):
+    run(workplace)
+    worker, outcomes = run(workplace, ratio="0.5")
+    assert worker.ran == worker.replaced == ["prune-language", "prune-global", "evaluate"]
+    assert outcomes[1].reason == "its arguments or the version of prunecli changed"
+    assert outcomes[-1].reason == "made/language, made/global changed"
+
+
+def test_a_changed_input_runs_what_reads_it_and_stops_where_the_output_is_the_same(workplace):
+    run(workplace)
+    (workplace / "text" / "val.a").write_text("two\n")
+    worker, outcomes = run(workplace)
+    assert worker.ran == ["gates"]
+    assert outcomes[0].reason == "text changed"
+
+
+def test_a_touched_input_changes_nothing(workplace):
+    run(workplace)
+    os.utime(workplace / "text" / "val.a", (1, 1))
+    assert run(workplace)[0].ran == []
+
+
+def test_a_lost_output_is_made_again(workplace):
+    run(workplace)
+    (workplace / "made" / "global").unlink()
+    assert run(workplace)[0].ran == ["prune-global"]
+
+
+def test_a_new_version_runs_everything(workplace, monkeypatch):
+    run(workplace)
+    monkeypatch.setattr("prunecli.recipes.run.__version__", "99")
+    assert len(run(workplace)[0].ran) == 4
+
+
+def test_force_runs_everything(workplace):
+    run(workplace)
+    worker, outcomes = run(workplace, force=True)
+    assert len(worker.ran) == len(worker.replaced) == 4
+    assert outcomes[0].reason == "--force"
+
+
+def test_outputs_of_others_are_refused_before_any_step(workplace):
+    (workplace / "made").mkdir()
+    (workplace / "made" / "evaluation.json").write_text("mine")
+    worker = Worker()
+    with pytest.raises(OutputError, match=r"evaluation.json exists, and was not made by"):
+        run(workplace, worker)
+    assert worker.ran == []
+    assert run(workplace, worker, force=True)[1][-1].status == 0
+
+
+def test_outputs_that_were_changed_by_hand_are_refused(workplace):
+    run(workplace)
+    (workplace / "made" / "global").write_text("mended by hand")
+    with pytest.raises(OutputError, match="made/global changed after this recipe's step 'prune-global'"):
+        run(workplace)
+
+
+def test_a_failure_stops_the_run_and_the_next_run_goes_on_there(workplace):
+    worker, outcomes = run(workplace, Worker(fail=["prune-global"]))
+    assert (outcomes[-1].step.name, outcomes[-1].status) == ("prune-global", 3)
+    assert "evaluate" not in worker.ran
+    assert run(workplace)[0].ran == ["prune-global", "evaluate"]
+
+
+def test_a_step_that_writes_nothing_is_an_error(workplace):
+    with pytest.raises(OutputError, match="step 'gates' ended well but did not write made"):
+        run(workplace, lambda step, replace: 0)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": "prunecli.run/1", "steps": {"a": 1}}'])
+def test_a_damaged_state_is_as_good_as_none(workplace, text):
+    path = workplace / "state.json"
+    path.write_text(text)
+    assert read_state(path) == {}
+
+
+def test_a_preview_says_what_follows_from_what(workplace):
+    recipe = resolved(workplace)
+    assert [outcome.reason for outcome in preview(recipe.steps, {})] == [
+        "made/gates.json does not exist",
+        "made/gates.json is made anew",
+        "made/gates.json is made anew",
+        "made/language is made anew",
+    ]
+    run(workplace)
+    state = read_state(state_file(workplace / "recipe.yaml", workplace))
+    assert [outcome.reason for outcome in preview(recipe.steps, state)] == [None] * 4
+    assert {outcome.reason for outcome in preview(recipe.steps, state, force=True)} == {"--force"}
+
+
+def test_steps_without_output_always_run():
+    assert stale_reason(Step("a", "inspect", ()), {}) == "it writes no file"
+
+
+def test_identity_follows_names_and_content_but_not_hidden_or_excluded_files(workplace):
+    base = workplace / "base"
+    first = identity(base)
+    (base / ".cache").write_text("x")
+    assert identity(base) == first
+    (base / "out.json").write_text("x")
+    assert identity(base) != first
+    assert identity(base, exclude=[base / "out.json"]) == first
+    (base / "out.json").rename(base / "config2.json")
+    renamed = identity(base)
+    (base / "config2.json").write_text("y")
+    assert identity(base) != renamed
+    assert identity(workplace / "nothing") is None
+
+
+def test_large_files_of_a_directory_are_told_apart_by_size_and_time(workplace):
+    weights = workplace / "base" / "model.safetensors"
+    with weights.open("wb") as file:
+        file.truncate(HASHED_WHOLE_BYTES + 1)
+    os.utime(weights, (1, 1))
+    first = identity(workplace / "base")
+    os.utime(weights, (2, 2))
+    assert identity(workplace / "base") != first
+
+
+def test_what_lies_beside_an_output_is_the_commands_own_to_replace(workplace):
+    (workplace / "model.steps").mkdir()  # of an interrupted run, which the command goes on with
+    replaced = []
+
+    def train(step, replace):
+        replaced.append(replace)
+        (workplace / "model.steps" / "1").mkdir(parents=True, exist_ok=True)
+        step.outputs[0].touch()
+        return 0
+
+    def run_again():
+        steps = resolved(workplace, KEEPING).steps
+        return [outcome.reason for outcome in run_steps(steps, workplace / "state.json", train)]
+
+    assert run_again() == ["model does not exist", "scores does not exist"]
+    assert replaced == [False, False]
+    assert run_again() == [None, None]
+    (workplace / "model.steps" / "1").rmdir()
+    (workplace / "model.steps").rmdir()
+    assert run_again()[0] == "model.steps does not exist"
+
+
+def test_a_preview_knows_what_lies_beside_an_output(workplace):
+    assert [outcome.reason for outcome in preview(resolved(workplace, KEEPING).steps, {})] == [
+        "model does not exist",
+        "model.steps/1 is made anew",
+    ]
