@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from prunecli import demo, results
     from prunecli.errors import PruneError
     from prunecli.evaluation.evaluate import evaluate
-    from prunecli.evaluation.latency import LatencyOptions, bench_latency
+    from prunecli.evaluation.latency import bench_latency
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.evaluation.options import EvaluationOptions
+    from prunecli.evaluation.timing import LatencyOptions
     from prunecli.methods.attention.arrange import AttentionPlan
     from prunecli.methods.attention.plan import AttentionOptions, plan_attention
     from prunecli.methods.attention.rewrite import rewrite_attention
@@ -62,9 +63,10 @@ if TYPE_CHECKING:
 _MODULES = {
     "errors": ("PruneError",),
     "evaluation.evaluate": ("evaluate",),
-    "evaluation.latency": ("LatencyOptions", "bench_latency"),
+    "evaluation.latency": ("bench_latency",),
     "evaluation.on_text": ("RunOptions",),
     "evaluation.options": ("EvaluationOptions",),
+    "evaluation.timing": ("LatencyOptions",),
     "methods.attention.arrange": ("AttentionPlan",),
     "methods.attention.plan": ("AttentionOptions", "plan_attention"),
     "methods.attention.rewrite": ("rewrite_attention",),

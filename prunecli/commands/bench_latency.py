@@ -94,9 +94,9 @@ def bench_latency(
     """
     from prunecli import demo
     from prunecli.commands.checkpoints import checkpoints_or_demo
-    from prunecli.evaluation.latency import LatencyOptions
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for
+    from prunecli.evaluation.timing import LatencyOptions
     from prunecli.tensors.documents import write_json
     from prunecli.text.choice import TextChoice
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from prunecli.methods.ffn.arrange import FfnPlan, Group
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.ffn import FfnLayer
-    from prunecli.results.rewriting import FfnSharing
+    from prunecli.results.sharing import FfnSharing
 
 COLUMNS = ("Layers", "FFN", "Width", "Parameters")
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
@@ -21,7 +21,7 @@ INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat
 
 def ffn_document(shown: Shown, plan: FfnPlan, seed: int | None, *, narrowed: bool = False) -> FfnSharing:
     """What `--json` prints; of FFNs that are narrowed also their width before."""
-    from prunecli.results.rewriting import FfnGroup, FfnSharing
+    from prunecli.results.sharing import FfnGroup, FfnSharing
 
     parameters = _parameters(shown, plan)
     groups = [

@@ -6,16 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
-from prunecli.evaluation.capacity import (
-    BATCH_LENGTH,
-    BATCH_TOKENS,
-    SENTENCE_TOKENS,
-    SENTENCES,
-    ByLayer,
-    Capacity,
-    OnePass,
-    Whole,
-)
+from prunecli.evaluation.capacity import BATCH_LENGTH, BATCH_TOKENS, ByLayer, Capacity, Whole
+from prunecli.evaluation.one_pass import SENTENCE_TOKENS, SENTENCES, OnePass
 
 if TYPE_CHECKING:
     from prunecli.model.inventory import Inventory

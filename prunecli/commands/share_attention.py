@@ -26,7 +26,7 @@ from prunecli.errors import UsageError
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
     from prunecli.methods.attention.arrange import AttentionPlan
-    from prunecli.results.rewriting import AttentionSharing
+    from prunecli.results.sharing import AttentionSharing
 
 InitName = Literal["mean", "first", "last"]
 
@@ -110,7 +110,7 @@ def share_attention(
 
 
 def _document(shown: Shown, plan: AttentionPlan) -> AttentionSharing:
-    from prunecli.results.rewriting import AttentionGroup, AttentionSharing
+    from prunecli.results.sharing import AttentionGroup, AttentionSharing
 
     parameters = _parameters(shown, plan)
     groups = [

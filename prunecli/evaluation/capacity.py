@@ -1,4 +1,4 @@
-"""The ways to hold a checkpoint in a memory, and how long a pass layer by layer takes."""
+"""The ways to hold a checkpoint in a memory."""
 
 from __future__ import annotations
 
@@ -6,30 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from prunecli.evaluation.one_pass import OnePass, measure_pass, pass_document
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.memory_fit import MemoryFit, fit_payload, margin_bytes, nearest_ratio
-from prunecli.model.cost import Load, decoding_bytes, model_dim, stored_dtype, token_products, weight_bytes
+from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:
     import torch
 
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.modules.machine import Multiplying, Reading
-    from prunecli.results.inspection import Fit, Pass, Way
+    from prunecli.results.inspection import Fit, Way
 
 BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
 """Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence."""
-
-SENTENCES = 997
-SENTENCE_TOKENS = 40
-"""The text of a pass: that of FLORES-200 dev, one pair."""
-
-MOST_READ = 1 << 30
-READ_SECONDS = 0.8
-PRODUCT_SECONDS = 0.5
-"""A measurement ends here."""
 
 
 @dataclass(frozen=True)
@@ -81,46 +72,6 @@ class ByLayer:
 
 
 @dataclass(frozen=True)
-class Computing:
-    """Matrix products on a device, as measured."""
-
-    device: str
-    dtype: str
-    threads: int
-    measured: Multiplying
-
-
-@dataclass(frozen=True)
-class OnePass:
-    """A pass of the assumed text, layer by layer.
-
-    Attributes:
-        bytes: of weights, each read once.
-        operations: of its matrix products.
-        disk: as measured.
-        computing: by device.
-    """
-
-    bytes: int
-    operations: int
-    disk: Reading
-    computing: tuple[Computing, ...]
-
-    @property
-    def reading_seconds(self) -> float:
-        """At the measured speed of the disk."""
-        return self.bytes / self.disk.rate if self.disk.bytes else 0.0
-
-    def computing_seconds(self, on: Computing) -> float:
-        """At the measured speed of matrix products."""
-        return self.operations / on.measured.speed
-
-    def seconds(self, on: Computing) -> float:
-        """The larger of both, since they overlap."""
-        return max(self.reading_seconds, self.computing_seconds(on))
-
-
-@dataclass(frozen=True)
 class Capacity:
     """What fits where.
 
@@ -167,7 +118,7 @@ def what_fits(
         load,
         (*whole_ways, *pruned),
         tuple(_by_layer(checkpoint, budget)),
-        _one_pass(checkpoint, sparse=sparse),
+        measure_pass(checkpoint, sparse=sparse),
         nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None,
     )
 
@@ -229,6 +180,7 @@ def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
 def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
     """The model run layer by layer in `budget` bytes, batches of the usual size."""
     from prunecli.modules.machine import available_memory
+    from prunecli.modules.precision import dtype_name
     from prunecli.running.layerwise.budget import (
         MIN_BUFFERS,
         Demand,
@@ -254,7 +206,7 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
     if budget >= needed:
         states = plan_memory(budget, demand).states if device.type == "cpu" else available_memory() // 2
         tokens = states // state_bytes(shape, 1, 1)
-    return ByLayer(device.type, _name(dtype), weights, needed, tokens)
+    return ByLayer(device.type, dtype_name(dtype), weights, needed, tokens)
 
 
 def _process(checkpoint: Checkpoint, device: torch.device) -> int:
@@ -274,46 +226,6 @@ def _process(checkpoint: Checkpoint, device: torch.device) -> int:
     return now
 
 
-def _one_pass(checkpoint: Checkpoint, *, sparse: bool) -> OnePass:
-    """Of a mixture of experts, gates are collected: no logits. Another model makes them."""
-    from prunecli.modules.machine import disk_speed
-
-    tokens = SENTENCES * SENTENCE_TOKENS
-    products = token_products(checkpoint.layout)
-    return OnePass(
-        checkpoint.total_bytes,
-        products.operations(tokens, tokens, tokens, output=not sparse),
-        disk_speed(checkpoint.files if checkpoint.is_local else (), MOST_READ, READ_SECONDS),
-        tuple(_computing(checkpoint)),
-    )
-
-
-def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
-    import torch
-
-    from prunecli.evaluation.hardware import device_name
-    from prunecli.modules.machine import model_speed
-    from prunecli.modules.precision import choose_dtype
-
-    family = checkpoint.require_architecture()
-    width = checkpoint.layout.sizes.count(model_dim(family))
-    widest = max(checkpoint.layout.sizes.count(stack.ffn.width) for stack in family.stacks)
-    for device in dict.fromkeys((torch.device("cpu"), _auto())):
-        dtype = choose_dtype("auto", checkpoint, device)
-        measured = model_speed(width, widest, dtype, device, PRODUCT_SECONDS)
-        yield Computing(device_name(device), _name(dtype), torch.get_num_threads(), measured)
-
-
-def _auto() -> torch.device:
-    from prunecli.modules.loading import choose_device
-
-    return choose_device("auto")
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def fit_document(fits: Capacity) -> Fit:
     """All of it, as `inspect --json` prints it."""
     from prunecli.results.inspection import Fit, LayerWays, Way
@@ -324,7 +236,7 @@ def fit_document(fits: Capacity) -> Fit:
         "beam": fits.load.beam,
         "length": fits.load.length,
         **({} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)),
-        "pass": _pass(fits.one_pass),
+        "pass": pass_document(fits.one_pass),
     }
     by_layer = [
         Way(
@@ -358,30 +270,4 @@ def _way(whole: Whole) -> Way:
         needed_bytes=whole.needed,
         fits=whole.fits,
         **experts,
-    )
-
-
-def _pass(single: OnePass) -> Pass:
-    from prunecli.results.inspection import ComputingTime, Pass
-
-    return Pass(
-        sentences=SENTENCES,
-        sentence_tokens=SENTENCE_TOKENS,
-        pairs=1,
-        bytes=single.bytes,
-        operations=single.operations,
-        disk_bytes_per_second=single.disk.rate,
-        from_disk=single.disk.from_disk,
-        reading_seconds=single.reading_seconds,
-        computing=[
-            ComputingTime(
-                device=on.device,
-                dtype=on.dtype,
-                threads=on.threads,
-                operations_per_second=on.measured.speed,
-                computing_seconds=single.computing_seconds(on),
-                seconds=single.seconds(on),
-            )
-            for on in single.computing
-        ],
     )

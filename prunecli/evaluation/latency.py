@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
+from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
 from prunecli.evaluation.workloads import Phase, Workload, decoding, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.history import pruned_pairs
@@ -29,46 +29,6 @@ if TYPE_CHECKING:
 
 BEAM = 5
 """Of translation, where none is asked for."""
-
-
-@dataclass(frozen=True)
-class LatencyOptions:
-    """How speed is measured.
-
-    Attributes:
-        sentences: of a run, or examples, or prompts; more where they do not fill the largest batch.
-        beams: of translation; None: `BEAM`.
-        batch_sizes: every combination with a beam is measured.
-        runs: timed repetitions.
-        warm_up: repetitions before them that are not counted.
-        new_tokens: tokens generated per sentence, or prompt.
-        threads: of the CPU, or None for torch's choice.
-        device, dtype: as in `load_model`.
-        memory: measure load time and peak memory, in a process of its own per checkpoint.
-    """
-
-    sentences: int = 8
-    beams: tuple[int, ...] | None = None
-    batch_sizes: tuple[int, ...] = (1,)
-    runs: int = 5
-    warm_up: int = 1
-    new_tokens: int = 32
-    threads: int | None = None
-    device: str = "auto"
-    dtype: str = "auto"
-    memory: bool = True
-
-    @property
-    def count(self) -> int:
-        """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
-        largest = max(self.batch_sizes)
-        return -(-self.sentences // largest) * largest
-
-
-Setting = tuple[int, int]
-"""(batch size, beam)."""
-Seconds = Mapping[tuple[Setting, Phase], Mapping[str, Sequence[float]]]
-"""What was timed -> checkpoint's label -> the time of each run."""
 
 
 def bench_latency(
@@ -230,14 +190,14 @@ def _latency(
         options = replace(options, beams=(BEAM,) if "pair" in about else (1,))
     options = replace(options, dtype=_dtype(opened, workloads, options, say))
     costs = _costs(opened, workloads, options, progress) if options.memory else {}
-    runner = _Runner(opened, workloads, options)
-    seconds = _measure(runner, options, progress)
+    turns = Turns(opened, workloads, options)
+    seconds = measure_seconds(turns, options, progress)
     first = next(iter(opened))
     results = [
         Timed(
             checkpoint=label,
             dtype=options.dtype,
-            **runner.sizes[label],
+            **turns.sizes[label],
             checkpoint_bytes=checkpoint.total_bytes,
             **(asdict(costs[label]) if label in costs else {}),
             timings=[
@@ -256,84 +216,13 @@ def _latency(
         **new_tokens,
         runs=options.runs,
         warm_up=options.warm_up,
-        device=runner.device_name,
+        device=turns.device_name,
         dtype=options.dtype,
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),
-        interleaved=runner.together,
+        interleaved=turns.together,
         results=results,
     )
-
-
-class _Runner:
-    """Holds all models where memory allows, else the one at hand."""
-
-    def __init__(
-        self, opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions
-    ) -> None:
-        from prunecli.modules.loading import choose_device
-        from prunecli.modules.precision import COMPUTE
-
-        self._opened, self._workloads, self._options = opened, workloads, options
-        self._models: dict[str, Any] = {}
-        self.sizes: dict[str, dict[str, int]] = {}
-        self.device_name = ""
-        self.together = fit_together(
-            list(opened.values()), choose_device(options.device), COMPUTE[options.dtype]
-        )
-
-    @property
-    def labels(self) -> list[str]:
-        """Of the checkpoints."""
-        return list(self._opened)
-
-    def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
-        """Time of each phase of one pass over the examples."""
-        model, work = self.model(label), self._workloads[label]
-        total: dict[Phase, float] = {}
-        for start in range(0, len(work), batch_size):
-            for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
-                total[phase] = total.get(phase, 0.0) + elapsed
-        return total
-
-    def model(self, label: str) -> Any:
-        """Loaded where it is not yet."""
-        if label not in self._models:
-            from prunecli.modules.loading import load_for_decoding, load_model
-
-            if not self.together:
-                self._models.clear()
-                gc.collect()
-            load = load_for_decoding if self._workloads[label].decodes else load_model
-            model = load(self._opened[label].path, device=self._options.device, dtype=self._options.dtype)
-            self._models[label] = model
-            self.sizes[label] = model_sizes(model)
-            self.device_name = device_name(model.device)
-        return self._models[label]
-
-
-def _measure(runner: _Runner, options: LatencyOptions, progress: Progress) -> Seconds:
-    settings = [(size, beam) for size in options.batch_sizes for beam in options.beams or ()]
-    seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
-    passes = options.warm_up + options.runs
-    with progress("timing", len(settings) * len(runner.labels) * passes, "runs") as advance:
-        for setting, label, number in _order(settings, runner.labels, passes, runner.together):
-            phases = runner.seconds(label, *setting)
-            if number >= options.warm_up:
-                for phase, elapsed in phases.items():
-                    seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
-            advance(1)
-    return seconds
-
-
-def _order(
-    settings: Sequence[Setting], labels: Sequence[str], passes: int, together: bool
-) -> list[tuple[Setting, str, int]]:
-    if together:
-        return [
-            (setting, label, number) for setting in settings for number in range(passes) for label in labels
-        ]
-    return [(setting, label, number) for label in labels for setting in settings for number in range(passes)]
 
 
 def _timing(

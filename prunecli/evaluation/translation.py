@@ -8,23 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from prunecli.evaluation.comet import comet_scores, require_comet
+from prunecli.evaluation.comet import require_comet
 from prunecli.evaluation.decoding import Translation, translate
-from prunecli.evaluation.group_means import differences, grouped_means
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
-from prunecli.evaluation.scoring import Scores, make_metrics, mean_scores, score, scores_json
+from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import (
-    Significance,
-    bootstrap_of_means,
     check_bootstrap,
-    paired_bootstrap,
 )
+from prunecli.evaluation.translation_scores import Translations, score_translations
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset
@@ -33,7 +27,7 @@ from prunecli.text.parallel import ParallelText, pair_name
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.results.evaluation import Evaluated, Evaluation
+    from prunecli.results.evaluation import Evaluation
 
 
 def evaluate_translation(
@@ -88,7 +82,7 @@ def evaluate_translation(
     partial = PartialTranslations(None if output is None else partial_path(output))
     run = _run_key(opened.values(), options)
     options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
-    made = {
+    translations = {
         label: _translate_checkpoint(
             label, checkpoint, text, pairs, options, partial, run, progress, process_group
         )
@@ -102,10 +96,10 @@ def evaluate_translation(
         data={"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
         pairs=[pair_name(*pair) for pair in pairs],
         decoding=asdict(options.decoding),
-        **_results(opened, made, text, pairs, groups, metrics, options, progress),
+        **score_translations(opened, translations, text, pairs, groups, metrics, options, progress),
     )
     if options.hypotheses is not None:
-        _write_hypotheses(options.hypotheses, made, text.split)
+        _write_hypotheses(options.hypotheses, translations, text.split)
     if output is not None:
         write_json(output, evaluation.to_json(), force=force)
     partial.remove()
@@ -140,10 +134,6 @@ def _run_key(checkpoints: Iterable[Checkpoint], options: EvaluationOptions) -> s
     return key_of({"models": models, "device": options.device})
 
 
-Made = Mapping[str, Mapping[str, Sequence[Translation]]]
-"""Label -> pair -> translations in file order."""
-
-
 def _translate_checkpoint(
     label: str,
     checkpoint: Checkpoint,
@@ -156,9 +146,9 @@ def _translate_checkpoint(
     process_group: ProcessGroup,
 ) -> dict[str, Sequence[Translation]]:
     keys = {pair: _key(checkpoint, text.sentences[pair[0]], pair, options) for pair in pairs}
-    found = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
-    left = [pair for pair in pairs if found[pair] is None]
-    made = {pair_name(*pair): done for pair, done in found.items() if done is not None}
+    kept = process_group.broadcast({pair: partial.get(key, len(text)) for pair, key in keys.items()})
+    left = [pair for pair in pairs if kept[pair] is None]
+    translations = {pair_name(*pair): done for pair, done in kept.items() if done is not None}
     if left:
         from prunecli.modules.loading import load_for_decoding
         from prunecli.text.tokens import language_id, languages, load_tokenizer
@@ -173,10 +163,10 @@ def _translate_checkpoint(
                 done = translate(model, tokenizer, sentences, pair, options.decoding, advance, process_group)
                 if process_group.is_main:
                     partial.add(keys[pair], done, run, options.dtype)
-                made[pair_name(*pair)] = done
+                translations[pair_name(*pair)] = done
         del model
         gc.collect()  # before the next checkpoint is loaded
-    return {pair_name(*pair): made[pair_name(*pair)] for pair in pairs}
+    return {pair_name(*pair): translations[pair_name(*pair)] for pair in pairs}
 
 
 def _key(
@@ -204,145 +194,6 @@ def _text_digest(text: ParallelText) -> str:
     return _digest([_digest(text.sentences[language]) for language in sorted(text.sentences)])
 
 
-def _results(
-    opened: Mapping[str, Checkpoint],
-    made: Made,
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    groups: Mapping[str, str],
-    metrics: Mapping[str, Any],
-    options: EvaluationOptions,
-    progress: Progress,
-) -> dict[str, Any]:
-    labels = list(made)
-    scores: dict[str, dict[str, Scores]] = {label: {} for label in labels}
-    tests: dict[str, dict[str, dict[str, Significance]]] = {label: {} for label in labels}
-    compare = len(labels) > 1 and options.samples > 0
-    comet = _comet(made, text, pairs, options, progress)
-    with progress("scoring", len(pairs), "pairs") as advance:
-        for pair in pairs:
-            name, references = pair_name(*pair), text.sentences[pair[1]]
-            for label in labels:
-                scores[label][name] = score(made[label][name], references, metrics)
-            if compare:
-                systems = [[t.text for t in made[label][name]] for label in labels]
-                results = paired_bootstrap(systems, references, metrics, options.samples, options.seed)
-                for label, result in zip(labels, results, strict=True):
-                    tests[label][name] = result
-            if comet:
-                own = [comet[label][name] for label in labels]
-                for label, values in zip(labels, own, strict=True):
-                    known = scores[label][name]
-                    scores[label][name] = replace(
-                        known, values={**known.values, "comet": float(values.mean())}
-                    )
-                found = bootstrap_of_means(own, options.samples, options.seed) if compare else []
-                for label, test_of in zip(labels, found, strict=False):
-                    tests[label][name]["comet"] = test_of
-            advance(1)
-    by_pair = {label: {pair: scores[label][pair_name(*pair)] for pair in pairs} for label in labels}
-    first = by_pair[labels[0]]
-    means = {
-        label: grouped_means(own, groups, None if label == labels[0] else first)
-        for label, own in by_pair.items()
-    }
-    signatures = {name: str(metric.get_signature()) for name, metric in metrics.items()}
-    if options.comet is not None:
-        signatures["comet"] = f"model:{options.comet}|scale:100"
-    test = {
-        "test": "paired bootstrap",
-        "samples": options.samples,
-        "seed": options.seed,
-        "level": options.level,
-    }
-    return {
-        **({"groups": dict(groups)} if groups else {}),
-        "signatures": signatures,
-        "significance": {**test, "baseline": labels[0]} if compare else None,
-        "results": [
-            _result(label, opened[label], options, scores, tests[label], means[label]) for label in labels
-        ],
-    }
-
-
-def _comet(
-    made: Made,
-    text: ParallelText,
-    pairs: Sequence[tuple[str, str]],
-    options: EvaluationOptions,
-    progress: Progress,
-) -> dict[str, dict[str, NDArray[np.float64]]]:
-    """Label -> pair -> COMET of each sentence, of all pairs in one go; empty where it is not asked for."""
-    if options.comet is None:
-        return {}
-    from prunecli.modules.loading import choose_device
-
-    names = [pair_name(*pair) for pair in pairs]
-    with progress("COMET", len(made) * len(pairs) * len(text), "sentences") as advance:
-        scores = comet_scores(
-            options.comet,
-            [line for pair in pairs for line in text.sentences[pair[0]]],
-            [line for pair in pairs for line in text.sentences[pair[1]]],
-            {label: [t.text for name in names for t in made[label][name]] for label in made},
-            gpu=choose_device(options.device).type == "cuda",
-        )
-        advance(len(made) * len(pairs) * len(text))
-    return {
-        label: dict(zip(names, np.split(values, len(names)), strict=True)) for label, values in scores.items()
-    }
-
-
-def _result(
-    label: str,
-    checkpoint: Checkpoint,
-    options: EvaluationOptions,
-    by_label: Mapping[str, Mapping[str, Scores]],
-    tests: Mapping[str, Mapping[str, Significance]],
-    means: Mapping[str, Any],
-) -> Evaluated:
-    from prunecli.results.evaluation import Evaluated
-    from prunecli.results.header import sizes
-
-    scores, baseline = by_label[label], next(iter(by_label.values()))
-    rows = {pair: scores_json(made) for pair, made in scores.items()}
-    for pair, found in tests.items():
-        rows[pair]["bootstrap"] = {name: _significance_json(value) for name, value in found.items()}
-    mean = scores_json(mean_scores(list(scores.values())))
-    if scores is not baseline and len(scores) > 1:
-        mean["difference"] = differences([(baseline[pair], own) for pair, own in scores.items()])
-    tested = [pair for pair, found in tests.items() if found["chrf++"].p_value is not None]
-    if tested:
-        mean["significant"] = {
-            name: _counts(name, tested, scores, tests, baseline, options.level)
-            for name in next(iter(scores.values())).values
-        }
-    return Evaluated(
-        checkpoint=label, dtype=options.dtype, mean=mean, pairs=rows, **means, **sizes(checkpoint)
-    )
-
-
-def _counts(
-    metric: str,
-    pairs: Sequence[str],
-    scores: Mapping[str, Scores],
-    tests: Mapping[str, Mapping[str, Significance]],
-    baseline: Mapping[str, Scores],
-    level: float,
-) -> dict[str, int]:
-    """Pairs that are significantly worse and better than the baseline."""
-    differences = [
-        scores[pair].values[metric] - baseline[pair].values[metric]
-        for pair in pairs
-        if (tests[pair][metric].p_value or 0.0) < level
-    ]
-    return {"worse": sum(d < 0 for d in differences), "better": sum(d > 0 for d in differences)}
-
-
-def _significance_json(found: Significance) -> dict[str, float]:
-    row = {"mean": round(found.mean, 4), "ci95": round(found.ci95, 4)}
-    return row if found.p_value is None else {"p_value": round(found.p_value, 6), **row}
-
-
 def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:
     """Where the outputs of one checkpoint and pair are kept: DIR/LABEL/SPLIT.PAIR.hyp."""
     return directory / label.strip("/").replace("/", "_") / f"{split}.{pair}.hyp"
@@ -368,11 +219,11 @@ def _refuse_unwritable(
                 refuse_unwritable(path, force=force)
 
 
-def _write_hypotheses(directory: Path, made: Made, split: str) -> None:
-    for label, by_pair in made.items():
-        for pair, translations in by_pair.items():
+def _write_hypotheses(directory: Path, translations: Translations, split: str) -> None:
+    for label, by_pair in translations.items():
+        for pair, sentences in by_pair.items():
             path = hypothesis_path(directory, label, split, pair)
             path.parent.mkdir(parents=True, exist_ok=True)
             # One line each, so that the file stays aligned with the source whatever the model made.
-            lines = [" ".join(translation.text.split("\n")) for translation in translations]
+            lines = [" ".join(sentence.text.split("\n")) for sentence in sentences]
             path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -10,9 +10,10 @@ from typing import Literal, get_args
 from prunecli.architectures import FAMILIES, REDUCED_PREFIX
 from prunecli.architectures.records import Attention, Stack
 from prunecli.errors import CheckpointError
+from prunecli.model.changes import AttentionChange
 from prunecli.model.declared import Sizes
 from prunecli.model.ffn import REMEDY, ranges
-from prunecli.model.structure import AttentionChange, Structure
+from prunecli.model.structure import Structure
 
 AttentionKind = Literal["encoder", "decoder", "cross"]
 MOST_HEADS = 100_000

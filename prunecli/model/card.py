@@ -8,6 +8,7 @@ from typing import Any
 
 from prunecli import PACKAGE
 from prunecli.model.attention import describe_attentions
+from prunecli.model.changes import EmbeddingChange
 from prunecli.model.declared import class_names
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.ffn import describe_ffns
@@ -20,7 +21,7 @@ from prunecli.model.source_card import (
     front_matter,
     original_text,
 )
-from prunecli.model.structure import EmbeddingChange, Structure
+from prunecli.model.structure import Structure
 
 DIRECTORY = "path/to/this/directory"
 

@@ -11,9 +11,10 @@ from prunecli.architectures import Architecture
 from prunecli.architectures.records import Side
 from prunecli.errors import CheckpointError
 from prunecli.model.attention import AttentionLayer, layer_windows, resolve_attentions
+from prunecli.model.changes import AttentionChange, FfnChange
 from prunecli.model.declared import Sizes
 from prunecli.model.ffn import FfnLayer, resolve_ffns
-from prunecli.model.structure import AttentionChange, FfnChange, Structure
+from prunecli.model.structure import Structure
 
 Kept = Mapping[Side, Sequence[int]]
 """Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""

@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import cast
 
 from prunecli.errors import CheckpointError, UsageError
+from prunecli.model.changes import EmbeddingChange, InputChange
 from prunecli.model.declared import Sizes
 from prunecli.model.define import UnitKind, UnitShape
-from prunecli.model.structure import EmbeddingChange, InputChange, Structure
+from prunecli.model.structure import Structure
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from prunecli.architectures.records import FeedForward, Side, Stack
 from prunecli.errors import CheckpointError
+from prunecli.model.changes import FfnChange
 from prunecli.model.declared import Sizes
-from prunecli.model.structure import FfnChange, Structure
+from prunecli.model.structure import Structure
 
 REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
 

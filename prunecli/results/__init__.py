@@ -21,7 +21,7 @@ def read(path: Path | str) -> Tabled:
     Returns:
         A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `Texts`,
         `HeadScores`, `HeadComparison`, `GateStatistics`, `Training`, `Inspection`, or one of those in
-        `results.rewriting`.
+        `results.rewriting` and `results.sharing`.
 
     Raises:
         DataError: missing, cut short, not a result of this version, or with fields that no run writes.
@@ -58,14 +58,13 @@ def formats() -> Mapping[str, type[Tabled]]:
     from prunecli.results.languages import Languages
     from prunecli.results.latency import Latency
     from prunecli.results.rewriting import (
-        AttentionSharing,
         ExpertSelection,
         Factorization,
-        FfnSharing,
         HeadSelection,
         LayerSelection,
         VocabularySelection,
     )
+    from prunecli.results.sharing import AttentionSharing, FfnSharing
     from prunecli.results.similarity import Similarity
     from prunecli.results.texts import Texts
     from prunecli.results.training import Training

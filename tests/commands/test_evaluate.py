@@ -100,7 +100,7 @@ def test_source_and_target_file(folder):
     "ending", [KeyboardInterrupt(), PruneError("process 0 of 2 stops: another one has ended")]
 )
 def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, capsys, ending):
-    from prunecli.evaluation import translation as module
+    from prunecli.evaluation import translation_scores as module
 
     def interrupted(*_arguments, **_options):
         raise ending

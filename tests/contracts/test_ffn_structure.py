@@ -16,10 +16,10 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import result_config, shim_classes
 from prunecli.model.rewrite import Rewrite
-from prunecli.model.structure import FfnChange
 from prunecli.pipeline import apply
 from prunecli.tensors.stream import Copy, Output, Slices
 from tests.contracts.method_contract import load, logits, logits_of, written

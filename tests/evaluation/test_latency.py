@@ -9,11 +9,11 @@ import torch
 from transformers import AutoTokenizer
 
 from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
-from prunecli.evaluation import hardware, workloads
-from prunecli.evaluation import latency as module
+from prunecli.evaluation import hardware, timing, workloads
 from prunecli.evaluation.hardware import fit_together
-from prunecli.evaluation.latency import LatencyOptions, bench_latency, time_decoding
+from prunecli.evaluation.latency import bench_latency, time_decoding
 from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
+from prunecli.evaluation.timing import LatencyOptions
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
@@ -39,7 +39,7 @@ def turns(monkeypatch):
     """Which checkpoint decoded which batch, in order, on a clock that the checkpoint drives."""
     seen: list[tuple[str, int, int]] = []
     clock = [0.0]
-    real = module._Runner.model
+    real = timing.Turns.model
 
     def model(self, label):
         loaded = real(self, label)
@@ -50,7 +50,7 @@ def turns(monkeypatch):
         seen.append((model.label, len(sources), beam))
         clock[0] += {"full": 2.0, "pruned": 0.5}[model.label] * len(sources)
 
-    monkeypatch.setattr(module._Runner, "model", model)
+    monkeypatch.setattr(timing.Turns, "model", model)
     monkeypatch.setattr(workloads, "decode", decode)
     monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
     return seen
@@ -202,7 +202,7 @@ class Clocked:
     def __init__(self, monkeypatch):
         self.now, self.passes = 0.0, []
         monkeypatch.setattr(workloads.time, "perf_counter", lambda: self.now)
-        real = module._Runner.model
+        real = timing.Turns.model
 
         def model(runner, label):
             loaded = real(runner, label)
@@ -211,7 +211,7 @@ class Clocked:
                 loaded.register_forward_pre_hook(self.passed, with_kwargs=True)
             return loaded
 
-        monkeypatch.setattr(module._Runner, "model", model)
+        monkeypatch.setattr(timing.Turns, "model", model)
 
     def passed(self, _model, _arguments, inputs):
         ids = inputs["input_ids"]

@@ -64,7 +64,7 @@ def test_comet_is_a_score_of_its_own(checkpoints, good_and_bad, monkeypatch):
             for label, own in systems.items()
         }
 
-    monkeypatch.setattr(module, "comet_scores", comet_scores)
+    monkeypatch.setattr("prunecli.evaluation.translation_scores.comet_scores", comet_scores)
     payload = evaluate_translation(checkpoints, DATA, replace(OPTIONS, comet="some/model")).to_json()
     full, pruned = payload["results"]
     assert (full["mean"]["comet"], pruned["mean"]["comet"]) == (90, 60)

@@ -9,9 +9,10 @@ import yaml
 
 from prunecli.architectures import FAMILIES
 from prunecli.model.card import model_card
+from prunecli.model.changes import FfnChange
 from prunecli.model.layout import resolve
 from prunecli.model.source_card import front_matter
-from prunecli.model.structure import FfnChange, Structure
+from prunecli.model.structure import Structure
 
 LAYER = "model.encoder.layers.3.ffn"
 STEP = {

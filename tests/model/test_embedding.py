@@ -9,10 +9,11 @@ import pytest
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
+from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import describe_embeddings
 from prunecli.model.layout import resolve
-from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange, Structure
+from prunecli.model.structure import Structure
 from tests.families import stock_model, tiny_config_of
 
 UNIT = InputChange("define", 4, 12, 2, 2)

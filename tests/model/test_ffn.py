@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.ffn import FfnLayer, describe_ffns
 from prunecli.model.inventory import take_inventory
 from prunecli.model.layout import resolve
-from prunecli.model.structure import FfnChange, Structure
+from prunecli.model.structure import Structure
 from prunecli.results.inspection import Inspection
 from tests.families import tiny_config_of
 from tests.ffn_layouts import LAYOUTS, tiny, weights, write_changed

@@ -12,9 +12,10 @@ from transformers import CONFIG_MAPPING
 
 from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError
+from prunecli.model.changes import EmbeddingChange, FfnChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.stock import stock_support, uniform_heads
-from prunecli.model.structure import EmbeddingChange, FfnChange, InputChange, OutputChange, Structure
+from prunecli.model.structure import Structure
 from tests.families import tiny_family
 from tests.tiny import tiny_nllb_moe
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 from prunecli.errors import CheckpointError
 from prunecli.methods.attention.arrange import AttentionPlan
 from prunecli.model.attention import AttentionLayer
+from prunecli.model.changes import AttentionChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.structure import AttentionChange, Structure
+from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Output, Sum
 

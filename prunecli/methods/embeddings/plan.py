@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args
 
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
+from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.define import UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
 from prunecli.model.history import given, history_step
-from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange
 from prunecli.modules.building import model_class
 from prunecli.text.choice import Lines
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from prunecli.methods.embeddings.factorize import Factors
 from prunecli.methods.embeddings.plan import EmbeddingPlan
+from prunecli.model.changes import EmbeddingChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.structure import EmbeddingChange
 from prunecli.modules.define import DefineEmbedding
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Expression, Generated, Output, Zeros

@@ -13,10 +13,10 @@ from typing import Any
 
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group
+from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.structure import FfnChange
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.stream import (
     Concat,

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from prunecli.errors import UsageError
 from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, chosen_shape, plan_embeddings
+from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import open_model
 from prunecli.model.define import UNIT_KINDS, UnitKind, UnitShape
 from prunecli.model.embedding import TokenTables
-from prunecli.model.structure import EmbeddingChange, InputChange, OutputChange
 from tests.families import tiny_family
 
 

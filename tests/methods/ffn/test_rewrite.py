@@ -14,8 +14,8 @@ from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.arrange import Request, arrange_ffn
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import initial_std, rewrite_ffn
+from prunecli.model.changes import FfnChange
 from prunecli.model.checkpoint import open_model
-from prunecli.model.structure import FfnChange
 from prunecli.tensors.stream import Copy, check_expressions
 from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of

@@ -1,0 +1,131 @@
+"""Times of passes over the examples of a task, checkpoints in turns: a machine's drift hits all of them alike."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
+from prunecli.evaluation.workloads import Phase, Workload
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.progress import Progress
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """How speed is measured.
+
+    Attributes:
+        sentences: of a run, or examples, or prompts; more where they do not fill the largest batch.
+        beams: of translation; None: `BEAM`.
+        batch_sizes: every combination with a beam is measured.
+        runs: timed repetitions.
+        warm_up: repetitions before them that are not counted.
+        new_tokens: tokens generated per sentence, or prompt.
+        threads: of the CPU, or None for torch's choice.
+        device, dtype: as in `load_model`.
+        memory: measure load time and peak memory, in a process of its own per checkpoint.
+    """
+
+    sentences: int = 8
+    beams: tuple[int, ...] | None = None
+    batch_sizes: tuple[int, ...] = (1,)
+    runs: int = 5
+    warm_up: int = 1
+    new_tokens: int = 32
+    threads: int | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    memory: bool = True
+
+    @property
+    def count(self) -> int:
+        """Sentences of a run: a batch is full at every size, so that its speed is that of the size."""
+        largest = max(self.batch_sizes)
+        return -(-self.sentences // largest) * largest
+
+
+Setting = tuple[int, int]
+"""(batch size, beam)."""
+Seconds = Mapping[tuple[Setting, Phase], Mapping[str, Sequence[float]]]
+"""What was timed -> checkpoint's label -> the time of each run."""
+
+
+class Turns:
+    """Runs of the checkpoints in turns; holds all models where memory allows, else the one at hand.
+
+    Attributes:
+        together: whether it holds all, so that their runs alternate; else each checkpoint has all of its runs in a row.
+        sizes: label -> of its model, once it was loaded.
+        device_name: what they run on, once one was loaded.
+    """
+
+    def __init__(
+        self, opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions
+    ) -> None:
+        from prunecli.modules.loading import choose_device
+        from prunecli.modules.precision import COMPUTE
+
+        self._opened, self._workloads, self._options = opened, workloads, options
+        self._models: dict[str, Any] = {}
+        self.sizes: dict[str, dict[str, int]] = {}
+        self.device_name = ""
+        self.together = fit_together(
+            list(opened.values()), choose_device(options.device), COMPUTE[options.dtype]
+        )
+
+    @property
+    def labels(self) -> list[str]:
+        """Of the checkpoints."""
+        return list(self._opened)
+
+    def seconds(self, label: str, batch_size: int, beam: int) -> dict[Phase, float]:
+        """Time of each phase of one pass over the examples."""
+        model, work = self.model(label), self._workloads[label]
+        total: dict[Phase, float] = {}
+        for start in range(0, len(work), batch_size):
+            for phase, elapsed in work.part(start, start + batch_size).run(model, beam).items():
+                total[phase] = total.get(phase, 0.0) + elapsed
+        return total
+
+    def model(self, label: str) -> Any:
+        """Loaded where it is not yet."""
+        if label not in self._models:
+            from prunecli.modules.loading import load_for_decoding, load_model
+
+            if not self.together:
+                self._models.clear()
+                gc.collect()
+            load = load_for_decoding if self._workloads[label].decodes else load_model
+            model = load(self._opened[label].path, device=self._options.device, dtype=self._options.dtype)
+            self._models[label] = model
+            self.sizes[label] = model_sizes(model)
+            self.device_name = device_name(model.device)
+        return self._models[label]
+
+
+def measure_seconds(turns: Turns, options: LatencyOptions, progress: Progress) -> Seconds:
+    """Time every setting of every checkpoint, as often as `options` say."""
+    settings = [(size, beam) for size in options.batch_sizes for beam in options.beams or ()]
+    seconds: dict[tuple[Setting, Phase], dict[str, list[float]]] = {}
+    passes = options.warm_up + options.runs
+    with progress("timing", len(settings) * len(turns.labels) * passes, "runs") as advance:
+        for setting, label, number in _order(settings, turns.labels, passes, turns.together):
+            phases = turns.seconds(label, *setting)
+            if number >= options.warm_up:
+                for phase, elapsed in phases.items():
+                    seconds.setdefault((setting, phase), {}).setdefault(label, []).append(elapsed)
+            advance(1)
+    return seconds
+
+
+def _order(
+    settings: Sequence[Setting], labels: Sequence[str], passes: int, together: bool
+) -> list[tuple[Setting, str, int]]:
+    if together:
+        return [
+            (setting, label, number) for setting in settings for number in range(passes) for label in labels
+        ]
+    return [(setting, label, number) for label in labels for setting in settings for number in range(passes)]

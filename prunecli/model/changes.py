@@ -1,0 +1,204 @@
+"""How one part of a reduced model differs from the stock one: an FFN, an attention, the token embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+Side = TypeVar("Side", "InputChange", "OutputChange")
+
+
+@dataclass(frozen=True)
+class FfnChange:
+    """How one FFN differs from the stock one. At most one of the three is given; none: it is the stock one again.
+
+    Attributes:
+        shared_with: name of the FFN whose tensors it runs; that one has tensors of its own.
+        removed: whether it is gone, together with its norm.
+        width: hidden units that it has, of those that it shares with others too.
+
+    Raises:
+        ValueError: more than one of them, or a width below 1.
+    """
+
+    shared_with: str | None = None
+    removed: bool = False
+    width: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.shared_with is not None) + self.removed + (self.width is not None) > 1:
+            raise ValueError("an FFN is either shared, removed or of another width")
+        if self.width is not None and self.width < 1:
+            raise ValueError(f"an FFN of width {self.width}")
+
+    def to_json(self) -> dict[str, Any]:
+        """What is given of the three."""
+        values = {
+            "shared_with": self.shared_with,
+            "removed": self.removed or None,
+            "width": self.width,
+        }
+        return {key: value for key, value in values.items() if value is not None}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> FfnChange:
+        """Read `to_json`'s value.
+
+        Raises:
+            TypeError, ValueError: it is not of this form.
+        """
+        if not isinstance(value, dict) or not set(value) <= {"shared_with", "removed", "width"}:
+            raise ValueError(f"unknown change of an FFN: {value!r}")
+        owner, removed, width = value.get("shared_with"), value.get("removed", False), value.get("width")
+        kinds = (
+            isinstance(owner, (str, type(None))),
+            type(removed) is bool,
+            width is None or type(width) is int,
+        )
+        if not all(kinds):
+            raise TypeError(f"unknown change of an FFN: {value!r}")
+        return cls(owner, removed, width)
+
+
+@dataclass(frozen=True)
+class AttentionChange:
+    """How one attention differs from the stock one, but for its heads. At most one of both is given.
+
+    Attributes:
+        shared_with: name of the attention whose tensors it runs; that one has tensors of its own.
+        removed: whether it is gone, together with its norms.
+
+    Raises:
+        ValueError: both are given.
+    """
+
+    shared_with: str | None = None
+    removed: bool = False
+
+    def __post_init__(self) -> None:
+        if self.shared_with is not None and self.removed:
+            raise ValueError("an attention is either shared or removed")
+
+    def to_json(self) -> dict[str, Any]:
+        """What is given of both."""
+        return {"removed": True} if self.removed else {"shared_with": self.shared_with}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> AttentionChange:
+        """Read `to_json`'s value.
+
+        Raises:
+            ValueError: it is not of this form.
+        """
+        owner = value.get("shared_with")
+        if value != {"removed": True} and not (isinstance(owner, str) and len(value) == 1):
+            raise ValueError(f"unknown change of an attention: {value!r}")
+        return cls(owner, removed=owner is None)
+
+
+@dataclass(frozen=True)
+class InputChange:
+    """The DeFINE unit in the place of the input table (see `prunecli.model.define.UnitShape`).
+
+    Attributes:
+        kind: of the unit.
+        map_dim: n.
+        expand_dim: k; 0 where nothing is expanded.
+        depth: expansion layers N; 0 where nothing is expanded.
+        max_groups: g_max; 0 where nothing is expanded.
+        zero_padding: whether the row of the padding token is zero, whatever the unit makes of its map vector.
+        cached: whether the rows that the unit makes are stored in its place: an ordinary table.
+        shared_blocks: whether all groups of a layer share one block of weights.
+        reduction: whether a linear layer reduces k to m.
+    """
+
+    kind: str
+    map_dim: int
+    expand_dim: int = 0
+    depth: int = 0
+    max_groups: int = 0
+    zero_padding: bool = False
+    cached: bool = False
+    shared_blocks: bool = False
+    reduction: bool = True
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether it is a unit that the first prunecli does not know."""
+        return self.shared_blocks or not self.reduction
+
+    def to_json(self) -> dict[str, Any]:
+        """All but what the first prunecli does not know, where that is as ever."""
+        since = {"shared_blocks": False, "reduction": True}
+        return {name: value for name, value in asdict(self).items() if since.get(name) != value}
+
+
+@dataclass(frozen=True)
+class OutputChange:
+    """The output layer, where it is not the stock one.
+
+    Attributes:
+        map_dim: n of logits (h P) U^T with a table U [V, n]; None: a stock table of its own, in a model whose config
+            says that it is the input's.
+        tied: whether U is the map table of the input's unit.
+    """
+
+    map_dim: int | None = None
+    tied: bool = False
+
+
+@dataclass(frozen=True)
+class EmbeddingChange:
+    """Both sides; None: as in the stock model."""
+
+    input: InputChange | None = None
+    output: OutputChange | None = None
+
+    @property
+    def unit(self) -> InputChange | None:
+        """The input's unit, where it runs: a cached one is a table again."""
+        return None if self.input is None or self.input.cached else self.input
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether the model is an ordinary one."""
+        return self.unit is None and self.output is None
+
+    def to_json(self) -> dict[str, Any]:
+        """The sides that differ."""
+        sides: dict[str, Any] = {}
+        if self.input is not None:
+            sides["input"] = self.input.to_json()
+        if self.output is not None:
+            sides["output"] = asdict(self.output)
+        return sides
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> EmbeddingChange:
+        """Read `to_json`'s value.
+
+        Raises:
+            TypeError, ValueError: it is not of this form.
+        """
+        if not isinstance(value, dict) or not set(value) <= {"input", "output"}:
+            raise ValueError(f"unknown change of the embeddings: {value!r}")
+        made = cls(_read(InputChange, value.get("input")), _read(OutputChange, value.get("output")))
+        unit, output = made.unit, made.output
+        if output is not None and output.tied and (unit is None or unit.map_dim != output.map_dim):
+            raise ValueError("an output layer that is tied to a map table which the input has not")
+        return made
+
+
+def _read(kind: type[Side], value: Any) -> Side | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise TypeError(f"unknown change of the embeddings: {value!r}")
+    for attribute in fields(kind):
+        given = value.get(attribute.name, attribute.default)
+        is_none = given is None and attribute.default is None
+        expected = {"str": str, "bool": bool}.get(str(attribute.type), int)
+        if not is_none and type(given) is not expected:
+            raise TypeError(f"embeddings: {attribute.name} is {given!r}")
+    return kind(**value)
