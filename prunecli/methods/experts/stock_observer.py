@@ -1,0 +1,132 @@
+"""What the experts of a language model do while it runs: sums over the real tokens, for one pass at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prunecli.errors import PruneError, UnsupportedModelError
+from prunecli.methods.experts.observer import LayerSums
+from prunecli.model.mixtures import SparseLayer
+from prunecli.modules.stock_experts import ExpertUse, own_experts
+from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
+
+COLUMNS = (
+    "routed",
+    "gate_sum",
+    "gate_sq_sum",
+    "norm_sum",
+    "norm_sq_sum",
+    "gate_norm_sum",
+    "gate_norm_sq_sum",
+    "top1",
+    "conf1_sum",
+    "top2",
+    "conf2_sum",
+)
+"""The sums of an expert, as `_columns` has them of each of its tokens."""
+
+
+class StockObserver:
+    """Sums what experts do, until `take`; on the model's device, in float64. An `Observer`.
+
+    A token's experts are ranked by the weight that the router gives them, equal ones by their number.
+
+    Args:
+        layers: the mixtures of the checkpoint that a forward pass runs.
+    """
+
+    def __init__(self, layers: Sequence[SparseLayer]) -> None:
+        self._layers = layers
+        self._sums: dict[int, tuple[int, Tensor, Tensor]] = {}
+        self._real: Tensor | None = None
+
+    @contextmanager
+    def watching(self, model: Any) -> Iterator[None]:
+        """Observe the experts of every sparse layer of `model` while the block runs.
+
+        Raises:
+            UnsupportedModelError: its modules are not the layers of the checkpoint, or cannot be observed.
+        """
+        with own_experts(model) as modules:
+            held = [module.num_experts for module in modules.values()]
+            if held != [layer.num_experts for layer in self._layers]:
+                raise UnsupportedModelError(
+                    f"{type(model).__name__} runs {len(held)} layers of experts that can be observed, "
+                    f"its checkpoint holds {len(self._layers)}",
+                    "Choose experts with prune-experts --experts, --metric aimer or random.",
+                )
+            for index, module in enumerate(modules.values()):
+                module.observer = partial(self._observe, index)
+            yield
+
+    @contextmanager
+    def reading(self, mask: Tensor | None) -> Iterator[None]:
+        """While the block runs a pass, the tokens count that are 1 in `mask` `[batch, seq]`; None: all."""
+        self._real = None if mask is None or bool(mask.all()) else mask.reshape(-1).bool()
+        try:
+            yield
+        finally:
+            self._real = None
+
+    def take(self) -> LayerSums:
+        """The sums since the last call, `[1]` and `[1, experts]` in original expert ids, of layers that ran.
+
+        Raises:
+            PruneError: an expert's output is not finite.
+        """
+        taken = {}
+        for index, (tokens, sums, largest) in self._sums.items():
+            layer = self._layers[index]
+            ids = np.asarray(layer.experts)
+            found = dict(zip(COLUMNS, sums.cpu().numpy().T, strict=True), norm_max=largest.cpu().numpy())
+            taken[index] = row = GateSums.zeros(1, layer.original_experts, TEXT_SUMS)
+            row.tokens[0] = tokens
+            for name, values in found.items():
+                if not np.isfinite(values).all():
+                    raise PruneError(
+                        f"{layer.name}: the output of an expert is not finite",
+                        "Compute with --dtype float32.",
+                    )
+                getattr(row, name)[0, ids] = np.rint(values) if name in COUNTS else values
+        self._sums = {}
+        return taken
+
+    def _observe(self, index: int, use: ExpertUse) -> None:
+        experts, weights, norms = use.experts, use.weights.double(), use.norms.double()
+        if self._real is not None:
+            real = self._real.to(experts.device)
+            experts, weights, norms = experts[real], weights[real], norms[real]
+        count = self._layers[index].num_experts
+        sums = _by_expert(experts.reshape(-1), _columns(experts, weights, norms), count)
+        largest = norms.new_zeros(count).scatter_reduce_(0, experts.reshape(-1), norms.reshape(-1), "amax")
+        tokens = len(experts)
+        if (before := self._sums.get(index)) is not None:
+            tokens, sums = tokens + before[0], sums + before[1]
+            largest = torch.maximum(largest, before[2])
+        self._sums[index] = tokens, sums, largest
+
+
+def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:
+    """`[tokens x top_k, columns]` float64 of `COLUMNS`, from `[tokens, top_k]` each."""
+    by_number = experts.argsort(dim=1, stable=True)
+    order = by_number.gather(1, gates.gather(1, by_number).argsort(dim=1, descending=True, stable=True))
+    first, second = (torch.zeros_like(gates).scatter_(1, order[:, rank : rank + 1], 1.0) for rank in (0, 1))
+    product = gates * norms
+    columns = (torch.ones_like(gates), gates, gates**2, norms, norms**2, product, product**2)
+    return torch.stack((*columns, first, first * gates, second, second * gates), dim=-1).flatten(0, 1)
+
+
+def _by_expert(ids: Tensor, columns: Tensor, experts: int) -> Tensor:
+    """`[experts, columns]`: the rows of each expert added up, in an order that is the same each time."""
+    if ids.device.type == "cpu":
+        return columns.new_zeros(experts, columns.shape[1]).index_add_(0, ids, columns)
+    # There index_add_ adds in any order.
+    return functional.one_hot(ids, experts).to(columns.dtype).T @ columns

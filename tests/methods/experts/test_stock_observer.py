@@ -1,0 +1,149 @@
+"""Sums of what experts of stock classes do, against one token and one expert at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.errors import PruneError, UnsupportedModelError
+from prunecli.methods.experts.stock_observer import StockObserver
+from prunecli.model.mixtures import SparseLayer
+from prunecli.modules.stock_experts import expert_modules
+from prunecli.results.gates import TEXT_SUMS, GateSums
+from tests.reference.routed_outputs import sums
+from tests.reference.stock_experts import every_output, expert_calls
+from tests.stock_mixtures import tiny_mixture
+
+IDS = torch.randint(2, 64, (3, 13), generator=torch.Generator().manual_seed(2))
+MASK = torch.tensor([[1] * 13, [1] * 9 + [0] * 4, [1] * 2 + [0] * 11])
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss", "mixtral"])
+def test_sums_are_those_of_each_token_alone(model_type: str) -> None:
+    model = tiny_mixture(model_type)
+    observer = StockObserver(_layers(model))
+    taken = _run(observer, model, IDS, MASK)
+    expected = _brute_force(model, IDS, MASK)
+    assert list(taken) == list(range(len(expected)))
+    for index, found in taken.items():
+        assert found.tokens.tolist() == [24]
+        for name in TEXT_SUMS[1:]:
+            np.testing.assert_allclose(
+                getattr(found, name)[0], expected[index][name], rtol=1e-5, atol=1e-7, err_msg=name
+            )
+    assert observer.take() == {}
+
+
+def test_passes_add_up_and_the_largest_norm_stays() -> None:
+    model = tiny_mixture("qwen3_moe")
+    observer = StockObserver(_layers(model))
+    parts = [_run(observer, model, IDS[row : row + 1], None)[1] for row in range(3)]
+    with observer.watching(model):
+        for row in range(3):
+            with observer.reading(None):
+                model(IDS[row : row + 1])
+    whole = observer.take()[1]
+    together = parts[0] + parts[1] + parts[2]
+    for name in TEXT_SUMS:
+        np.testing.assert_allclose(getattr(whole, name), getattr(together, name), rtol=1e-12)
+    assert whole.norm_max.max() == max(part.norm_max.max() for part in parts)
+
+
+def test_two_runs_are_equal_to_the_bit() -> None:
+    model = tiny_mixture("olmoe")
+    observer = StockObserver(_layers(model))
+    first, second = (_run(observer, model, IDS, MASK) for _ in range(2))
+    for index, found in first.items():
+        for name in TEXT_SUMS:
+            assert np.array_equal(getattr(found, name), getattr(second[index], name))
+
+
+def test_equal_weights_are_ranked_by_the_number_of_the_expert() -> None:
+    model = tiny_mixture("mixtral")
+    for module in expert_modules(model).values():
+        module.register_forward_pre_hook(lambda _module, args: (*args[:2], torch.full_like(args[2], 0.5)))
+    observer = StockObserver(_layers(model))
+    modules = expert_modules(model)
+    calls = expert_calls(model, modules, input_ids=IDS)
+    taken = _run(observer, model, IDS, None)
+    for index, (_, experts, _) in enumerate(calls.values()):
+        lowest = experts.min(dim=1).values
+        assert taken[index].top1[0].tolist() == torch.bincount(lowest, minlength=8).tolist()
+
+
+def test_pruned_experts_have_their_original_numbers() -> None:
+    model = tiny_mixture("qwen3_moe")
+    kept = (0, 2, 3, 5, 6, 8, 9, 11)
+    found = _run(StockObserver(_layers(model, kept, 12)), model, IDS, MASK)[0]
+    expected = _brute_force(model, IDS, MASK)[0]
+    assert found.routed.shape == (1, 12)
+    assert found.routed[0, list(kept)].tolist() == expected["routed"]
+    assert found.routed.sum() == 24 * 3
+
+
+def test_one_expert_a_token_has_no_second() -> None:
+    model = tiny_mixture("qwen3_moe", num_experts_per_tok=1)
+    found = _run(StockObserver(_layers(model)), model, IDS, MASK)[0]
+    assert found.top2.sum() == found.conf2_sum.sum() == 0
+    assert found.top1.sum() == 24
+
+
+def test_an_output_that_is_not_finite_is_an_error() -> None:
+    model = tiny_mixture("qwen3_moe")
+    next(iter(expert_modules(model).values())).down_proj[:] = 1e38
+    with pytest.raises(PruneError, match=r"model\.layers\.0\.mlp: the output of an expert is not finite"):
+        _run(StockObserver(_layers(model)), model, IDS, MASK)
+
+
+def test_layers_that_the_model_does_not_run_are_refused() -> None:
+    model = tiny_mixture("qwen3_moe")
+    observer = StockObserver(_layers(model)[:1])
+    with pytest.raises(UnsupportedModelError, match="2 layers of experts"), observer.watching(model):
+        pass
+
+
+def _layers(model: Any, kept: Sequence[int] = tuple(range(8)), original: int = 8) -> tuple[SparseLayer, ...]:
+    return tuple(
+        SparseLayer(
+            name=name.removesuffix(".experts"),
+            side="decoder",
+            layer=number,
+            num_experts=len(kept),
+            expert_prefix=f"{name}.{{expert}}",
+            expert_tensors=(),
+            router_tensors=(),
+            experts=tuple(kept),
+            original_experts=original,
+        )
+        for number, name in enumerate(expert_modules(model))
+    )
+
+
+def _run(
+    observer: StockObserver, model: Any, ids: torch.Tensor, mask: torch.Tensor | None
+) -> dict[int, GateSums]:
+    with observer.watching(model), observer.reading(mask):
+        model(input_ids=ids, attention_mask=mask)
+    return observer.take()
+
+
+def _brute_force(model: Any, ids: torch.Tensor, mask: torch.Tensor) -> list[dict[str, list[float]]]:
+    model.set_experts_implementation("eager")
+    modules = expert_modules(model)
+    found = []
+    for name, call in expert_calls(model, modules, input_ids=ids, attention_mask=mask).items():
+        hidden, experts, weights = (tensor[mask.reshape(-1) == 1] for tensor in call)
+        norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
+        rows = zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
+        found.append(sums([*rows], modules[name].num_experts))
+    return found
