@@ -18,6 +18,7 @@ import torch
 
 from prunecli.methods.experts.observer import GateObserver
 from prunecli.methods.experts.score import score
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.running.runner import InMemory
@@ -53,10 +54,10 @@ def main() -> None:
             for name, found in times.items():
                 start = time.perf_counter()
                 if name == "with":
-                    score(runner, checkpoint, tokenizer, text, pairs)
+                    score(runner, checkpoint, tokenizer, Translation(text, pairs))
                 else:
                     with patch.object(GateObserver, "watching", unobserved):
-                        score(runner, checkpoint, tokenizer, text, pairs)
+                        score(runner, checkpoint, tokenizer, Translation(text, pairs))
                 found.append(time.perf_counter() - start)
     medians = {name: statistics.median(found[1:]) for name, found in times.items()}
     print(

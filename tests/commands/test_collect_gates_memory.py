@@ -14,11 +14,12 @@ from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.methods.experts import collect, resume
-from prunecli.methods.experts.score import CollectOptions
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import precision
 from prunecli.processes import ProcessGroup
+from prunecli.text.parallel import ParallelText
 from tests.commands.calls import Result, call, refused
 from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
@@ -130,7 +131,9 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(precision, "new_memory", lambda _device: free)
     group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
-        return collect.memory_for(checkpoint, CollectOptions(), CPU, torch.float32, group, console.note)
+        return collect.memory_for(
+            checkpoint, Translation(ParallelText("val", {}), ()), CPU, torch.float32, group, console.note
+        )
 
 
 def test_a_model_that_fits_is_held_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.experts.batches import Pair
 from prunecli.methods.experts.resume import PartialRun, forget
-from prunecli.methods.experts.score import DEFAULT, CollectOptions, score
+from prunecli.methods.experts.score import DEFAULT, CollectOptions, Material, score
+from prunecli.methods.experts.texts import Texts
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.loading import choose_device, load_model
@@ -27,6 +26,7 @@ from prunecli.modules.precision import (
     dtype_name,
     fitting_dtype,
     free_for_each,
+    nothing,
     stored_as,
     type_line,
 )
@@ -40,7 +40,7 @@ from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
 from prunecli.text.choice import TextChoice
-from prunecli.text.parallel import ParallelText
+from prunecli.text.corpus import Corpus
 from prunecli.text.tokens import load_tokenizer
 
 AUTOMATIC_SHARE = 0.8
@@ -62,7 +62,7 @@ class Collected:
 
 def collect_gates(
     model: Checkpoint | Path | str,
-    choice: TextChoice,
+    choice: TextChoice | Sequence[Corpus],
     options: CollectOptions = DEFAULT,
     output: str | Path | None = None,
     *,
@@ -75,11 +75,11 @@ def collect_gates(
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Collected:
-    """Run a mixture of experts over text and sum what its routers do (2212.09811, 4.1-4.2).
+    """Run a mixture of experts over text and sum what its routers do (2212.09811, 4.1-4.2; 2510.13999, eq. 9).
 
     Args:
         model: an open model, a directory or a name of the hub.
-        choice: of parallel text.
+        choice: of parallel text for a model that translates; for a language model, texts (see `read_corpora`).
         output: file that the statistics are written to; None: none. What is done is kept beside it while the run goes
             on, and the same call goes on from there.
         force: replace `output`.
@@ -91,9 +91,10 @@ def collect_gates(
 
     Raises:
         UnsupportedModelError: the model has no experts.
-        UsageError: a device or type that there is not; too little memory; layer by layer and a search.
+        UsageError: a device or type that there is not; too little memory; layer by layer and a search; text of the
+            other kind.
         MemoryShortError: the model does not fit, and is to search.
-        DataError: a language that the tokenizer lacks.
+        DataError: a language that the tokenizer lacks, or a text without tokens.
         CheckpointError: weights that cannot be read.
         OutputError: `output` exists, or there is no room for the states.
         PruneError: another process has ended.
@@ -104,35 +105,30 @@ def collect_gates(
             refuse_unwritable(path, force=force)
         checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
-        text, pairs = choice.parallel(say)
+        material = material_of(checkpoint, choice, options, say)
         where = _own_device(choose_device(device))
-        key = _key(checkpoint, text, pairs, options, dtype)
+        if memory is not None and material.whole is not None:
+            raise material.whole
+        key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         partial_run = PartialRun(path, key, process_group, say)
-    kind = _dtype(checkpoint, options, where, dtype, partial_run.dtype(), process_group, say)
+    kind = _dtype(checkpoint, material, options, where, dtype, partial_run.dtype(), process_group, say)
     key["compute"] = str(kind)
     process_group.require_same({**key, "device": where.type, "memory": memory is None})
     if memory is None:
-        memory = memory_for(checkpoint, options, where, kind, process_group, say)
+        memory = memory_for(checkpoint, material, where, kind, process_group, say)
     report = None if memory is None else RunReport()
     with partial_run.kept() as (state, save):
         runner: Runner
         if memory is None or report is None:
             runner = InMemory(load_model(checkpoint.path, device=where, dtype=kind), process_group)
         else:
-            if options.mode != "forced":
-                raise UsageError(
-                    "--mode beam needs the whole model in memory: each step of a search goes through all layers",
-                    "Use --mode forced, or leave --memory out on a machine that holds the model.",
-                )
             resources = Resources(where, kind, memory, spill_directory)
             snapshots = partial_run.snapshots(state)
             runner = Layerwise(
                 checkpoint, resources, report, process_group=process_group, snapshots=snapshots
             )
         tokenizer = load_tokenizer(checkpoint.path)
-        statistics = score(
-            runner, checkpoint, tokenizer, text, pairs, options, state=state, save=save, progress=progress
-        )
+        statistics = score(runner, checkpoint, tokenizer, material, state=state, save=save, progress=progress)
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     statistics = replace(statistics, dtype=dtype_name(kind))
@@ -145,20 +141,26 @@ def collect_gates(
     return Collected(statistics, report)
 
 
-def _key(
-    checkpoint: Checkpoint, text: ParallelText, pairs: Sequence[Pair], options: CollectOptions, dtype: str
-) -> dict[str, Any]:
-    """Everything that the sums depend on, but the type that is chosen where none is asked for."""
-    digest = hashlib.sha256()
-    for language, lines in text.sentences.items():
-        digest.update("\n".join((language, *lines, "")).encode())
-    return {
-        "model": checkpoint.fingerprint,
-        "text": digest.hexdigest(),
-        "pairs": [list(pair) for pair in pairs],
-        "dtype": dtype,
-        **asdict(options),
-    }
+def material_of(
+    checkpoint: Checkpoint, choice: TextChoice | Sequence[Corpus], options: CollectOptions, say: Say
+) -> Translation | Texts:
+    """The text, and how the model of `checkpoint` is run over it.
+
+    Raises:
+        UsageError: text of the other kind.
+        DataError: text that cannot be used.
+    """
+    translates = any(stack.side == "encoder" for stack in checkpoint.require_architecture().stacks)
+    if isinstance(choice, TextChoice):
+        if not translates:
+            raise UsageError(
+                f"{checkpoint.path}: a language model is measured on named texts",
+                "Give --text NAME=FILE, once for each text.",
+            )
+        return Translation(*choice.parallel(say), options)
+    if translates:
+        raise UsageError("--text goes with language models.", "Give parallel text: --data DIR.")
+    return Texts(choice, options)
 
 
 def _own_device(device: torch.device) -> torch.device:
@@ -170,6 +172,7 @@ def _own_device(device: torch.device) -> torch.device:
 
 def _dtype(
     checkpoint: Checkpoint,
+    material: Material,
     options: CollectOptions,
     device: torch.device,
     asked: str,
@@ -177,7 +180,7 @@ def _dtype(
     process_group: ProcessGroup,
     say: Say,
 ) -> torch.dtype:
-    """The type that gates are computed in: any size fits layer by layer, but a search needs the whole model.
+    """The type that gates are computed in: any size fits layer by layer, where the material goes so.
 
     Args:
         asked: a type, or "auto".
@@ -186,13 +189,15 @@ def _dtype(
     if asked == "auto":
         asked = process_group.broadcast(earlier) or asked
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    if options.mode == "beam":
+    if material.whole is not None:
+        searches = material.mode == "beam"
+        load = DecodingOptions(options.beam, options.batch_tokens).load
         return fitting_dtype(
             opened,
             device,
             asked,
-            beside=decoding(DecodingOptions(options.beam, options.batch_tokens).load),
-            by_layer="--mode forced --memory",
+            beside=decoding(load) if searches else nothing,
+            by_layer="--mode forced --memory" if searches else "",
             process_group=process_group,
             say=say,
         )
@@ -204,7 +209,7 @@ def _dtype(
 
 def memory_for(
     checkpoint: Checkpoint,
-    options: CollectOptions,
+    material: Material,
     device: torch.device,
     dtype: torch.dtype,
     process_group: ProcessGroup,
@@ -212,7 +217,7 @@ def memory_for(
 ) -> int | None:
     """Bytes that a run layer by layer may take; None where the whole model is to be held, by all processes."""
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
-    if options.mode == "beam" or whole <= FREE_SHARE * free_for_each(device, process_group):
+    if material.whole is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
     memory = int(AUTOMATIC_SHARE * free)

@@ -16,7 +16,7 @@ from prunecli.errors import PruneError
 from prunecli.methods.experts.score import State
 from prunecli.processes import ALONE, ProcessGroup, undisturbed
 from prunecli.progress import Say, unsaid
-from prunecli.results.gates import COUNTS, SUMS, GateSums
+from prunecli.results.gates import COUNTS, GateSums
 from prunecli.running.layerwise.snapshot import Snapshots, belongs
 from prunecli.running.runner import ignored
 from prunecli.tensors.documents import write_json
@@ -117,13 +117,16 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
         if content["key"] != json.loads(json.dumps(key)):
             return State()
         sums = {
-            (source, target): GateSums(
-                *(np.array(entry[name], np.int64 if name in COUNTS else np.float64) for name in SUMS)
+            tuple(entry): GateSums(
+                **{
+                    name: np.array(values, np.int64 if name in COUNTS else np.float64)
+                    for name, values in arrays.items()
+                }
             )
-            for source, target, entry in content["sums"]
+            for *entry, arrays in content["sums"]
         }
         return State(int(content["batches"]), sums)
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return State()
 
 
@@ -140,8 +143,8 @@ def kept_dtype(path: Path, key: Mapping[str, Any]) -> str | None:
 def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
     """Replace the file at once; floats are written so that they read back to the last bit."""
     sums = [
-        [source, target, {name: getattr(entry, name).tolist() for name in SUMS}]
-        for (source, target), entry in state.sums.items()
+        [*entry, {name: getattr(sums, name).tolist() for name in sums.names}]
+        for entry, sums in state.sums.items()
     ]
     write_json(path, {"key": dict(key), "batches": state.batches, "sums": sums}, force=True)
 

@@ -1,4 +1,4 @@
-"""Measure: gate statistics of a mixture-of-experts translation model (2212.09811, 4.1-4.2), by any runner.
+"""Measure: gate statistics of a mixture of experts (2212.09811, 4.1-4.2; 2510.13999, eq. 9), by any runner.
 
 Every real token that a sparse layer routes is counted: no padding, no beams of finished sentences. Sums are added in
 the order of the batches, whoever runs them: whether the model is held whole or a layer at a time, how many processes
@@ -7,27 +7,28 @@ share the batches, and how often a run was interrupted changes no bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from prunecli.errors import StatisticsError
-from prunecli.evaluation.decoding import beam_cache
-from prunecli.methods.experts.batches import Batch, Pair, batch_cost, batches_of
-from prunecli.methods.experts.observer import GateObserver, LayerSums
+from prunecli.architectures.records import Side
+from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.observer import LayerSums
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.mixtures import SparseLayer
+from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, silent
-from prunecli.results.gates import ANY, SUMS, GateStatistics, GateSums
-from prunecli.running.lengths import length_limit
-from prunecli.running.runner import Run, Runner, ignored
-from prunecli.text.batching import pad
-from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tokens import language_id
+from prunecli.results.gates import GateStatistics, GateSums, Mode
+from prunecli.running.layerwise.runner import Layerwise
+from prunecli.running.runner import Advance, BatchCost, Observer, Run, Runner, ignored
+
+B = TypeVar("B")
+
+Entry = tuple[str, ...]
+"""What sums are kept of on the way: (source, "X"), whose sums are the encoder's; (source, target); (text,)."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,18 @@ class CollectOptions:
 
     Attributes:
         mode: "forced" runs the decoder on the reference, "beam" searches. The paper's authors did the first for
-            their 202 languages, the second for 30 and for 53.
+            their 202 languages, the second for 30 and for 53. Language models have no such choice.
         beam: hypotheses per sentence, at least 2, in beam mode.
         batch_tokens: padded tokens in a batch (the beams come on top).
+        context: of language models, tokens of a window; None: see `window_length`.
+        max_tokens: of language models, tokens of each text at most; None: all.
     """
 
     mode: Literal["forced", "beam"] = "forced"
     beam: int = 4
     batch_tokens: int = 4096
+    context: int | None = None
+    max_tokens: int | None = None
 
 
 DEFAULT = CollectOptions()
@@ -54,30 +59,148 @@ class State:
     """What a run has counted so far: a value that can be saved and continued.
 
     Attributes:
-        batches: finished ones, in the order of `batches_of`.
-        sums: (source, "X") -> the encoder's sums, (source, target) -> the decoder's.
+        batches: finished ones, in their order.
+        sums: of each entry.
     """
 
     batches: int = 0
-    sums: Mapping[Pair, GateSums] = field(default_factory=dict)
+    sums: Mapping[Entry, GateSums] = field(default_factory=dict)
+
+
+class Sums:
+    """Sums by entry, to which those of passes are added, batch by batch.
+
+    Args:
+        before: of the batches before.
+        empty: of an entry that has none yet.
+        process_group: the processes that share the batches.
+    """
+
+    def __init__(
+        self, before: Mapping[Entry, GateSums], empty: GateSums, process_group: ProcessGroup
+    ) -> None:
+        self.entries = dict(before)
+        self._empty, self._process_group = empty, process_group
+
+    def add(self, entries: Sequence[Sequence[Entry]], seen: list[LayerSums]) -> None:
+        """Add what was seen of the passes of all processes.
+
+        Args:
+            entries: of each batch of this process, one for each of its passes.
+            seen: of all its passes.
+        """
+        passes = iter(seen)
+        mine = [dict(zip(batch, passes, strict=False)) for batch in entries]
+        for batch in self._process_group.gather_shares(mine):
+            for entry, layers in batch.items():
+                if layers or entry not in self.entries:
+                    self.entries[entry] = self.entries.get(entry, self._empty).plus(layers)
+
+    def kept(self) -> list[Any]:
+        """All of it, as `Run.forward` keeps things."""
+        return [
+            [*entry, [torch.from_numpy(getattr(sums, name)) for name in sums.names]]
+            for entry, sums in self.entries.items()
+        ]
+
+    def restore(self, kept: list[Any]) -> None:
+        """Go on from what `kept` gave."""
+        self.entries = {
+            tuple(entry): GateSums(*(array.numpy() for array in arrays)) for *entry, arrays in kept
+        }
+
+
+class Passes(Protocol[B]):
+    """What is run, in which batches, and whose the sums of each pass are.
+
+    Attributes:
+        observer: sees what the passes do.
+        names: of the sums that it gives.
+        unit: of `total` and `size`, for the progress.
+    """
+
+    @property
+    def observer(self) -> Observer: ...
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def unit(self) -> str: ...
+
+    @property
+    def total(self) -> int:
+        """Units of all batches."""
+
+    def batches(self) -> Iterator[B]:
+        """Every batch, in an order that is a function of the material alone."""
+
+    def size(self, batch: B) -> int:
+        """Units of a batch."""
+
+    def cost(self, runner: Layerwise, batch: B) -> BatchCost:
+        """What a batch takes layer by layer."""
+
+    def steps(self, batches: Sequence[B]) -> Mapping[Side, int]:
+        """Passes of these batches through each stack."""
+
+    def run(self, run: Run, batches: Sequence[B], sums: Sums, advance: Advance) -> None:
+        """Run this process's batches of a group and add up what is seen.
+
+        Args:
+            advance: is called with units that are done.
+        """
+
+    def entries(self, sums: Mapping[Entry, GateSums]) -> dict[str, GateSums]:
+        """The entries of the statistics.
+
+        Raises:
+            StatisticsError: one is not there.
+        """
+
+
+class Material(Protocol):
+    """Text, and how a model is run over it.
+
+    Attributes:
+        mode: of the statistics.
+        key: everything that the sums depend on, beside the model and the type.
+        whole: why the whole model must be in memory; None: it may be run layer by layer.
+    """
+
+    @property
+    def mode(self) -> Mode: ...
+
+    @property
+    def key(self) -> dict[str, Any]: ...
+
+    @property
+    def whole(self) -> UsageError | None: ...
+
+    def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
+        """The sparse layers that it runs.
+
+        Raises:
+            UnsupportedModelError: there are none.
+        """
+
+    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> Passes[Any]:
+        """How it goes through the runner's model."""
 
 
 def score(
     runner: Runner,
     checkpoint: Checkpoint,
     tokenizer: Any,
-    text: ParallelText,
-    pairs: Sequence[Pair],
-    options: CollectOptions = DEFAULT,
+    material: Material,
     *,
     state: State = State(),
     save: Callable[[State], None] = ignored,
     progress: Progress = silent,
 ) -> GateStatistics:
-    """Run a model over the text of `pairs` and sum what its routers do.
+    """Run a model over text and sum what its routers do.
 
-    The encoder runs once per source sentence, whatever the number of targets; its sums stand in every entry of that
-    source. Experts are numbered as in the original model; those that were pruned before hold zeros.
+    Experts are numbered as in the original model; those that were pruned before hold zeros.
 
     Args:
         runner: of `checkpoint`; each of several processes has its own, calls this with the same state, and has the
@@ -87,175 +210,51 @@ def score(
 
     Raises:
         UnsupportedModelError: the model has no experts.
-        DataError: a language that the tokenizer lacks.
+        DataError: text that the tokenizer cannot take.
         UsageError, CheckpointError, OutputError: as `runner` does.
+        StatisticsError: the state was not whole.
         PruneError: another process has ended.
     """
-    layers = checkpoint.require_mixtures()
-    for language in dict.fromkeys(name for pair in pairs for name in pair):
-        language_id(tokenizer, language)
-    observer = GateObserver(layers)
-    empty = GateSums.zeros(len(layers), layers[0].original_experts)
+    layers = material.layers(checkpoint)
+    passes = material.passes(runner, layers, tokenizer)
+    empty = GateSums.zeros(len(layers), layers[0].original_experts, passes.names)
     share = runner.process_group.share
     # Layer by layer, a line for each group: how many batches go together is only known on the way.
     whole, each = (silent, progress) if runner.layerwise else (progress, silent)
-    batches = batches_of(runner.model, tokenizer, text, pairs, options.batch_tokens)
+    batches, size = passes.batches(), passes.size
     with (
-        whole("collecting gates", len(text) * len(pairs), "sentences") as advance,
-        observer.watching(runner.model),
+        whole("collecting gates", passes.total, passes.unit) as advance,
+        passes.observer.watching(runner.model),
     ):
-        advance(sum(batch.sentences for batch in islice(batches, state.batches)))
-        for group in runner.groups(batches, batch_cost, state.batches):
+        advance(sum(map(size, islice(batches, state.batches))))
+        for group in runner.groups(batches, passes.cost, state.batches):
             mine = share(group.batches)
-            steps = runner.steps({"encoder": len(mine), "decoder": sum(len(batch.targets) for batch in mine)})
+            sums = Sums(state.sums, empty, runner.process_group)
             with (
-                each("collecting gates, layer by layer", steps, "batches x layers") as step,
+                each(
+                    "collecting gates, layer by layer", runner.steps(passes.steps(mine)), "batches x layers"
+                ) as step,
                 runner.running(group, step) as run,
             ):
-                passes = _Passes(runner, run, tokenizer, options, observer, empty, advance)
-                sums = passes.summed(mine, state.sums)
+                passes.run(run, mine, sums, advance)
             # One assignment: an interrupt finds the state before these batches or after them, never between.
-            state = State(state.batches + len(group.batches), sums)
+            state = State(state.batches + len(group.batches), sums.entries)
             save(state)
-            advance(sum(batch.sentences for batch in group.batches) - sum(batch.sentences for batch in mine))
-    return statistics_of(checkpoint, options, state, pairs)
-
-
-def statistics_of(
-    checkpoint: Checkpoint, options: CollectOptions, state: State, pairs: Sequence[Pair]
-) -> GateStatistics:
-    """What a run that is complete has counted.
-
-    Raises:
-        StatisticsError: the state that it went on from was not whole.
-    """
-    for pair in pairs:
-        if pair not in state.sums or (pair[0], ANY) not in state.sums:
-            raise StatisticsError(
-                f"the state of the interrupted run lacks {pair_name(*pair)}",
-                "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
-            )
-    family = checkpoint.require_architecture()
-    layers = checkpoint.require_mixtures()
+            advance(sum(map(size, group.batches)) - sum(map(size, mine)))
     return GateStatistics(
         fingerprint=checkpoint.fingerprint,
-        model_type=family.model_type,
-        mode=options.mode,
+        model_type=checkpoint.require_architecture().model_type,
+        mode=material.mode,
         layers=tuple(layer.name for layer in layers),
         num_experts=layers[0].original_experts,
         top_k=layers[0].top_k,
-        entries={pair_name(*pair): state.sums[pair[0], ANY] + state.sums[pair] for pair in pairs},
+        entries=passes.entries(state.sums),
     )
 
 
-@dataclass(frozen=True)
-class _Passes:
-    """The passes of a group of batches: of each batch the encoder once, then the decoder for every target."""
-
-    runner: Runner
-    run: Run
-    tokenizer: Any
-    options: CollectOptions
-    observer: GateObserver
-    empty: GateSums
-    advance: Callable[[float], None]
-
-    def summed(self, batches: Sequence[Batch], before: Mapping[Pair, GateSums]) -> dict[Pair, GateSums]:
-        """The sums of all processes' batches, added to those `before`."""
-        sums, encoded = dict(before), list[Any]()
-        if self.run.restored is not None:
-            encoded = self.run.restored["encoded"]
-            sums = {
-                (source, target): GateSums(*(part.numpy() for part in parts))
-                for source, target, parts in self.run.restored["sums"]
-            }
-
-        def keeping() -> dict[str, Any]:
-            arrays = [
-                [*pair, [torch.from_numpy(getattr(entry, name)) for name in SUMS]]
-                for pair, entry in sums.items()
-            ]
-            return {"encoded": encoded, "sums": arrays}
-
-        self.run.forward(
-            [partial(self._encode, batch) for batch in batches],
-            side="encoder",
-            observer=self.observer,
-            reduce=partial(self._add, sums, [[(batch.source, ANY)] for batch in batches]),
-            finish=lambda _number, output: encoded.append(self.run.keep(output)),
-            keeping=keeping,
-        )
-        targets = [(number, target) for number, batch in enumerate(batches) for target in batch.targets]
-        decode = self._force if self.options.mode == "forced" else self._search
-        self.run.forward(
-            [partial(decode, batches[number], target, encoded[number]) for number, target in targets],
-            side="decoder",
-            observer=self.observer,
-            reduce=partial(
-                self._add, sums, [[(batch.source, target) for target in batch.targets] for batch in batches]
-            ),
-            finish=lambda number, _output: self.advance(len(batches[targets[number][0]].sources)),
-            keeping=keeping,
-        )
-        return sums
-
-    def _add(
-        self, sums: dict[Pair, GateSums], entries: Sequence[Sequence[Pair]], seen: list[LayerSums]
-    ) -> None:
-        """Add what was seen of the passes of all processes, batch by batch.
-
-        Args:
-            entries: of each batch, one for each of its passes.
-            seen: of all passes.
-        """
-        passes = iter(seen)
-        mine = [dict(zip(batch, passes, strict=False)) for batch in entries]
-        for batch in self.runner.process_group.gather_shares(mine):
-            for entry, layers in batch.items():
-                if layers or entry not in sums:
-                    sums[entry] = sums.get(entry, self.empty).plus(layers)
-
-    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Ids and mask `[batch, tokens]`."""
-        ids, mask = pad(rows, int(self.tokenizer.pad_token_id))
-        return ids.to(self.runner.device), mask.to(self.runner.device)
-
-    def _encode(self, batch: Batch) -> Tensor:
-        """The encoder's output `[batch, source tokens, d_model]`."""
-        ids, mask = self._padded(batch.sources)
-        output: Tensor = self.runner.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
-        return output
-
-    def _force(self, batch: Batch, target: str, encoded: Any) -> None:
-        """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
-        model = self.runner.model
-        start = int(model.config.decoder_start_token_id)
-        ids, mask = self._padded([[start, *row[:-1]] for row in batch.targets[target]])
-        # The output layer's product is left out: routing does not need it.
-        model.get_decoder()(
-            input_ids=ids,
-            attention_mask=mask,
-            encoder_hidden_states=self.run.fetch(encoded),
-            encoder_attention_mask=self._padded(batch.sources)[1],
-            use_cache=False,
-        )
-
-    def _search(self, batch: Batch, target: str, encoded: Any) -> None:
-        """Translate with beam search; a sentence's beams count until it is finished."""
-        from transformers.modeling_outputs import MoEModelOutput
-
-        model, mask = self.runner.model, self._padded(batch.sources)[1]
-        positions = int(model.config.max_position_embeddings)
-        longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
-        with self.observer.searching(model, self.options.beam, longest.to(mask.device)):
-            model.generate(
-                # generate expands the value that it is given: of its own for each target
-                encoder_outputs=MoEModelOutput(last_hidden_state=self.run.fetch(encoded)),
-                attention_mask=mask,
-                forced_bos_token_id=language_id(self.tokenizer, target),
-                num_beams=self.options.beam,
-                do_sample=False,
-                max_new_tokens=int(longest.max()),
-                max_length=None,
-                past_key_values=beam_cache(model),
-            )
+def incomplete(name: str) -> StatisticsError:
+    """The state that a run went on from lacks an entry."""
+    return StatisticsError(
+        f"the state of the interrupted run lacks {name}",
+        "Remove the hidden file .OUTPUT.partial beside the output, and start again.",
+    )

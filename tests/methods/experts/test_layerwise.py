@@ -16,6 +16,7 @@ from prunecli.errors import CheckpointError, OutputError, UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model
@@ -44,7 +45,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32") -> GateStatistics:
     with open_model(path) as checkpoint:
         held = InMemory(load_model(path, device="cpu", dtype=dtype))
-        return score(held, checkpoint, load_tokenizer(path), TEXT, PAIRS, options)
+        return score(held, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, options))
 
 
 def by_layer(
@@ -56,7 +57,7 @@ def by_layer(
     own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
     with open_model(path) as checkpoint:
         layers = Layerwise(checkpoint, resources, more.pop("report", None), **own)
-        return score(layers, checkpoint, load_tokenizer(path), TEXT, PAIRS, options, **more)
+        return score(layers, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, options), **more)
 
 
 def assert_same(one: GateStatistics, other: GateStatistics) -> None:
@@ -150,7 +151,9 @@ def test_an_interrupted_run_goes_on_from_its_last_group(path: Path, monkeypatch:
     # What was begun by layers may be gone on with in memory, and the other way round.
     with open_model(path) as checkpoint:
         held = InMemory(load_model(path, device="cpu"))
-        found = score(held, checkpoint, load_tokenizer(path), TEXT, PAIRS, OPTIONS, state=seen[0])
+        found = score(
+            held, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, OPTIONS), state=seen[0]
+        )
     assert_same(found, whole(path))
 
 

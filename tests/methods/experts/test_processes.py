@@ -10,6 +10,7 @@ import torch
 
 from prunecli.errors import PruneError, UsageError
 from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.processes import ALONE, ProcessGroup
@@ -41,7 +42,7 @@ def in_memory(path: Path, options: CollectOptions = FORCED, group: ProcessGroup 
     with open_model(path) as checkpoint:
         runner = InMemory(load_model(path, device="cpu"), group)
         pairs = PAIRS if options.mode == "forced" else PAIRS[:1]  # a search of each batch takes seconds
-        return score(runner, checkpoint, load_tokenizer(path), TEXT, pairs, options, **more)
+        return score(runner, checkpoint, load_tokenizer(path), Translation(TEXT, pairs, options), **more)
 
 
 def by_layer(path: Path, group: ProcessGroup = ALONE, memory: int = PLENTY, **more: Any) -> GateStatistics:

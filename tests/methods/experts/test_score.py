@@ -14,6 +14,7 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.resume import Saver, read_state, write_state
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.pipeline import apply
@@ -45,7 +46,8 @@ class Subject:
 
     def collect(self, options: CollectOptions, **more: Any) -> GateStatistics:
         pairs = PAIRS if options.mode == "forced" else PAIRS[1:]  # two sources; searches are slow
-        return score(InMemory(self.model), self.checkpoint, self.tokenizer, TEXT, pairs, options, **more)
+        material = Translation(TEXT, pairs, options)
+        return score(InMemory(self.model), self.checkpoint, self.tokenizer, material, **more)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,7 @@ def test_beam_search_counts_every_step_of_every_beam(subject: Subject) -> None:
     decoder = subject.model.get_decoder()
     hook = decoder.register_forward_hook(lambda _m, _a, out: steps.append(out.last_hidden_state.shape[0]))
     runner = InMemory(subject.model)
-    found = score(runner, subject.checkpoint, subject.tokenizer, text, PAIRS[:1], MODES[1])
+    found = score(runner, subject.checkpoint, subject.tokenizer, Translation(text, PAIRS[:1], MODES[1]))
     hook.remove()
     assert found.entries["eng_Latn-fra_Latn"].tokens[-1] == sum(steps)
     assert set(steps) == {3}
@@ -193,9 +195,7 @@ def test_an_unknown_language_is_refused_before_anything_runs(subject: Subject) -
             InMemory(subject.model),
             subject.checkpoint,
             subject.tokenizer,
-            text,
-            [("eng_Latn", "eng_Cyrl")],
-            MODES[0],
+            Translation(text, [("eng_Latn", "eng_Cyrl")], MODES[0]),
         )
 
 

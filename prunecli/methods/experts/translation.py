@@ -1,0 +1,203 @@
+"""Text in pairs of languages, and how a translation model is run over it for gate statistics."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunecli.architectures.records import Side
+from prunecli.errors import UsageError
+from prunecli.evaluation.decoding import beam_cache
+from prunecli.methods.experts.batches import Batch, Pair, batch_cost, batches_of
+from prunecli.methods.experts.observer import GateObserver
+from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums, incomplete
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.mixtures import SparseLayer
+from prunecli.results.gates import ANY, SUMS, GateSums, Mode
+from prunecli.running.layerwise.runner import Layerwise
+from prunecli.running.lengths import length_limit
+from prunecli.running.runner import Advance, BatchCost, Run, Runner
+from prunecli.text.batching import pad
+from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.tokens import language_id
+
+
+@dataclass(frozen=True)
+class Translation:
+    """Sentences of some languages, run for the entries of `pairs`. A `Material`.
+
+    The encoder runs once per source sentence, whatever the number of targets; its sums stand in every entry of that
+    source.
+    """
+
+    text: ParallelText
+    pairs: Sequence[Pair]
+    options: CollectOptions = DEFAULT
+
+    @property
+    def mode(self) -> Mode:
+        """See `Material`."""
+        return self.options.mode
+
+    @property
+    def key(self) -> dict[str, Any]:
+        """See `Material`."""
+        digest = hashlib.sha256()
+        for language, lines in self.text.sentences.items():
+            digest.update("\n".join((language, *lines, "")).encode())
+        return {
+            "text": digest.hexdigest(),
+            "pairs": [list(pair) for pair in self.pairs],
+            **asdict(self.options),
+        }
+
+    @property
+    def whole(self) -> UsageError | None:
+        """See `Material`."""
+        if self.mode == "forced":
+            return None
+        return UsageError(
+            "--mode beam needs the whole model in memory: each step of a search goes through all layers",
+            "Use --mode forced, or leave --memory out on a machine that holds the model.",
+        )
+
+    def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
+        """See `Material`."""
+        return checkpoint.require_mixtures()
+
+    def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> TranslationPasses:
+        """See `Material`.
+
+        Raises:
+            DataError: a language that the tokenizer lacks.
+        """
+        for language in dict.fromkeys(name for pair in self.pairs for name in pair):
+            language_id(tokenizer, language)
+        return TranslationPasses(self, runner, tokenizer, GateObserver(layers))
+
+
+@dataclass(frozen=True)
+class TranslationPasses:
+    """Of each batch the encoder once, then the decoder for every target. `Passes`."""
+
+    material: Translation
+    runner: Runner
+    tokenizer: Any
+    observer: GateObserver
+    names = SUMS
+    unit = "sentences"
+
+    @property
+    def total(self) -> int:
+        """See `Passes`."""
+        return len(self.material.text) * len(self.material.pairs)
+
+    def batches(self) -> Iterator[Batch]:
+        """See `Passes`."""
+        material = self.material
+        size = material.options.batch_tokens
+        return batches_of(self.runner.model, self.tokenizer, material.text, material.pairs, size)
+
+    def size(self, batch: Batch) -> int:
+        """See `Passes`."""
+        return batch.sentences
+
+    def cost(self, runner: Layerwise, batch: Batch) -> BatchCost:
+        """See `Passes`."""
+        return batch_cost(runner, batch)
+
+    def steps(self, batches: Sequence[Batch]) -> Mapping[Side, int]:
+        """See `Passes`."""
+        return {"encoder": len(batches), "decoder": sum(len(batch.targets) for batch in batches)}
+
+    def run(self, run: Run, batches: Sequence[Batch], sums: Sums, advance: Advance) -> None:
+        """See `Passes`."""
+        encoded = list[Any]()
+        if run.restored is not None:
+            encoded = run.restored["encoded"]
+            sums.restore(run.restored["sums"])
+
+        def keeping() -> dict[str, Any]:
+            return {"encoded": encoded, "sums": sums.kept()}
+
+        run.forward(
+            [partial(self._encode, batch) for batch in batches],
+            side="encoder",
+            observer=self.observer,
+            reduce=partial(sums.add, [[(batch.source, ANY)] for batch in batches]),
+            finish=lambda _number, output: encoded.append(run.keep(output)),
+            keeping=keeping,
+        )
+        targets = [(number, target) for number, batch in enumerate(batches) for target in batch.targets]
+        decode = self._force if self.material.mode == "forced" else self._search
+        run.forward(
+            [partial(decode, run, batches[number], target, encoded[number]) for number, target in targets],
+            side="decoder",
+            observer=self.observer,
+            reduce=partial(
+                sums.add, [[(batch.source, target) for target in batch.targets] for batch in batches]
+            ),
+            finish=lambda number, _output: advance(len(batches[targets[number][0]].sources)),
+            keeping=keeping,
+        )
+
+    def entries(self, sums: Mapping[Entry, GateSums]) -> dict[str, GateSums]:
+        """See `Passes`."""
+        found = {}
+        for source, target in self.material.pairs:
+            name = pair_name(source, target)
+            if (source, target) not in sums or (source, ANY) not in sums:
+                raise incomplete(name)
+            found[name] = sums[source, ANY] + sums[source, target]
+        return found
+
+    def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Ids and mask `[batch, tokens]`."""
+        ids, mask = pad(rows, int(self.tokenizer.pad_token_id))
+        return ids.to(self.runner.device), mask.to(self.runner.device)
+
+    def _encode(self, batch: Batch) -> Tensor:
+        """The encoder's output `[batch, source tokens, d_model]`."""
+        ids, mask = self._padded(batch.sources)
+        output: Tensor = self.runner.model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state
+        return output
+
+    def _force(self, run: Run, batch: Batch, target: str, encoded: Any) -> None:
+        """Run the decoder on the reference: start token, then all labels but the last (teacher forcing)."""
+        model = self.runner.model
+        start = int(model.config.decoder_start_token_id)
+        ids, mask = self._padded([[start, *row[:-1]] for row in batch.targets[target]])
+        # The output layer's product is left out: routing does not need it.
+        model.get_decoder()(
+            input_ids=ids,
+            attention_mask=mask,
+            encoder_hidden_states=run.fetch(encoded),
+            encoder_attention_mask=self._padded(batch.sources)[1],
+            use_cache=False,
+        )
+
+    def _search(self, run: Run, batch: Batch, target: str, encoded: Any) -> None:
+        """Translate with beam search; a sentence's beams count until it is finished."""
+        from transformers.modeling_outputs import MoEModelOutput
+
+        model, mask = self.runner.model, self._padded(batch.sources)[1]
+        positions = int(model.config.max_position_embeddings)
+        longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
+        with self.observer.searching(model, self.material.options.beam, longest.to(mask.device)):
+            model.generate(
+                # generate expands the value that it is given: of its own for each target
+                encoder_outputs=MoEModelOutput(last_hidden_state=run.fetch(encoded)),
+                attention_mask=mask,
+                forced_bos_token_id=language_id(self.tokenizer, target),
+                num_beams=self.material.options.beam,
+                do_sample=False,
+                max_new_tokens=int(longest.max()),
+                max_length=None,
+                past_key_values=beam_cache(model),
+            )

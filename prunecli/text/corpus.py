@@ -1,0 +1,131 @@
+"""Named texts for language models: plain text, or JSON lines of texts or of chats."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import DataError, UsageError
+from prunecli.tensors.documents import LONE, has_lone_surrogates
+from prunecli.text.lines import PACKED, read_lines
+from prunecli.text.named import TextFile, names_of
+from prunecli.text.plain import read_plain
+from prunecli.text.tokens import Tokenizer, tokenized
+
+JSON_LINES = (".jsonl", ".ndjson")
+"""Endings of the names of files of JSON lines, which `.gz` may follow."""
+AT_ONCE = 1 << 8
+"""Texts that are tokenised at a time."""
+_REMEDY = 'A line is {"text": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}.'
+
+Chat = tuple[dict[str, Any], ...]
+"""Messages: {"role": "user", "content": "…"}, and what else the tokenizer's chat template reads."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What one name stands for.
+
+    Attributes:
+        name: under which it is measured.
+        files: where it is from.
+        documents: texts and chats, in the order of the files and of their lines.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    documents: tuple[str | Chat, ...]
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the documents."""
+        digest = hashlib.sha256()
+        for document in self.documents:
+            digest.update(json.dumps(document, sort_keys=True).encode() + b"\n")
+        return digest.hexdigest()
+
+
+def read_corpora(files: Sequence[TextFile], *, whole_files: bool = False) -> tuple[Corpus, ...]:
+    """Read files of text; those of one name are one corpus, the first of a name says where it stands.
+
+    A file called `.jsonl` holds an object a line: `text`, or `messages`. Any other is plain text in UTF-8.
+
+    Args:
+        whole_files: each file of plain text is one text; else each of its lines is.
+
+    Raises:
+        UsageError: no file is given.
+        DataError: no such file, an empty one, or one that is not as it should be (with the line).
+    """
+    if not files:
+        raise UsageError("no text was given", "Name one or more with --text NAME=FILE.")
+    found: dict[str, Corpus] = {}
+    for name, file in zip(names_of(files), files, strict=True):
+        before = found.get(name, Corpus(name, (), ()))
+        documents = _documents(file.path, whole_files=whole_files)
+        found[name] = Corpus(name, (*before.files, file.path), (*before.documents, *documents))
+    return tuple(found.values())
+
+
+def token_rows(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[list[int]]:
+    """The tokens of each document: those that the tokenizer makes of it, or its chat template of a chat.
+
+    Raises:
+        DataError: a chat, and the tokenizer has no chat template, or one that does not take it.
+        CheckpointError: the tokenizer does not work.
+    """
+    for start in range(0, len(corpus.documents), AT_ONCE):
+        some = corpus.documents[start : start + AT_ONCE]
+        texts = [document for document in some if isinstance(document, str)]
+        # Longer than the model takes is no news here.
+        rows = iter(tokenized(tokenizer, texts, verbose=False)["input_ids"] if texts else ())
+        for number, document in enumerate(some, start=start + 1):
+            is_text = isinstance(document, str)
+            yield list(next(rows)) if is_text else _chat_row(tokenizer, corpus, number, document)
+
+
+def _chat_row(tokenizer: Tokenizer, corpus: Corpus, number: int, chat: Any) -> list[int]:
+    where = f"{', '.join(map(str, corpus.files))}: chat {number:,}"
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            f"{where}: the model's tokenizer has no chat template",
+            'Give plain text, or JSON lines with "text" in place of "messages".',
+        )
+    try:
+        return [int(token) for token in tokenizer.apply_chat_template(list(chat), return_dict=False)]
+    except Exception as error:  # whatever a template of the model's own raises
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{where}: the tokenizer's chat template does not take it ({reason})") from error
+
+
+def _documents(path: Path, *, whole_files: bool) -> tuple[str | Chat, ...]:
+    if Path(path.name.removesuffix(PACKED)).suffix not in JSON_LINES:
+        return read_plain([path], whole_files=whole_files).texts
+    return tuple(
+        _json_line(f"{path}, line {number:,}", line)
+        for number, line in enumerate(read_lines(path), start=1)
+        if line.strip()
+    )
+
+
+def _json_line(where: str, line: str) -> str | Chat:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error})", _REMEDY) from error
+    if has_lone_surrogates(row):
+        raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
+    text, messages = (row.get("text"), row.get("messages")) if isinstance(row, dict) else (None, None)
+    if messages is None and isinstance(text, str):
+        return text
+    if text is None and isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        return tuple(messages)
+    raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
