@@ -1,4 +1,4 @@
-"""`prunecli collect-gates`: what the routers of a mixture-of-experts model do, per language pair."""
+"""`prunecli collect-gates`: what the experts of a model do, per language pair or per text."""
 
 from __future__ import annotations
 
@@ -16,21 +16,26 @@ from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointArgument,
     ComputeDtypeOption,
+    ContextOption,
     DataOption,
     DeviceOption,
     ForceOption,
     JsonOption,
     LangsOption,
     MaxSentencesOption,
+    NamedTextOption,
     PairsOption,
     QuietOption,
     SourceFileOption,
     SplitOption,
     TargetFileOption,
+    WholeFilesOption,
 )
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.results.gates import GateStatistics
+    from prunecli.text.choice import TextChoice
 
 ROWS_SHOWN = 12
 
@@ -47,10 +52,23 @@ def collect_gates(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     mode: Annotated[
-        Mode,
-        typer.Option("--mode", help="forced: run on the reference, fast; beam: search."),
-    ] = "forced",
+        Mode | None,
+        typer.Option(
+            "--mode",
+            help="forced: run on the reference, fast; beam: search. Default: forced.",
+            show_default=False,
+        ),
+    ] = None,
     beam: Annotated[int, typer.Option("--beam", min=2, help="Beams per sentence with --mode beam.")] = 4,
+    text: NamedTextOption = None,
+    whole_files: WholeFilesOption = False,
+    context: ContextOption = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens", min=1, metavar="N", help="Use only the first N tokens of each --text name."
+        ),
+    ] = None,
     batch_tokens: BatchTokensOption = 4096,
     max_sentences: MaxSentencesOption = None,
     memory: MemoryOption = None,
@@ -62,7 +80,9 @@ def collect_gates(
     quiet: QuietOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair.
+    """Collect gate statistics: how often, and how surely, each expert is chosen for each language pair or text.
+
+    Of language models (--text) also how large its outputs are.
 
     The file holds sums over real tokens, so files of several runs add up. An interrupted run goes on where it stopped
     when it is started again with the same arguments. A model that does not fit is run layer by layer.
@@ -76,12 +96,18 @@ def collect_gates(
     from prunecli.tensors.documents import refuse_unwritable
     from prunecli.tensors.quantities import parse_size
     from prunecli.text.choice import TextChoice
+    from prunecli.text.corpus import read_corpora
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
+    options = ("forced" if mode is None else mode, beam, batch_tokens, context, max_tokens)
     choice = TextChoice(
         data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=demo.DATA
     )
+    if text:
+        _refuse_beside_text(choice, mode)
+    else:
+        _refuse_without_text({"--whole-files": whole_files, "--context": context, "--max-tokens": max_tokens})
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
@@ -91,10 +117,11 @@ def collect_gates(
             from prunecli.methods.experts.collect import collect_gates as collect
             from prunecli.methods.experts.score import CollectOptions
 
+            texts = read_corpora(text, whole_files=whole_files) if text else None
         collected = collect(
             opened,
-            choice,
-            CollectOptions(mode, beam, batch_tokens),
+            choice if texts is None else texts,
+            CollectOptions(*options),
             output,
             force=force,
             device=device,
@@ -117,8 +144,24 @@ def collect_gates(
         console.note(f"Written to {output}.")
 
 
+def _refuse_beside_text(choice: TextChoice, mode: Mode | None) -> None:
+    given = choice.first_given or ("--max-sentences" if choice.max_sentences else None)
+    given = given or ("--mode" if mode else None)
+    if given is not None:
+        raise UsageError(f"{given} goes with models that translate, --text with language models", "Give one.")
+
+
+def _refuse_without_text(given: Mapping[str, Any]) -> None:
+    for name, value in given.items():
+        if value:
+            raise UsageError(f"{name} goes with --text", "Give --text NAME=FILE, or leave it out.")
+
+
 def _show(statistics: GateStatistics) -> None:
-    """Per pair: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
+    """Per entry: tokens, and how many of a layer's experts rank first for nine tokens in ten."""
+    if statistics.mode == "text":
+        _show_texts(statistics)
+        return
     rows = []
     for pair, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
         shares = _busy_experts(statistics.layers, sums.top1)
@@ -128,6 +171,23 @@ def _show(statistics: GateStatistics) -> None:
     console.show(console.table("Gate statistics", columns, rows))
     hidden = len(statistics.entries) - len(rows)
     more = f"{hidden} more pairs in the file. " if hidden else ""
+    console.out(
+        f"{more}Busy: those that take 90 % of a layer's first choices, of {statistics.num_experts}; mean over layers."
+    )
+
+
+def _show_texts(statistics: GateStatistics) -> None:
+    """Also how many experts no token was routed to, of all layers."""
+    rows = []
+    for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
+        unseen = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"
+        busy = _busy_experts(statistics.layers, sums.top1)["decoder"]
+        rows.append((name, f"{int(sums.tokens[0]):,}", busy, unseen))
+    console.show(
+        console.table("Gate statistics", ("text", "tokens", "busy experts", "experts without a token"), rows)
+    )
+    hidden = len(statistics.entries) - len(rows)
+    more = f"{hidden} more texts in the file. " if hidden else ""
     console.out(
         f"{more}Busy: those that take 90 % of a layer's first choices, of {statistics.num_experts}; mean over layers."
     )

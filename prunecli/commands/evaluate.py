@@ -31,6 +31,7 @@ from prunecli.commands.options import (
     TargetFileOption,
     TaskOption,
     TextFilesOption,
+    WholeFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 
@@ -51,9 +52,7 @@ def evaluate(
     pairs: PairsOption = None,
     task: TaskOption = None,
     text: TextFilesOption = None,
-    whole_files: Annotated[
-        bool, typer.Option("--whole-files", help="Each --text file is one text, not each of its lines.")
-    ] = False,
+    whole_files: WholeFilesOption = False,
     labelled: LabelledOption = None,
     context: ContextOption = None,
     stride: Annotated[

@@ -10,6 +10,7 @@ import typer
 
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
+from prunecli.text.named import TextFile, parse_text_file
 
 
 def written_dtype(text: str) -> str:
@@ -93,6 +94,19 @@ TextFilesOption = Annotated[
         metavar="FILE",
         show_default=False,
     ),
+]
+NamedTextOption = Annotated[
+    list[TextFile] | None,
+    typer.Option(
+        "--text",
+        parser=parse_text_file,
+        help="File of plain text, one a line; may be given again. With NAME= what is measured is told apart by name.",
+        metavar="[NAME=]FILE",
+        show_default=False,
+    ),
+]
+WholeFilesOption = Annotated[
+    bool, typer.Option("--whole-files", help="Each --text file is one text, not each of its lines.")
 ]
 LabelledOption = Annotated[
     Path | None,
