@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from prunecli.pipeline import Applied, apply
     from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
     from prunecli.text.choice import Dataset, TextChoice
+    from prunecli.text.corpus import Corpus
     from prunecli.training.finetune import Destination, finetune
     from prunecli.training.options import LossOptions, TrainingOptions
     from prunecli.training.start import Start
@@ -96,6 +97,7 @@ _MODULES = {
     "pipeline": ("Applied", "apply"),
     "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),
     "text.choice": ("Dataset", "TextChoice"),
+    "text.corpus": ("Corpus",),
     "training.finetune": ("Destination", "finetune"),
     "training.options": ("LossOptions", "TrainingOptions"),
     "training.start": ("Start",),

@@ -1,0 +1,162 @@
+"""Gate statistics of language models by text, against single windows, in any batches and by any processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.errors import DataError, StatisticsError, UnsupportedModelError, UsageError
+from prunecli.methods.experts.resume import read_state, write_state
+from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.methods.experts.texts import Texts, text_windows
+from prunecli.modules.stock_experts import expert_modules
+from prunecli.processes import ALONE, ProcessGroup
+from prunecli.results.gates import TEXT_SUMS, GateStatistics
+from prunecli.running import runner
+from prunecli.running.runner import InMemory
+from prunecli.text.corpus import Corpus
+from prunecli.text.tokens import load_tokenizer
+from tests.methods.experts.test_stock_observer import layers_of
+from tests.process_groups import at_once
+from tests.reference.routed_outputs import sums
+from tests.reference.stock_experts import every_output, expert_calls
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
+
+TEXTS = (
+    Corpus("prose", (Path("a"),), ("the hen", "a", "the hat is in the inn", "no hen on the hat")),
+    Corpus("code", (Path("b"),), ("if x: return y, else no", "x - 1")),
+)
+OPTIONS = CollectOptions(batch_tokens=24, context=8)
+
+
+class Subject:
+    """A tiny mixture with a tokenizer, and what `score` asks of its checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        write_plain_tokenizer(folder)
+        self.tokenizer, self.model = load_tokenizer(folder), tiny_mixture("qwen3_moe")
+        layers = layers_of(self.model)
+        family = SimpleNamespace(model_type="qwen3_moe", top_k=3)
+        self.checkpoint: Any = SimpleNamespace(
+            fingerprint="sha256:0", require_mixtures=lambda: layers, require_architecture=lambda: family
+        )
+
+    def collect(
+        self, options: CollectOptions = OPTIONS, group: ProcessGroup = ALONE, **more: Any
+    ) -> GateStatistics:
+        model = self.model if group is ALONE else tiny_mixture("qwen3_moe")  # observers are the process's own
+        return score(InMemory(model, group), self.checkpoint, self.tokenizer, Texts(TEXTS, options), **more)
+
+
+@pytest.fixture(scope="module")
+def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    return Subject(tmp_path_factory.mktemp("tokenizer"))
+
+
+def assert_same(one: GateStatistics, other: GateStatistics) -> None:
+    assert one.to_json() == other.to_json()
+
+
+def test_sums_are_those_of_single_windows(subject: Subject) -> None:
+    found = subject.collect()
+    assert (found.mode, found.top_k, found.num_experts) == ("text", 3, 8)
+    assert list(found.entries) == ["prose", "code"]
+    model = subject.model
+    model.set_experts_implementation("eager")
+    modules = expert_modules(model)
+    for corpus in TEXTS:
+        routed: list[list[Any]] = [[] for _ in modules]
+        for document in corpus.documents:
+            ids = subject.tokenizer(document)["input_ids"]
+            for start in range(0, len(ids), 8):
+                with torch.inference_mode():
+                    calls = expert_calls(model, modules, input_ids=torch.tensor([ids[start : start + 8]]))
+                    for index, (name, (hidden, experts, weights)) in enumerate(calls.items()):
+                        norms = every_output(modules[name], hidden).norm(dim=-1).T.gather(1, experts)
+                        routed[index] += zip(experts.tolist(), weights.tolist(), norms.tolist(), strict=True)
+        entry = found.entries[corpus.name]
+        assert entry.tokens.tolist() == [len(tokens) for tokens in routed]
+        for index, tokens in enumerate(routed):
+            for name, expected in sums(tokens, 8).items():
+                np.testing.assert_allclose(
+                    getattr(entry, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name
+                )
+
+
+def test_batches_change_nothing(subject: Subject) -> None:
+    whole, single = (subject.collect(CollectOptions(batch_tokens=size, context=8)) for size in (4096, 1))
+    for text, entry in whole.entries.items():
+        for name in TEXT_SUMS:
+            np.testing.assert_allclose(
+                getattr(entry, name), getattr(single.entries[text], name), rtol=1e-4, atol=1e-6
+            )
+
+
+@pytest.mark.parametrize(("count", "apart"), [(2, 1), (3, 4)])
+def test_processes_change_no_bit(
+    subject: Subject, count: int, apart: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "BATCHES_APART", apart)
+    for found in at_once(count, lambda group: subject.collect(group=group)):
+        assert not isinstance(found, BaseException), found
+        assert_same(found, subject.collect())
+
+
+def test_a_run_goes_on_from_any_state_that_was_written(subject: Subject, tmp_path: Path) -> None:
+    states: list[State] = []
+    whole = subject.collect(save=states.append)
+    assert len(states) > 3
+    for state in states:
+        write_state(tmp_path / "state", {"a": 1}, state)
+        assert_same(subject.collect(state=read_state(tmp_path / "state", {"a": 1})), whole)
+    with pytest.raises(StatisticsError, match="lacks prose"):
+        subject.collect(state=State(states[-1].batches, {}))
+
+
+def test_windows_do_not_overlap_and_hold_every_token(subject: Subject) -> None:
+    corpus = TEXTS[0]
+    rows = [subject.tokenizer(document)["input_ids"] for document in corpus.documents]
+    windows = text_windows(subject.tokenizer, corpus, 5)
+    assert [token for window in windows for token in window] == [token for row in rows for token in row]
+    assert max(map(len, windows)) == 5
+    assert len(windows) == sum(-(-len(row) // 5) for row in rows)
+
+
+@pytest.mark.parametrize("most", [1, 7, 8, 10_000])
+def test_no_more_than_so_many_tokens(subject: Subject, most: int) -> None:
+    every = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5) for token in window]
+    some = [token for window in text_windows(subject.tokenizer, TEXTS[0], 5, most) for token in window]
+    assert some == every[:most]
+
+
+def test_a_text_without_tokens_is_refused(subject: Subject) -> None:
+    with pytest.raises(DataError, match=r"empty\.jsonl: no token in the text 'nothing'"):
+        text_windows(subject.tokenizer, Corpus("nothing", (Path("empty.jsonl"),), ("", "")), 5)
+
+
+def test_a_context_beyond_the_models_positions_is_refused(subject: Subject) -> None:
+    with pytest.raises(UsageError, match="--context 65"):
+        subject.collect(CollectOptions(context=65))
+
+
+def test_a_model_that_is_no_language_model_is_refused(subject: Subject) -> None:
+    held = InMemory(subject.model.base_model)
+    with pytest.raises(UnsupportedModelError, match="no head"):
+        score(held, subject.checkpoint, subject.tokenizer, Texts(TEXTS))
+
+
+def test_the_key_is_that_of_the_texts_and_how_they_are_cut() -> None:
+    keys = [
+        Texts(TEXTS).key,
+        Texts(TEXTS[:1]).key,
+        Texts(TEXTS, OPTIONS).key,
+        Texts((Corpus("other", (), TEXTS[0].documents), TEXTS[1])).key,
+        Texts(TEXTS, CollectOptions(max_tokens=9)).key,
+    ]
+    assert len({str(key) for key in keys}) == len(keys)
