@@ -11,6 +11,7 @@ import torch
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
+from prunecli.methods.experts.options import of_language_model
 from prunecli.methods.experts.resume import PartialRun, forget
 from prunecli.methods.experts.score import DEFAULT, CollectOptions, Material, score
 from prunecli.methods.experts.texts import Texts
@@ -150,15 +151,15 @@ def material_of(
         UsageError: text of the other kind.
         DataError: text that cannot be used.
     """
-    translates = any(stack.side == "encoder" for stack in checkpoint.require_architecture().stacks)
+    is_text = of_language_model(checkpoint)
     if isinstance(choice, TextChoice):
-        if not translates:
+        if is_text:
             raise UsageError(
                 f"{checkpoint.path}: a language model is measured on named texts",
                 "Give --text NAME=FILE, once for each text.",
             )
         return Translation(*choice.parallel(say), options)
-    if translates:
+    if not is_text:
         raise UsageError("--text goes with language models.", "Give parallel text: --data DIR.")
     return Texts(choice, options)
 

@@ -243,7 +243,7 @@ def score(
             advance(sum(map(size, group.batches)) - sum(map(size, mine)))
     return GateStatistics(
         fingerprint=checkpoint.fingerprint,
-        model_type=checkpoint.require_architecture().model_type,
+        model_type=checkpoint.resolved.family.model_type,
         mode=material.mode,
         layers=tuple(layer.name for layer in layers),
         num_experts=layers[0].original_experts,

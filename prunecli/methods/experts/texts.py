@@ -57,7 +57,7 @@ class Texts:
 
     def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
         """See `Material`."""
-        return checkpoint.require_mixtures()
+        return tuple(layer for layer in checkpoint.require_mixtures() if not layer.is_predicting)
 
     def passes(self, runner: Runner, layers: Sequence[SparseLayer], tokenizer: Any) -> TextPasses:
         """See `Material`.

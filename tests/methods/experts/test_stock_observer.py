@@ -31,7 +31,7 @@ def _no_gradients() -> Iterator[None]:
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "deepseek_v3", "gpt_oss", "mixtral"])
 def test_sums_are_those_of_each_token_alone(model_type: str) -> None:
     model = tiny_mixture(model_type)
-    observer = StockObserver(layers_of(model))
+    observer = StockObserver(_layers(model))
     taken = _run(observer, model, IDS, MASK)
     expected = _brute_force(model, IDS, MASK)
     assert list(taken) == list(range(len(expected)))
@@ -46,7 +46,7 @@ def test_sums_are_those_of_each_token_alone(model_type: str) -> None:
 
 def test_passes_add_up_and_the_largest_norm_stays() -> None:
     model = tiny_mixture("qwen3_moe")
-    observer = StockObserver(layers_of(model))
+    observer = StockObserver(_layers(model))
     parts = [_run(observer, model, IDS[row : row + 1], None)[1] for row in range(3)]
     with observer.watching(model):
         for row in range(3):
@@ -61,7 +61,7 @@ def test_passes_add_up_and_the_largest_norm_stays() -> None:
 
 def test_two_runs_are_equal_to_the_bit() -> None:
     model = tiny_mixture("olmoe")
-    observer = StockObserver(layers_of(model))
+    observer = StockObserver(_layers(model))
     first, second = (_run(observer, model, IDS, MASK) for _ in range(2))
     for index, found in first.items():
         for name in TEXT_SUMS:
@@ -72,7 +72,7 @@ def test_equal_weights_are_ranked_by_the_number_of_the_expert() -> None:
     model = tiny_mixture("mixtral")
     for module in expert_modules(model).values():
         module.register_forward_pre_hook(lambda _module, args: (*args[:2], torch.full_like(args[2], 0.5)))
-    observer = StockObserver(layers_of(model))
+    observer = StockObserver(_layers(model))
     modules = expert_modules(model)
     calls = expert_calls(model, modules, input_ids=IDS)
     taken = _run(observer, model, IDS, None)
@@ -84,7 +84,7 @@ def test_equal_weights_are_ranked_by_the_number_of_the_expert() -> None:
 def test_pruned_experts_have_their_original_numbers() -> None:
     model = tiny_mixture("qwen3_moe")
     kept = (0, 2, 3, 5, 6, 8, 9, 11)
-    found = _run(StockObserver(layers_of(model, kept, 12)), model, IDS, MASK)[0]
+    found = _run(StockObserver(_layers(model, kept, 12)), model, IDS, MASK)[0]
     expected = _brute_force(model, IDS, MASK)[0]
     assert found.routed.shape == (1, 12)
     assert found.routed[0, list(kept)].tolist() == expected["routed"]
@@ -93,7 +93,7 @@ def test_pruned_experts_have_their_original_numbers() -> None:
 
 def test_one_expert_a_token_has_no_second() -> None:
     model = tiny_mixture("qwen3_moe", num_experts_per_tok=1)
-    found = _run(StockObserver(layers_of(model)), model, IDS, MASK)[0]
+    found = _run(StockObserver(_layers(model)), model, IDS, MASK)[0]
     assert found.top2.sum() == found.conf2_sum.sum() == 0
     assert found.top1.sum() == 24
 
@@ -102,19 +102,17 @@ def test_an_output_that_is_not_finite_is_an_error() -> None:
     model = tiny_mixture("qwen3_moe")
     next(iter(expert_modules(model).values())).down_proj[:] = 1e38
     with pytest.raises(PruneError, match=r"model\.layers\.0\.mlp: the output of an expert is not finite"):
-        _run(StockObserver(layers_of(model)), model, IDS, MASK)
+        _run(StockObserver(_layers(model)), model, IDS, MASK)
 
 
 def test_layers_that_the_model_does_not_run_are_refused() -> None:
     model = tiny_mixture("qwen3_moe")
-    observer = StockObserver(layers_of(model)[:1])
+    observer = StockObserver(_layers(model)[:1])
     with pytest.raises(UnsupportedModelError, match="2 layers of experts"), observer.watching(model):
         pass
 
 
-def layers_of(
-    model: Any, kept: Sequence[int] = tuple(range(8)), original: int = 8
-) -> tuple[SparseLayer, ...]:
+def _layers(model: Any, kept: Sequence[int] = tuple(range(8)), original: int = 8) -> tuple[SparseLayer, ...]:
     return tuple(
         SparseLayer(
             name=name.removesuffix(".experts"),

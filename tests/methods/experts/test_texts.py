@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from prunecli.errors import DataError, StatisticsError, UnsupportedModelError, U
 from prunecli.methods.experts.resume import read_state, write_state
 from prunecli.methods.experts.score import CollectOptions, State, score
 from prunecli.methods.experts.texts import Texts, text_windows
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.results.gates import TEXT_SUMS, GateStatistics
@@ -21,7 +21,6 @@ from prunecli.running import runner
 from prunecli.running.runner import InMemory
 from prunecli.text.corpus import Corpus
 from prunecli.text.tokens import load_tokenizer
-from tests.methods.experts.test_stock_observer import layers_of
 from tests.process_groups import at_once
 from tests.reference.routed_outputs import sums
 from tests.reference.stock_experts import every_output, expert_calls
@@ -36,16 +35,13 @@ OPTIONS = CollectOptions(batch_tokens=24, context=8)
 
 
 class Subject:
-    """A tiny mixture with a tokenizer, and what `score` asks of its checkpoint."""
+    """A tiny mixture with a tokenizer, and its checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         write_plain_tokenizer(folder)
         self.tokenizer, self.model = load_tokenizer(folder), tiny_mixture("qwen3_moe")
-        layers = layers_of(self.model)
-        family = SimpleNamespace(model_type="qwen3_moe", top_k=3)
-        self.checkpoint: Any = SimpleNamespace(
-            fingerprint="sha256:0", require_mixtures=lambda: layers, require_architecture=lambda: family
-        )
+        self.model.save_pretrained(folder)
+        self.checkpoint = open_model(folder)
 
     def collect(
         self, options: CollectOptions = OPTIONS, group: ProcessGroup = ALONE, **more: Any

@@ -1,0 +1,94 @@
+"""`prunecli collect-gates --text`, typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prunecli.commands.collect_gates import collect_gates
+from prunecli.results.published import read_gates
+from tests.commands.calls import Result, call, refused
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+
+CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    tiny_mixture("deepseek_v3").save_pretrained(path)
+    write_plain_tokenizer(path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prose.txt").write_text("the hen\na hat\nthe inn is on the tin\n")
+    (tmp_path / "code.jsonl").write_text(json.dumps({"text": "if x:\n  y"}) + "\n")
+    (tmp_path / "chat.jsonl").write_text(json.dumps(CHAT) + "\n")
+    (tmp_path / "none.jsonl").write_text(json.dumps({"text": ""}) + "\n")
+    return tmp_path
+
+
+def run(model: Path, *arguments: str) -> Result:
+    return call(collect_gates, str(model), *arguments)
+
+
+def test_texts_are_entries(model: Path, folder: Path) -> None:
+    made = run(
+        model,
+        "--text",
+        "prose.txt",
+        "--text",
+        "code=code.jsonl",
+        "--text",
+        "code=prose.txt",
+        "--context",
+        "8",
+    )
+    assert made.status == 0, made.err
+    assert "experts without a token" in made.out
+    found = read_gates(folder / "gates.json")
+    assert (found.mode, found.top_k, list(found.entries)) == ("text", 3, ["prose", "code"])
+    assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
+    assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
+    assert (found.entries["prose"].routed.sum(axis=1) == 3 * found.entries["prose"].tokens).all()
+    assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
+
+
+def test_no_more_tokens_than_asked(model: Path, folder: Path) -> None:
+    assert run(model, "--text", "prose.txt", "--text", "code.jsonl", "--max-tokens", "5").status == 0
+    assert [int(sums.tokens[0]) for sums in read_gates(folder / "gates.json").entries.values()] == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "Give --text NAME=FILE"),
+        (("--context", "8"), "--context goes with --text"),
+        (("--text", "prose.txt", "--mode", "beam"), "--mode goes with models that translate"),
+        (("--text", "prose.txt", "--max-sentences", "2"), "--max-sentences goes with models that translate"),
+        (("--text", "prose.txt", "--memory", "1GiB"), "--memory: experts of language models"),
+        (("--text", "prose.txt", "--context", "65"), "the model has 64 positions"),
+        (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template"),
+        (("--text", "empty=none.jsonl"), "no token in the text 'empty'"),
+        (("--text", "gone.txt"), "gone.txt: no such file"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    model: Path, folder: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    made = run(model, *arguments)
+    assert made.status in (1, 2)
+    assert message in made.err
+    assert "Traceback" not in made.err
+    assert not (folder / "gates.json").exists()
+
+
+def test_text_for_a_model_that_translates_is_refused(folder: Path) -> None:
+    tiny_nllb_moe(folder / "nllb")
+    refused(run(folder / "nllb", "--text", "prose.txt"), "--text goes with language models", 2)
