@@ -84,6 +84,15 @@ NEMOTRON = replace(
     blocks=tuple(f"{stack}.layers.{{layer}}.mixer" for stack in ("backbone", "model", "mtp")),
     predicting=("mtp.",),
 )
+GLM_V = replace(DEEPSEEK, blocks=("model.language_model.layers.{layer}.mlp",), predicting=())
+ARIA = Mixture(
+    (f"language_model.{_MLP}", "model.language_model.layers.{layer}.mlp"),
+    ("router.weight",),
+    ("moe_num_experts",),
+    ("moe_topk",),
+    expert=None,
+    stacked=("experts.fc1.", "experts.fc2."),
+)
 LLAMA_4 = replace(
     JAMBA,
     blocks=(_FEED_FORWARD, f"language_model.{_FEED_FORWARD}"),
@@ -147,6 +156,7 @@ EXPERTS_ONLY: dict[str, Architecture] = {
         _family("glm_moe_dsa", "GlmMoeDsaForCausalLM", DEEPSEEK, 8),
         _family("deepseek_v3", "DeepseekV3ForCausalLM", DEEPSEEK, 8),
         _family("kimi_k2", "DeepseekV3ForCausalLM", DEEPSEEK, 8),
+        _family("deepseek_v32", "DeepseekV32ForCausalLM", DEEPSEEK, 8),
         _family("dots1", "Dots1ForCausalLM", DEEPSEEK),
         _family("solar_open", "SolarOpenForCausalLM", DEEPSEEK, 8),
         _family("mimo_v2_flash", "MiMoV2FlashForCausalLM", DEEPSEEK, 8),
@@ -155,6 +165,7 @@ EXPERTS_ONLY: dict[str, Architecture] = {
         _family("minimax_m2", "MiniMaxM2ForCausalLM", MINIMAX_M2, 8),
         _family("mixtral", "MixtralForCausalLM", MIXTRAL, 2),
         _family("minimax", "MiniMaxForCausalLM", MIXTRAL, 2),
+        _family("minimax_m1", "MiniMaxM1ForCausalLM", MIXTRAL, 2),
         _family("phimoe", "PhimoeForCausalLM", MIXTRAL, 2),
         _family("kimi_linear", "KimiLinearForCausalLM", KIMI_LINEAR, 8),
         _family("olmoe", "OlmoeForCausalLM", QWEN, 8),
@@ -171,6 +182,9 @@ EXPERTS_ONLY: dict[str, Architecture] = {
         _family("lfm2_moe", "Lfm2MoeForCausalLM", LFM2, 4),
         _family("jamba", "JambaForCausalLM", JAMBA, 2),
         _family("hunyuan_v1_moe", "HunYuanMoEV1ForCausalLM", HUNYUAN_1, 1),
+        _family("hunyuan", "HunYuanMoEV1ForCausalLM", HUNYUAN_1),
+        _family("glm4v_moe", "Glm4vMoeForConditionalGeneration", within_text(GLM_V), 8, IMAGES),
+        _family("aria", "AriaForConditionalGeneration", within_text(ARIA), 6, IMAGES),
         _family("nemotron_h", "NemotronHForCausalLM", NEMOTRON, 2),
         _family("llama4_text", "Llama4ForCausalLM", LLAMA_4, 1),
         _family("llama4", "Llama4ForConditionalGeneration", within_text(LLAMA_4), 1, IMAGES),
