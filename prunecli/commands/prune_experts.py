@@ -50,6 +50,7 @@ MetricName = Literal[
     "man",
     "msan",
     "weighted-ean",
+    "aimer",
     "random",
 ]
 
@@ -128,8 +129,8 @@ def prune_experts(
             "--metric",
             metavar="NAME",
             help="What makes an expert important: importance, top1, top2, load-balance, importance-vanilla; of "
-            "language models also reap, ean, weighted-ean, frequency, seer, man, msan; or, as a baseline, random. "
-            "Default: importance; of language models reap.",
+            "language models also reap, ean, weighted-ean, frequency, seer, man, msan; of weights alone aimer; or, as "
+            "a baseline, random. Default: importance; of language models reap.",
             show_default=False,
         ),
     ] = None,
@@ -251,17 +252,17 @@ def prune_experts(
 
 
 def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
-    from prunecli.methods.experts.metrics import RANDOM
+    from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
     from prunecli.methods.experts.options import of_language_model
     from prunecli.methods.experts.plan import plan_experts
     from prunecli.methods.experts.rewrite import rewrite_experts
 
-    plan = plan_experts(checkpoint, options)
+    plan = plan_experts(checkpoint, options, how.progress)
     how.note(*plan.reasons)
     if plan.warning is not None:
         console.warn(plan.warning)
     named = options.sources + options.targets + options.texts
-    if options.experts is None and options.metric != RANDOM and not named:
+    if options.experts is None and options.metric not in WITHOUT_STATISTICS and not named:
         files = ", ".join(map(str, options.files))
         if of_language_model(checkpoint):
             how.note(f"No texts named: all of {files} count; --for keeps what yours need.")

@@ -19,7 +19,7 @@ from prunecli.commands.prune_experts import (
     prune_experts,
 )
 from prunecli.methods.experts.granularity import GRANULARITIES
-from prunecli.methods.experts.metrics import METRICS, RANDOM
+from prunecli.methods.experts.metrics import METRICS, WITHOUT_STATISTICS
 from prunecli.methods.experts.options import ExpertOptions
 from prunecli.methods.experts.select import STRATEGIES
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -32,7 +32,7 @@ from prunecli.results.gates import (
 )
 from prunecli.tensors.documents import write_json
 from tests.commands.calls import Result, call, names, refused, repeats
-from tests.reference import released_statistics
+from tests.reference import released_statistics, weights
 from tests.tiny import tiny_nllb_moe
 
 PAIRS = tuple(f"{a}_Latn-{b}_Latn" for a in ("eng", "fra", "deu") for b in ("eng", "fra", "deu") if a != b)
@@ -84,7 +84,7 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert list(get_args(MetricName)) == [*METRICS, RANDOM]
+    assert list(get_args(MetricName)) == [*METRICS, *WITHOUT_STATISTICS]
     assert list(get_args(StrategyName)) == list(STRATEGIES)
     assert list(get_args(GranularityName)) == list(GRANULARITIES)
     assert ExpertOptions().min_tokens == MIN_TOKENS
@@ -150,7 +150,7 @@ def test_without_languages_and_ratio_the_defaults_are_said(model: Path, folder: 
         assert shim_classes(pruned.config)
 
 
-@pytest.mark.parametrize("metric", [*OF_GATES, RANDOM])
+@pytest.mark.parametrize("metric", [*OF_GATES, *WITHOUT_STATISTICS])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_metric_and_strategy(metric: str, strategy: str, model: Path, folder: Path) -> None:
     result = run(model, "--metric", metric, "--strategy", strategy, "--ratio", 0.5, "--json", "--dry-run")
@@ -188,6 +188,25 @@ def test_random_experts_repeat_with_the_seed_and_need_no_statistics(model: Path,
         assert result.status == 0, result.err
         found.append(kept(folder / f"out{number}"))
     assert found[0] == found[1] != found[2]
+
+
+def test_aimer_needs_no_statistics(model: Path, folder: Path) -> None:
+    (folder / "gates.json").unlink()
+    result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
+    assert result.status == 0, result.err
+    assert "of the weights alone" in result.err
+    with open_model(model) as checkpoint:
+        for layer in checkpoint.require_mixtures():
+            scores = [
+                weights.aimer(
+                    checkpoint.read(layer.expert_tensor(e, f"{name}.weight")) for name in ("fc1", "fc2")
+                )
+                for e in range(layer.num_experts)
+            ]
+            lowest = sorted(range(layer.num_experts), key=lambda e, scores=scores: scores[e])
+            assert kept(folder / "out")[layer.name] == tuple(sorted(lowest[: layer.num_experts // 2]))
+        history = open_model(folder / "out").structure.history[-1]
+    assert "statistics" not in history
 
 
 def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:

@@ -32,8 +32,8 @@ class Measured:
     Attributes:
         values: layer's name -> `[experts]`, the metric of every original expert.
         metric: what they are.
-        mode: how the statistics were collected; None: they are drawn at random.
-        granularity: that languages were summed by; None: of texts, or drawn at random.
+        mode: how the statistics were collected; None: there are none.
+        granularity: that languages were summed by; None: of texts, or without statistics.
         few: layer's name -> experts that it holds and that fewer than the least number of tokens were routed to.
     """
 

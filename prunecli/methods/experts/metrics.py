@@ -22,6 +22,9 @@ from prunecli.results.gates import GateStatistics, GateSums, ratio
 Values = NDArray[np.float64]
 RANDOM = "random"
 """The baseline that needs no statistics."""
+AIMER = "aimer"
+"""What weights alone say (`methods.experts.aimer`)."""
+WITHOUT_STATISTICS = (AIMER, RANDOM)
 DEFAULT_METRIC = "importance"
 """Of translation models, as published."""
 DEFAULT_TEXT_METRIC = "reap"
@@ -132,7 +135,10 @@ def metric_named(name: str) -> Metric:
         UsageError: there is none.
     """
     if name not in METRICS:
-        raise UsageError(f"No metric {name!r}.", f"Choose one of {', '.join((*METRICS, RANDOM))}.")
+        remedy = f"Choose one of {', '.join((*METRICS, *WITHOUT_STATISTICS))}."
+        if name in WITHOUT_STATISTICS:
+            raise UsageError(f"The metric {name!r} takes no statistics.", remedy)
+        raise UsageError(f"No metric {name!r}.", remedy)
     return METRICS[name]
 
 

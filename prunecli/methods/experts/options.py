@@ -43,10 +43,10 @@ class ExpertOptions:
     """What `prune-experts` is asked.
 
     Attributes:
-        gates: statistics, or files of them, merged; not looked at for the metric `random`.
+        gates: statistics, or files of them, merged; not looked at for the metrics `random` and `aimer`.
         experts: a file of expert ids, instead of statistics and amount.
         amount: how many experts go.
-        metric: a name of METRICS, or `random`; None: `importance`, or `reap` of language models.
+        metric: a name of METRICS, `aimer` or `random`; None: `importance`, or `reap` of language models.
         strategy: the algorithm of 4.3.
         balance: encoder experts per decoder expert; None: by the experts of a layer (`default_balance`).
         minimum: experts to keep in each layer; None: the router's top-k, or 4 under a threshold.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
+from prunecli.methods.experts.aimer import aimer_values
 from prunecli.methods.experts.budget import (
     MIN_PER_LAYER,
     Request,
@@ -27,7 +28,7 @@ from prunecli.methods.experts.measured import (
     scarcity_warning,
 )
 from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
-from prunecli.methods.experts.metrics import RANDOM, random_values
+from prunecli.methods.experts.metrics import AIMER, RANDOM, WITHOUT_STATISTICS, random_values
 from prunecli.methods.experts.options import (
     Amount,
     ExpertOptions,
@@ -40,6 +41,7 @@ from prunecli.methods.experts.selection import read_experts
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
 from prunecli.model.mixtures import SparseLayer
+from prunecli.progress import Progress, silent
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
@@ -78,10 +80,11 @@ class ExpertPlan:
         return sum(map(len, self.kept.values()))
 
 
-def plan_experts(checkpoint: Checkpoint, options: ExpertOptions) -> ExpertPlan:
-    """Choose the experts to keep.
+def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
+    """Choose the experts to keep; weights are read for the metric `aimer` alone.
 
     Raises:
+        CheckpointError: weights that hold what is no number.
         UnsupportedModelError: the family is not declared, or has no experts.
         StatisticsError: damaged files, of another model, or without these languages.
         UsageError: options that contradict each other or leave too few experts.
@@ -93,7 +96,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions) -> ExpertPlan:
     if options.experts is not None:
         return _from_ids(checkpoint, options.experts, options, layers, originals)
     request, fit = _request(checkpoint, options, layers)
-    measured = _measured(checkpoint, options, layers, is_text)
+    measured = _measured(checkpoint, options, layers, is_text, progress)
     selection = select_experts(
         layers, measured.values, replace(request, released=measured.mode == "published")
     )
@@ -104,7 +107,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions) -> ExpertPlan:
     )
     reasons = _reasons(options, measured, balance, selection)
     arguments = _arguments(checkpoint, options, request, measured, balance, fit)
-    files = () if options.metric == RANDOM else options.files
+    files = () if options.metric in WITHOUT_STATISTICS else options.files
     warning = scarcity_warning(
         measured.few, kept, sum(layer.num_experts for layer in layers), options.min_tokens
     )
@@ -184,12 +187,18 @@ def _request(
 
 
 def _measured(
-    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer], is_text: bool
+    checkpoint: Checkpoint,
+    options: ExpertOptions,
+    layers: Sequence[SparseLayer],
+    is_text: bool,
+    progress: Progress,
 ) -> Measured:
     """The metric of every original expert, and where it comes from."""
     if options.metric == RANDOM:
         held = {layer.name: layer.original_experts for layer in layers}
         return Measured(random_values(held, options.seed), RANDOM)
+    if options.metric == AIMER:
+        return Measured(aimer_values(checkpoint, layers, progress=progress), AIMER)
     gates = options.gates
     statistics = (
         given(checkpoint, gates) if isinstance(gates, GateStatistics) else read_all(checkpoint, gates, layers)
@@ -236,7 +245,9 @@ def _reasons(
 ) -> tuple[str, ...]:
     said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     where = f", from {', '.join(map(str, options.files))}" if options.files else ""
-    if measured.mode is None:
+    if measured.metric == AIMER:
+        chosen = f"Metric aimer, of the weights alone{said}; no statistics are read."
+    elif measured.metric == RANDOM:
         chosen = f"Experts drawn at random (seed {options.seed}){said}; no statistics are read."
     elif measured.mode == "text":
         implied = "" if options.metric else " (default)"

@@ -1,0 +1,136 @@
+"""AIMER: the value of experts by their weights alone, in one pass over the files, a few blocks in memory at a time.
+
+It needs no text and runs no model, and so serves layers that no plain forward pass enters.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.errors import CheckpointError, StatisticsError
+from prunecli.model.mixtures import SparseLayer
+from prunecli.progress import Progress, silent
+from prunecli.tensors.dtypes import itemsize, numpy_dtype
+from prunecli.tensors.reader import TensorReader, read_into
+
+BLOCK_ELEMENTS = 1 << 18
+"""Values that are read and summed at a time; sums depend on it in their last bits."""
+THREADS = 8
+PLAIN = ("F16", "BF16", "F32", "F64")
+"""Types of weights that are no codes."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A run of values of one tensor: an expert's own, or its entry in one that holds all experts."""
+
+    tensor: str
+    first: int
+    values: int
+
+
+def aimer_values(
+    reader: TensorReader,
+    layers: Sequence[SparseLayer],
+    *,
+    threads: int | None = None,
+    progress: Progress = silent,
+) -> dict[str, NDArray[np.float64]]:
+    """Layer's name -> `[original experts]`, 1 / AIMER of each expert that it holds, so that the lowest goes first.
+
+    AIMER(e) = (sum |w| / N) / sqrt(sum w² / N) over the N weights of an expert's projections, biases left out; experts
+    with the highest are pruned. It is 1 where all weights are of one size, sqrt(2 / pi) of normal ones, and less the
+    more of the norm lies on few weights. An expert of zeros alone has the value 0.
+
+    Args:
+        reader: of the weights.
+        layers: its mixtures.
+        threads: that read and sum, 5 MiB each; how many changes no bit. None: one per core, at most THREADS.
+
+    Raises:
+        StatisticsError: the weights are quantised.
+        CheckpointError: a file ends early, or holds what is no number.
+    """
+    threads = min(THREADS, os.cpu_count() or 1) if threads is None else threads
+    found = {layer.name: np.zeros(layer.original_experts) for layer in layers}
+    places = [(layer.name, expert) for layer in layers for expert in layer.experts]
+    work = [
+        parts_of_expert(reader, [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors])
+        for layer in layers
+        for place in range(layer.num_experts)
+    ]
+    for parts in work:
+        for part in parts:
+            reader.location(part.tensor)  # opens the files, so that threads need not
+    pool = ThreadPoolExecutor(threads)
+    try:
+        with progress("reading experts", len(work), "experts") as advance:
+            waiting = [pool.submit(inverse_aimer, reader, parts) for parts in work]
+            for (name, expert), value in zip(places, waiting, strict=True):
+                found[name][expert] = value.result()
+                advance(1)
+    finally:  # after an error or Ctrl-C: what runs ends with its expert, the rest never starts
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def parts_of_expert(
+    reader: TensorReader, own: Sequence[str], stacked: Sequence[str] = (), place: int = 0
+) -> list[Part]:
+    """Where the weights of an expert lie, biases left out.
+
+    Args:
+        reader: of the weights.
+        own: full names of the tensors of this expert alone.
+        stacked: full names of those of all experts, with one entry for each on the first axis.
+        place: its number in those.
+
+    Raises:
+        StatisticsError: they are quantised.
+    """
+    parts = []
+    for name in (*own, *stacked):
+        info = reader.info(name)
+        if info.dtype not in PLAIN:
+            raise StatisticsError(
+                f"{reader.path}: {name} is quantised ({info.dtype}); aimer takes weights as they are.",
+                "Choose a metric of gate statistics, or give the model before it was quantised.",
+            )
+        shape = info.shape[1:] if name in stacked else info.shape
+        if len(shape) > 1:
+            values = math.prod(shape)
+            parts.append(Part(name, place * values if name in stacked else 0, values))
+    return parts
+
+
+def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
+    """sqrt(N sum w²) / sum |w| over all values of the parts; 0 where all are 0.
+
+    Raises:
+        CheckpointError: a file ends early, or holds what is no number.
+    """
+    count, absolute, square = 0, 0.0, 0.0
+    for part in parts:
+        dtype = reader.info(part.tensor).dtype
+        file, offset, _ = reader.location(part.tensor)
+        offset += part.first * itemsize(dtype)
+        for start in range(0, part.values, BLOCK_ELEMENTS):
+            raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
+            try:
+                read_into(file, offset + start * itemsize(dtype), raw.view(np.uint8).data)
+            except EOFError:
+                raise CheckpointError(f"{reader.path}: truncated while it was read ({part.tensor})") from None
+            block = np.abs(raw.astype(np.float64))
+            absolute += float(block.sum())
+            square += float(np.square(block, out=block).sum())
+        count += part.values
+        if not (math.isfinite(absolute) and math.isfinite(square)):
+            raise CheckpointError(f"{reader.path}: {part.tensor} holds NaN or infinity, or values too large")
+    return math.sqrt(count * square) / absolute if absolute else 0.0
