@@ -62,7 +62,12 @@ def aimer_values(
     found = {layer.name: np.zeros(layer.original_experts) for layer in layers}
     places = [(layer.name, expert) for layer in layers for expert in layer.experts]
     work = [
-        parts_of_expert(reader, [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors])
+        parts_of_expert(
+            reader,
+            [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
+            layer.stacked_tensors,
+            place,
+        )
         for layer in layers
         for place in range(layer.num_experts)
     ]

@@ -86,8 +86,10 @@ class ExpertOptions:
 
 
 def of_language_model(checkpoint: Checkpoint) -> bool:
-    """Whether its statistics are of texts, not of pairs of languages."""
-    return all(layer.side == "decoder" for layer in checkpoint.mixtures)
+    """Whether its statistics are of texts, not of pairs of languages: every family but those with a mixture that
+    are declared with an encoder, which translate.
+    """
+    return not any(stack.side == "encoder" for stack in checkpoint.resolved.family.stacks)
 
 
 def default_ratio(checkpoint: Checkpoint) -> float:

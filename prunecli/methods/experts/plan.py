@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     balance = (
         balance_text(request.balance) if is_balanced and len({layer.side for layer in layers}) > 1 else None
     )
-    reasons = _reasons(options, measured, balance, selection)
+    reasons = _reasons(options, measured, balance, selection, any(layer.is_predicting for layer in layers))
     arguments = _arguments(checkpoint, options, request, measured, balance, fit)
     files = () if options.metric in WITHOUT_STATISTICS else options.files
     warning = scarcity_warning(
@@ -171,7 +172,11 @@ def _request(
         minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
     if minimum < least:
         raise UsageError(f"--min-per-layer {minimum}: the router picks {least} experts for each token.")
-    balance = options.balance or default_balance(layer.original_experts for layer in layers)
+    balance = options.balance or (
+        Fraction(1)
+        if of_language_model(checkpoint)
+        else default_balance(layer.original_experts for layer in layers)
+    )
     step = lcm(groups, options.round_to)
     request = Request(None, amount.per_layer, options.strategy, balance, minimum, step=step, groups=groups)
     if amount.per_layer is not None:
@@ -204,7 +209,10 @@ def _measured(
         given(checkpoint, gates) if isinstance(gates, GateStatistics) else read_all(checkpoint, gates, layers)
     )
     if is_text:
-        return measure_texts(statistics, options.metric, options.texts, layers, options.min_tokens)
+        measured = measure_texts(statistics, options.metric, options.texts, layers, options.min_tokens)
+        unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
+        values = {**measured.values, **aimer_values(checkpoint, unseen, progress=progress)}
+        return replace(measured, values=values)
     return measure_languages(
         statistics, options.metric, options.granularity, options.sources, options.targets
     )
@@ -241,7 +249,11 @@ def _arguments(
 
 
 def _reasons(
-    options: ExpertOptions, measured: Measured, balance: str | None, selection: Selection
+    options: ExpertOptions,
+    measured: Measured,
+    balance: str | None,
+    selection: Selection,
+    is_predicting: bool,
 ) -> tuple[str, ...]:
     said = "" if balance is None else f", balance {balance}{'' if options.balance else ' (default)'}"
     where = f", from {', '.join(map(str, options.files))}" if options.files else ""
@@ -252,7 +264,10 @@ def _reasons(
     elif measured.mode == "text":
         implied = "" if options.metric else " (default)"
         texts = f" for {', '.join(options.texts)}" if options.texts else ""
-        chosen = f"Metric {measured.metric}{implied}{texts}{where}."
+        unseen = (
+            "; aimer for layers that predict further tokens, which no text enters" if is_predicting else ""
+        )
+        chosen = f"Metric {measured.metric}{implied}{texts}{where}{unseen}."
     else:
         implied = "" if options.granularity else " (default)"
         chosen = (

@@ -1,0 +1,160 @@
+"""`prunecli prune-experts` of language models: by texts, by weights, by ids, and every refusal of its own."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.model.checkpoint import open_model
+from prunecli.results.gates import COUNTS, TEXT_SUMS, GateStatistics, GateSums
+from prunecli.tensors.documents import write_json
+from tests.commands.calls import call
+from tests.contracts.test_mixtures import save_tiny
+from tests.reference import weights
+
+run = partial(call, prune_experts)
+FAMILIES = ("qwen3_moe", "granitemoe", "glm4_moe")
+"""Experts of their own tensors, stacked ones, and in groups."""
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "tiny", request.param)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the gates.json of `model`: of `code` expert 3 saw 2 tokens, the others 200 or more."""
+    with open_model(model) as checkpoint:
+        layers = checkpoint.require_mixtures()
+        shape = len(layers), layers[0].num_experts
+        entries = {}
+        for seed, text in enumerate(("code", "chat")):
+            draw = np.random.default_rng(seed)
+            arrays = {
+                name: draw.integers(200, 999, shape) if name in COUNTS else draw.random(shape)
+                for name in TEXT_SUMS[1:]
+            }
+            if text == "code":
+                arrays["routed"][:, 3] = 2
+            entries[text] = GateSums(np.full(shape[0], 999), **arrays)
+        made = GateStatistics(
+            checkpoint.fingerprint,
+            checkpoint.resolved.family.model_type,
+            "text",
+            tuple(layer.name for layer in layers),
+            shape[1],
+            layers[0].top_k,
+            entries,
+        )
+    write_json(tmp_path / "gates.json", {"format": made.format, **made.to_json()})
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def kept(directory: Path) -> dict[str, tuple[int, ...]]:
+    with open_model(directory) as checkpoint:
+        checkpoint.check()
+        return {layer.name: layer.experts for layer in checkpoint.require_mixtures()}
+
+
+def best(model: Path, values: dict[str, list[float]], count: int) -> dict[str, tuple[int, ...]]:
+    """The highest values of each layer, as many of each group."""
+    found = {}
+    with open_model(model) as checkpoint:
+        for layer in checkpoint.require_mixtures():
+            width = layer.num_experts // layer.groups.count
+            own = []
+            for group in range(layer.groups.count):
+                members = range(group * width, (group + 1) * width)
+                ranked = sorted(members, key=lambda e, name=layer.name: (-values[name][e], e))
+                own += ranked[: count // layer.groups.count]
+            found[layer.name] = tuple(sorted(own))
+    return found
+
+
+def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> None:
+    result = run(model, "--for", "code", "-o", "out")
+    assert result.status == 0, result.err
+    for text in ("removing at least 25 %", "Metric reap (default) for code, from gates.json."):
+        assert text in result.err
+    payload = json.loads((folder / "gates.json").read_text())
+    sums = payload["entries"]["code"]
+    values = {
+        name: [total / n for total, n in zip(sums["gate_norm_sum"][row], sums["routed"][row], strict=True)]
+        for row, name in enumerate(payload["layers"])
+    }
+    assert kept(folder / "out") == best(model, values, 6)
+    with open_model(folder / "out") as checkpoint:
+        arguments = checkpoint.structure.history[-1]["arguments"]
+    assert (arguments["metric"], arguments["ratio"], arguments["for"]) == ("reap", 0.25, ["code"])
+
+
+def test_experts_that_saw_little_are_told_of(model: Path, folder: Path) -> None:
+    result = run(model, "--for", "code", "--metric", "frequency", "--dry-run", "--json")
+    assert result.status == 0, result.err
+    found = json.loads(result.out)
+    layers = list(found["kept"])
+    assert found["few_tokens"] == {name: [3] for name in layers}
+    assert found["arguments"]["min_tokens"] == 100
+    held = 8 * len(layers)
+    assert f"{len(layers)} of {held} experts saw fewer than 100 tokens of this text" in result.err
+    assert f"; {len(layers)} of these go (" in result.err
+    quiet = run(model, "--for", "code", "--min-tokens", 2, "--dry-run", "--json")
+    assert "few_tokens" not in json.loads(quiet.out)
+    assert "saw fewer" not in quiet.err
+    assert "saw fewer" not in run(model, "--dry-run").err  # with the tokens of both texts
+
+
+def test_by_weights_alone(model: Path, folder: Path) -> None:
+    (folder / "gates.json").unlink()
+    result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
+    assert result.status == 0, result.err
+    values = {}
+    with open_model(model) as checkpoint:
+        for layer in checkpoint.require_mixtures():
+            stacked = [checkpoint.read(name) for name in layer.stacked_tensors]
+            values[layer.name] = [
+                -weights.aimer(
+                    [
+                        *(checkpoint.read(layer.expert_tensor(e, suffix)) for suffix in layer.expert_tensors),
+                        *(tensor[e] for tensor in stacked),
+                    ]
+                )
+                for e in range(layer.num_experts)
+            ]
+    assert kept(folder / "out") == best(model, values, 4)
+
+
+def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
+    assert run(model, "--metric", "random", "--ratio", 0.5, "-o", "one").status == 0
+    chosen = kept(folder / "one")
+    (folder / "ids.json").write_text(json.dumps({"kept": chosen}))
+    assert run(model, "--experts", "ids.json", "-o", "other").status == 0
+    assert kept(folder / "other") == chosen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "status"),
+    [
+        (("--for", "cod"), "Did you mean code?", 1),
+        (("--source", "eng_Latn"), "Name the texts whose statistics count with --for", 2),
+        (("--strategy", "global-threshold"), "one number for all", 2),
+        (("--experts-per-layer", "6,4"), "Give one number", 2),
+        (("--round-to", 16), "no multiple of 16", 2),
+        (("--ratio", 0.9), "would stay", 2),
+        (("--metric", "entropy"), "entropy", 2),
+    ],
+)
+def test_bad_usage(
+    arguments: tuple[object, ...], message: str, status: int, model: Path, folder: Path
+) -> None:
+    result = run(model, *arguments, "-o", "out")
+    assert result.status == status
+    assert message in result.err
+    assert not (folder / "out").exists()
