@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.model.checkpoint import open_model
@@ -29,9 +30,16 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture
 def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with the gates.json of `model`: of `code` expert 3 saw 2 tokens, the others 200 or more."""
+    """A working directory with the gates.json of `model`."""
+    write_statistics(tmp_path / "gates.json", model)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_statistics(path: Path, model: Path) -> None:
+    """Of the layers that a forward pass runs; of `code` expert 3 saw 2 tokens, the others 200 or more."""
     with open_model(model) as checkpoint:
-        layers = checkpoint.require_mixtures()
+        layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
         shape = len(layers), layers[0].num_experts
         entries = {}
         for seed, text in enumerate(("code", "chat")):
@@ -52,9 +60,7 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
             layers[0].top_k,
             entries,
         )
-    write_json(tmp_path / "gates.json", {"format": made.format, **made.to_json()})
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    write_json(path, {"format": made.format, **made.to_json()})
 
 
 def kept(directory: Path) -> dict[str, tuple[int, ...]]:
@@ -76,6 +82,45 @@ def best(model: Path, values: dict[str, list[float]], count: int) -> dict[str, t
                 own += ranked[: count // layer.groups.count]
             found[layer.name] = tuple(sorted(own))
     return found
+
+
+def by_weights(model: Path) -> dict[str, list[float]]:
+    """Layer's name -> minus AIMER of each expert."""
+    values = {}
+    with open_model(model) as checkpoint:
+        for layer in checkpoint.require_mixtures():
+            stacked = [checkpoint.read(name) for name in layer.stacked_tensors]
+            values[layer.name] = [
+                -weights.aimer(
+                    [
+                        *(checkpoint.read(layer.expert_tensor(e, suffix)) for suffix in layer.expert_tensors),
+                        *(tensor[e] for tensor in stacked),
+                    ]
+                )
+                for e in range(layer.num_experts)
+            ]
+    return values
+
+
+def test_a_layer_that_no_text_enters_goes_by_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = save_tiny(tmp_path / "tiny", "glm4_moe")
+    tensors = load_file(model / "model.safetensors")
+    predicting = {
+        name.replace("layers.2.", "layers.3."): value.flip(0).contiguous()
+        for name, value in tensors.items()
+        if name.startswith("model.layers.2.")
+    }
+    save_file({**tensors, **predicting}, model / "model.safetensors", {"format": "pt"})
+    write_statistics(tmp_path / "gates.json", model)
+    result = run(model, "--ratio", 0.5, "-o", "out")
+    assert result.status == 0, result.err
+    assert "aimer for layers that predict further tokens" in result.err
+    name = "model.layers.3.mlp"
+    found = kept(tmp_path / "out")
+    assert found[name] == best(model, by_weights(model), 4)[name]
 
 
 def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> None:
@@ -115,20 +160,7 @@ def test_by_weights_alone(model: Path, folder: Path) -> None:
     (folder / "gates.json").unlink()
     result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
     assert result.status == 0, result.err
-    values = {}
-    with open_model(model) as checkpoint:
-        for layer in checkpoint.require_mixtures():
-            stacked = [checkpoint.read(name) for name in layer.stacked_tensors]
-            values[layer.name] = [
-                -weights.aimer(
-                    [
-                        *(checkpoint.read(layer.expert_tensor(e, suffix)) for suffix in layer.expert_tensors),
-                        *(tensor[e] for tensor in stacked),
-                    ]
-                )
-                for e in range(layer.num_experts)
-            ]
-    assert kept(folder / "out") == best(model, values, 4)
+    assert kept(folder / "out") == best(model, by_weights(model), 4)
 
 
 def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
