@@ -22,6 +22,7 @@ from prunecli.commands.options import (
     LabelledOption,
     LangsOption,
     MaxSentencesOption,
+    NamedTextOption,
     PairsOption,
     QuietOption,
     SeedOption,
@@ -30,7 +31,6 @@ from prunecli.commands.options import (
     TableOption,
     TargetFileOption,
     TaskOption,
-    TextFilesOption,
     WholeFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
@@ -51,7 +51,7 @@ def evaluate(
     langs: LangsOption = None,
     pairs: PairsOption = None,
     task: TaskOption = None,
-    text: TextFilesOption = None,
+    text: NamedTextOption = None,
     whole_files: WholeFilesOption = False,
     labelled: LabelledOption = None,
     context: ContextOption = None,
@@ -65,6 +65,15 @@ def evaluate(
             show_default=False,
         ),
     ] = None,
+    continuations: Annotated[
+        int,
+        typer.Option(
+            "--continuations",
+            min=0,
+            metavar="N",
+            help="lm: from N prompts of each text, how far greedy continuations agree with the first checkpoint's.",
+        ),
+    ] = 0,
     beam: Annotated[int, typer.Option("--beam", min=1, help="Beam size; 1 is greedy search.")] = 4,
     batch_tokens: BatchTokensOption = 2048,
     max_new_tokens: Annotated[
@@ -73,7 +82,7 @@ def evaluate(
             "--max-new-tokens",
             min=1,
             metavar="N",
-            help="Longest output; default: 3 x source tokens + 50, within the model's positions.",
+            help="Longest output; default: 3 x source tokens + 50 (--continuations: 64), within the model's positions.",
             show_default=False,
         ),
     ] = None,
@@ -148,7 +157,8 @@ def evaluate(
 ) -> None:
     """Translate with each checkpoint and score: chrF++, chrF, BLEU, spBLEU, COMET, length, over-generation.
 
-    Language models, masked ones and classifiers are measured by perplexity, the loss of hidden tokens, and accuracy.
+    Language models, masked ones and classifiers are measured by perplexity, the loss of hidden tokens, and accuracy;
+    language models also by how far their next tokens are from the first one's (KL divergence, top-1 agreement).
 
     The first checkpoint is the baseline: the others are tested against it by paired bootstrap; with lm and mlm
     by a paired t-test, with classification by McNemar's test.
@@ -167,6 +177,7 @@ def evaluate(
     from prunecli.evaluation.evaluate import evaluate as run
     from prunecli.evaluation.options import EvaluationOptions, labels_for
     from prunecli.text.choice import TextChoice
+    from prunecli.text.named import given_names
 
     choice = TextChoice(
         data=data,
@@ -175,7 +186,8 @@ def evaluate(
         target_file=target_file,
         langs=langs,
         pairs=pairs,
-        files=tuple(text or ()),
+        files=tuple(file.path for file in text or ()),
+        names=given_names(text or ()),
         whole_files=whole_files,
         labelled=labelled,
         max_sentences=max_sentences,
@@ -194,6 +206,7 @@ def evaluate(
         hypotheses=hypotheses,
         groups=groups,
         stride=stride,
+        continuations=continuations,
         memory=budget,
         spill_directory=spill_dir,
     )

@@ -26,6 +26,10 @@ TASK_COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
         "bits_per_byte": ("bits/byte", ".4f"),
         "bits_per_character": ("bits/char.", ".4f"),
         "tokens": ("tokens", ",d"),
+        "kl_divergence": ("KL, nats", ".4f"),
+        "top1_agreement": ("same top-1", ".1%"),
+        "tokens_until_difference": ("same until", ".1f"),
+        "equal_tokens": ("same tokens", ".1%"),
     },
     "mlm": {
         "loss": ("loss, nats", ".4f"),
@@ -42,7 +46,7 @@ TASK_COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
 """Task -> score -> its column's title and the format of its numbers."""
 DRAWN = {
     "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
-    "lm": {"perplexity": "perplexity"},
+    "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
     "mlm": {"loss": "loss of the hidden tokens, nats"},
     "classification": {"accuracy": "accuracy"},
 }
@@ -176,24 +180,54 @@ def show_task(evaluation: Evaluation) -> None:
         test = None
         console.warn(few)
     console.show(_task_table(evaluation, test))
+    if evaluation.results[0].by_text:
+        console.show(_text_table(evaluation))
     if test is not None:
         console.out(f"* differs from {test['baseline']} with p < {test['level']} ({test['test']}).")
 
 
 def _task_table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> console.Shown:
-    columns = TASK_COLUMNS[cast("OtherTask", evaluation.task)]
+    columns = _columns(evaluation)
     rows = []
     for result in evaluation.results:
         p_value = result.p_value
         marked = test["of"] if test is not None and p_value is not None and p_value < test["level"] else None
-        cells = [
-            f"{result.scores[name]:{form}}{'*' if name == marked else ''}"
-            for name, (_, form) in columns.items()
-        ]
-        rows.append([result.checkpoint, *cells])
+        rows.append([result.checkpoint, *_cells(columns, result.scores, marked)])
     data = evaluation.data
     title = f"{evaluation.task}, {', '.join(data['files'])}, {data['texts']:,} texts"
     return console.table(title, ["checkpoint", *(title for title, _ in columns.values())], rows)
+
+
+def _text_table(evaluation: Evaluation) -> console.Shown:
+    """One row per name of texts and checkpoint."""
+    columns, first = _columns(evaluation), evaluation.results[0]
+    rows = [
+        [name, result.checkpoint, *_cells(columns, result.by_text[name])]
+        for name in first.by_text
+        for result in evaluation.results
+    ]
+    titles = [title for title, _ in columns.values()]
+    return console.table("By text", ["text", "checkpoint", *titles], rows, text_columns=2, keys=2)
+
+
+def _columns(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
+    """Those of the task's columns that have a value."""
+    named = TASK_COLUMNS[cast("OtherTask", evaluation.task)]
+    return {
+        name: column
+        for name, column in named.items()
+        if any(name in result.scores for result in evaluation.results)
+    }
+
+
+def _cells(
+    columns: Mapping[str, tuple[str, str]], scores: Mapping[str, Any], marked: str | None = None
+) -> list[str]:
+    """The scores as the columns show them; blank where one is missing, a star at the one that is `marked`."""
+    return [
+        f"{scores[name]:{form}}{'*' if name == marked else ''}" if name in scores else ""
+        for name, (_, form) in columns.items()
+    ]
 
 
 def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str, Path]) -> None:
@@ -203,13 +237,21 @@ def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str
     from prunecli.analysis.through_training import kept_of_one_training, training_figure
     from prunecli.model.checkpoint import open_model
 
-    titles = DRAWN[evaluation.task]
+    others = evaluation.results[1:]
+    titles = {
+        name: title
+        for name, title in DRAWN[evaluation.task].items()
+        if name != "kl_divergence" or (others and all(name in other.scores for other in others))
+    }
     opened = [open_model(checkpoints[result.checkpoint]) for result in evaluation.results]
     unit, fractions = removed(opened)
     points = [
         CurvePoint(
             lost.fraction,
-            {title: float((result.scores or result.mean)[name]) for name, title in titles.items()},
+            {
+                title: float((result.scores or result.mean).get(name, 0.0))  # the first has no divergence
+                for name, title in titles.items()
+            },
             lost.lines,
             lost.is_original,
             lost.by_ablation,

@@ -95,7 +95,7 @@ def translate(
         limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model.config))
         outputs = generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
-        ends = _end_ids(model, tokenizer)
+        ends = end_ids(model, tokenizer)
         for index, text, ids in zip(batch, texts, outputs, strict=True):
             # The first id starts the decoder; in NLLB it is the end token itself.
             done[index] = Translation(text.strip(), not ends.isdisjoint(ids[1:]))
@@ -150,8 +150,9 @@ def _beam_cache_class() -> Any:
     return BeamCache
 
 
-def _end_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
+def end_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
+    """The tokens that end an output; empty where neither the model nor its tokenizer has one."""
     value = model.generation_config.eos_token_id
     if value is None:
         value = tokenizer.eos_token_id
-    return set(value) if isinstance(value, list | tuple) else {value}
+    return set(value) if isinstance(value, list | tuple) else {value} - {None}

@@ -31,6 +31,7 @@ class EvaluationOptions:
         hypotheses: directory that translations are written to, or None.
         groups: file of groups of languages, for means by group; see `read_groups`.
         stride: of the windows of `lm`; None: context - 1.
+        continuations: prompts of each text from which `lm` compares what models go on with; 0: none.
         memory: bytes in which `lm` and `mlm` run layer by layer; None: the whole model is held.
         spill_directory: with `memory`: as in `Resources`.
     """
@@ -46,6 +47,7 @@ class EvaluationOptions:
     hypotheses: Path | None = None
     groups: Path | None = None
     stride: int | None = None
+    continuations: int = 0
     memory: int | None = None
     spill_directory: Path | None = None
 
@@ -55,11 +57,18 @@ class EvaluationOptions:
                 f"a significance level of {self.level:g}", "Choose one between 0 and 1, such as 0.05 or 0.01."
             )
 
+        if self.continuations and self.memory is not None:
+            raise UsageError(
+                "--continuations does not go with --memory: layer by layer there is no decoding",
+                "Leave one of them out.",
+            )
+
     @property
     def given(self) -> dict[str, bool]:
         """Option that goes with some tasks only -> whether it was given."""
         values = {
             "--stride": self.stride,
+            "--continuations": self.continuations or None,
             "--spm": self.spm,
             "--comet": self.comet,
             "--hypotheses": self.hypotheses,

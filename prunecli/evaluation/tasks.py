@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset
@@ -19,6 +21,7 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
+    from prunecli.evaluation.causal import CausalModels
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.runner import RunReport
@@ -37,21 +40,6 @@ LAYER_MAJOR: tuple[OtherTask, ...] = ("lm", "mlm")
 """Tasks that can run layer by layer."""
 
 
-@dataclass(frozen=True)
-class _Measured:
-    """What one checkpoint scores.
-
-    Attributes:
-        scores: of all texts.
-        values: of the examples, which are tested against the baseline's.
-        windows: how texts were cut, for the file.
-    """
-
-    scores: Mapping[str, Any]
-    values: NDArray[Any]
-    windows: Mapping[str, Any] = field(default_factory=dict)
-
-
 def evaluate_task(
     checkpoints: Mapping[str, Path],
     data: Dataset,
@@ -65,7 +53,8 @@ def evaluate_task(
 ) -> Evaluation:
     """Measure each checkpoint at the task of `data`, compare with the first, write `output`.
 
-    `lm`: perplexity and bits per byte; paired t-test over the texts' bits per byte. `mlm`: the loss of hidden tokens;
+    `lm`: perplexity and bits per byte, divergence from the first (`CausalModels`); paired t-test over the texts' bits
+    per byte. `mlm`: the loss of hidden tokens;
     paired t-test over the texts' mean losses. `classification`: accuracy, F1 and Matthews correlation;
     McNemar's exact test.
 
@@ -94,10 +83,16 @@ def evaluate_task(
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())
     options = replace(options, dtype=_dtype(opened, task, options, say))
-    measured = {
-        label: _measure(label, checkpoint, task, text, data.context, options, progress, report)
-        for label, checkpoint in opened.items()
-    }
+    with ExitStack() as kept:
+        causal = None
+        if task == "lm" and isinstance(text, PlainText):
+            from prunecli.evaluation.causal import CausalModels
+
+            causal = kept.enter_context(CausalModels(checkpoints, text, data.context, options, say))
+        measured = {
+            label: _measure(label, checkpoint, causal, text, data.context, options, progress, report)
+            for label, checkpoint in opened.items()
+        }
     evaluation = _evaluation(opened, task, text, options, measured)
     if output is not None:
         write_json(output, evaluation.to_json(), force=force)
@@ -127,13 +122,13 @@ def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: Evaluatio
 def _measure(
     label: str,
     checkpoint: Checkpoint,
-    task: OtherTask,
+    causal: CausalModels | None,
     text: PlainText | LabelledText,
     context: int | None,
     options: EvaluationOptions,
     progress: Progress,
     report: Callable[[str, RunReport], None],
-) -> _Measured:
+) -> Measured:
     from prunecli.modules.loading import choose_device, load_model
     from prunecli.modules.precision import choose_dtype
     from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
@@ -152,42 +147,15 @@ def _measure(
         runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
     if isinstance(text, LabelledText):
         measured = _classes(runner, tokenizer, text, options, f"{label}: classifying", progress)
+    elif causal is not None:
+        measured = causal.measure(label, runner, tokenizer, progress)
     else:
-        measure = _causal if task == "lm" else _masked
-        measured = measure(runner, tokenizer, text, context, options, f"{label}: reading", progress)
+        measured = _masked(runner, tokenizer, text, context, options, f"{label}: reading", progress)
     if run_report is not None:
         report(label, run_report)
     del runner
     gc.collect()  # before the next checkpoint is loaded
     return measured
-
-
-def _causal(
-    runner: Runner,
-    tokenizer: Any,
-    text: PlainText,
-    context: int | None,
-    options: EvaluationOptions,
-    what: str,
-    progress: Progress,
-) -> _Measured:
-    from prunecli.evaluation.language_model import bits_per, lm_losses, perplexity, utf8_bytes
-    from prunecli.running.lengths import window_length
-
-    length = window_length(runner.model, tokenizer, context)
-    windows = {"context": length, "stride": length - 1 if options.stride is None else options.stride}
-    losses = lm_losses(
-        runner, tokenizer, text.texts, options.decoding.batch_tokens, **windows, what=what, progress=progress
-    )
-    scores = {
-        "perplexity": perplexity(losses.loss),
-        "loss": losses.loss,
-        "bits_per_byte": bits_per(losses, text.texts, utf8_bytes),
-        "bits_per_character": bits_per(losses, text.texts, len),
-        "tokens": int(losses.tokens.sum()),
-    }
-    sizes = np.array([utf8_bytes(one) for one in text.texts])
-    return _Measured(scores, losses.nats / np.log(2) / sizes, windows)
 
 
 def _masked(
@@ -198,7 +166,7 @@ def _masked(
     options: EvaluationOptions,
     what: str,
     progress: Progress,
-) -> _Measured:
+) -> Measured:
     from prunecli.evaluation.language_model import mlm_losses, perplexity
     from prunecli.running.lengths import window_length
 
@@ -214,7 +182,7 @@ def _masked(
         progress=progress,
     )
     scores = {"perplexity": perplexity(losses.loss), "loss": losses.loss, "tokens": int(losses.tokens.sum())}
-    return _Measured(scores, losses.nats / np.maximum(losses.tokens, 1), {"context": length})
+    return Measured(scores, losses.nats / np.maximum(losses.tokens, 1), {"context": length})
 
 
 def _classes(
@@ -224,7 +192,7 @@ def _classes(
     options: EvaluationOptions,
     what: str,
     progress: Progress,
-) -> _Measured:
+) -> Measured:
     from prunecli.evaluation.classification import accuracy, classify, f1_scores, matthews_correlation
 
     predictions = classify(
@@ -239,7 +207,7 @@ def _classes(
         "loss": float(predictions.losses.mean()),
         "f1_by_class": {str(names[number]): round(value, 6) for number, value in by_class.items()},
     }
-    return _Measured(scores, predictions.right)
+    return Measured(scores, predictions.right)
 
 
 def _evaluation(
@@ -247,7 +215,7 @@ def _evaluation(
     task: OtherTask,
     text: PlainText | LabelledText,
     options: EvaluationOptions,
-    measured: Mapping[str, _Measured],
+    measured: Mapping[str, Measured],
 ) -> Evaluation:
     from prunecli.results.evaluation import Evaluated, Evaluation
     from prunecli.results.header import header, sizes
@@ -255,9 +223,6 @@ def _evaluation(
     baseline = next(iter(measured))
     results = []
     for label, one in measured.items():
-        scores = {
-            name: round(value, 6) if isinstance(value, float) else value for name, value in one.scores.items()
-        }
         compared: dict[str, Any] = {}
         if label != baseline:
             compared["p_value"] = _p_value(task, measured[baseline].values, one.values)
@@ -267,7 +232,8 @@ def _evaluation(
                 dtype=options.dtype,
                 **one.windows,
                 **sizes(opened[label]),
-                scores=scores,
+                scores=_rounded(one.scores),
+                by_text={name: _rounded(own) for name, own in one.by_text.items()},
                 **compared,
             )
         )
@@ -280,6 +246,10 @@ def _evaluation(
         significance=tested if len(measured) > 1 else None,
         results=results,
     )
+
+
+def _rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}
 
 
 def _p_value(task: OtherTask, baseline: NDArray[Any], values: NDArray[Any]) -> float | None:

@@ -4,6 +4,8 @@ What is below the head runs once, in the model's own forward pass. For each furt
 anew, and what is below the head answers with what it returned before, cut to the block. So nothing of a head is
 restated: scales, soft caps, biases and the layers of a masked language model's head are the model's own. Where a
 class's head does not take the last hidden states of what is below it, the logits are taken whole.
+
+The same way leads from last hidden states to logits when the rest of the model is gone: `Logits.of_states`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from prunecli.modules.replay import replaced
@@ -36,22 +39,27 @@ class Logits:
         model: with a head; may be wrapped for several processes.
         inputs: arguments of its forward pass, without labels, on its device.
         kept: `[B, T]` bool, or `[B]` in classification: the positions that are wanted.
+        by_states: the last hidden states are wanted too, so that the head runs by itself also where one block is all.
 
     Attributes:
         outputs: what else the forward pass returned.
+        has_states: whether the head takes last hidden states, each by itself; only known with `by_states`.
     """
 
-    def __init__(self, model: Any, inputs: Mapping[str, Any], kept: Tensor) -> None:
+    def __init__(
+        self, model: Any, inputs: Mapping[str, Any], kept: Tensor, *, by_states: bool = False
+    ) -> None:
         self._model, self._inputs = getattr(model, "module", model), inputs
         size = block_positions(_vocabulary(self._model))
         rows = kept.flatten().nonzero().squeeze(1)
         self._blocks: Sequence[Tensor] = torch.split(rows, size)
         self._body: _Body | None = None
         made = None
-        if kept.dim() > 1 and kept.numel() > size:
+        if kept.dim() > 1 and (by_states or kept.numel() > size):
             body = _Body(self._model, kept.shape)
             made = body.first(model, inputs, self._blocks[0])
             self._body = body if made is not None and body.cuts else None
+        self.has_states = self._body is not None
         if made is None:
             made = model(**inputs)
         self._held: Tensor | None = made.logits.flatten(0, -2)
@@ -72,6 +80,28 @@ class Logits:
         with self._body.answering(rows):
             logits: Tensor = self._model(**self._inputs).logits[0]
         return logits
+
+    @property
+    def states(self) -> Tensor:
+        """`[positions, d_model]`: the last hidden states of all positions that are wanted."""
+        assert self._body is not None
+        return torch.cat([self._body.states(rows) for rows in self._blocks])
+
+    def of_states(self, states: Tensor) -> Tensor:
+        """`[positions, vocabulary]`: the head's logits of any batch's last hidden states `[positions, d_model]`."""
+        assert self._body is not None
+        with self._body.answering(states=states):
+            logits: Tensor = self._model(**self._inputs).logits[0]
+        return logits
+
+    def keep_head(self) -> None:
+        """Let go of the model's weights that `of_states` has no use for; the model is good for nothing else then."""
+        assert self._body is not None
+        with torch.no_grad(), _Used() as used:
+            self.of_states(self._body.states(self._blocks[0][:1]))
+        for parameter in self._model.parameters():
+            if id(parameter) not in used.seen:
+                parameter.data = parameter.data.new_empty(0)
 
     def each(self, function: Callable[[int, slice], Tensor]) -> list[Tensor]:
         """What `function` makes of the number of each block and of its place among the positions.
@@ -115,6 +145,8 @@ class _Body:
         self._shape, self._parts = tuple(shape), _parts(model)
         self._kept: dict[nn.Module, Any] = {}
         self._rows: Tensor | None = None
+        self._states: Tensor | None = None
+        self._hidden: Tensor | None = None
         self._inside = False
 
     def first(self, model: Any, inputs: Mapping[str, Any], rows: Tensor) -> Any:
@@ -134,10 +166,16 @@ class _Body:
             return None
         return output
 
+    def states(self, rows: Tensor | None) -> Tensor:
+        """`[positions, d_model]`: the last hidden states of these positions."""
+        assert self._hidden is not None
+        assert rows is not None
+        return self._hidden.index_select(0, rows)
+
     @contextmanager
-    def answering(self, rows: Tensor) -> Iterator[None]:
-        """Inside, the model's forward pass is that of these positions."""
-        self._rows = rows
+    def answering(self, rows: Tensor | None = None, states: Tensor | None = None) -> Iterator[None]:
+        """Inside, the model's forward pass is that of these positions, or ends in these last hidden states."""
+        self._rows, self._states = rows, states
         with ExitStack() as undone:
             for part, is_last in self._parts.items():
                 undone.enter_context(replaced(part, partial(self._run, part, is_last)))
@@ -160,8 +198,23 @@ class _Body:
         if hidden is None or tuple(hidden.shape[:-1]) != self._shape:
             return output
         self.cuts += 1
-        chosen = hidden.flatten(0, 1).index_select(0, self._rows)[None]
-        return type(output)(**{**output, "last_hidden_state": chosen})
+        self._hidden = hidden.flatten(0, 1)
+        chosen = self.states(self._rows) if self._states is None else self._states
+        return type(output)(**{**output, "last_hidden_state": chosen[None]})
+
+
+class _Used(TorchFunctionMode):
+    """Inside, the parameters that torch's functions are given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_function__(self, function: Any, _types: Any, arguments: Any = (), options: Any = None) -> Any:
+        for value in (*arguments, *(options or {}).values()):
+            several = value if isinstance(value, (list, tuple)) else (value,)
+            self.seen |= {id(one) for one in several if isinstance(one, nn.Parameter)}
+        return function(*arguments, **(options or {}))
 
 
 def _parts(model: Any) -> dict[nn.Module, bool]:

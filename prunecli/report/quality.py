@@ -29,12 +29,16 @@ SCORES = {
     "matthews": "Matthews correlation",
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
+    "kl_divergence": "KL divergence, nats",
+    "top1_agreement": "same top-1",
+    "tokens_until_difference": "same tokens until",
+    "equal_tokens": "same tokens",
     "loss": "loss",
     "length_ratio": "length",
     "over_generated": "over-generated",
 }
 """Those shown, in this order; the first that a file has is drawn."""
-LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "loss"}
+LOWER_IS_BETTER = {"perplexity", "bits_per_byte", "kl_divergence", "loss"}
 MOST_PAIRS, MOST_CHECKPOINTS = 40, 8
 """Scores by pair are listed for at most so many."""
 

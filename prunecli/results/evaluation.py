@@ -28,6 +28,7 @@ class Evaluated(Record):
     parameters: Count | None = None
     checkpoint_bytes: Count | None = None
     scores: dict[str, Any] = Field(default_factory=dict)
+    by_text: dict[str, dict[str, Any]] = Field(default_factory=dict)
     p_value: Number | None = None
 
 
@@ -46,7 +47,7 @@ class Evaluation(Document):
     results: list[Evaluated] = Field(min_length=1)
 
     def _tables(self) -> Tables:
-        """translation: `pairs`, `mean`, `by_source`, `by_target`, `by_group`; else `scores` and `f1_by_class`."""
+        """`pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`, `f1_by_class`."""
         return self._translation() if self.task == "translation" else self._other()
 
     def _translation(self) -> Tables:
@@ -75,12 +76,15 @@ class Evaluation(Document):
         return found
 
     def _other(self) -> Tables:
-        found: Tables = {"scores": [], "f1_by_class": []}
+        found: Tables = {"scores": [], "by_text": [], "f1_by_class": []}
         for result in self.results:
             name, fields = {"checkpoint": result.checkpoint}, result.to_json()
             found["scores"].append(
                 {**name, **picked(fields, MODEL), **scalars(fields["scores"]), **picked(fields, ("p_value",))}
             )
+            found["by_text"] += [
+                {**name, "text": text, **scalars(scores)} for text, scores in result.by_text.items()
+            ]
             by_class = result.scores.get("f1_by_class", {})
             found["f1_by_class"] += [
                 {**name, "class": label, "f1": value} for label, value in by_class.items()

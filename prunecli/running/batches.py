@@ -66,6 +66,7 @@ def run_forward(
     *,
     observer: Observer | None = None,
     reduce: Callable[[Batch, Any], None] = ignored,
+    beside: int = 0,
 ) -> None:
     """Run a forward pass of each batch, without gradients.
 
@@ -75,11 +76,12 @@ def run_forward(
         line: of the progress, where the model is held whole.
         observer: watches the runner's model.
         reduce: is given each batch, in order, and what the observer saw of its pass; layer by layer once a layer.
+        beside: bytes that `forward` takes beside the model's own activations.
 
     Raises:
         UsageError, CheckpointError, OutputError: as `runner` does.
     """
-    groups = list(runner.groups(batches, partial(batch_cost, backward=False)))
+    groups = list(runner.groups(batches, partial(batch_cost, backward=False, beside=beside)))
     with _shown(runner, groups, line, progress) as (advance, step):
         for group in groups:
             with runner.running(group, step) as run:
@@ -194,11 +196,12 @@ def _shown(
         yield ignored, advance
 
 
-def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool) -> BatchCost:
+def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int = 0) -> BatchCost:
     """What a batch takes: its widest layer or its logits, and what is kept of it between layers.
 
     Args:
         backward: whether it goes back too, for which the output of every layer is kept.
+        beside: bytes that are taken beside the model's own activations.
     """
     shape, config = runner.shape, runner.model.config
     rows, keys = batch.inputs["input_ids"].shape
@@ -223,4 +226,4 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool) -> BatchCost:
         sent = state_bytes(shape, rows * length, rows * length) - output
         kept = len(stages) * output + sum(stage.ffn is not None for stage in stages) * sent
         states += output + biases + (kept + 2 * sent if backward else sent)
-    return BatchCost(activations, (states,))
+    return BatchCost(activations + beside, (states,))

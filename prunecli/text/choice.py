@@ -36,7 +36,7 @@ _TASKS: Mapping[str, tuple[TaskName, ...]] = {
     ),
     **dict.fromkeys(("--labelled", "--valid-labelled"), ("classification",)),
     **dict.fromkeys(("--text", "--valid-text", "--whole-files", "--context", "--memory"), _PLAIN),
-    "--stride": ("lm",),
+    **dict.fromkeys(("--stride", "--continuations"), ("lm",)),
 }
 """Option -> the tasks that it goes with."""
 _NEEDS: Mapping[TrainingTask, str] = {
@@ -92,6 +92,7 @@ class TextChoice:
         source_file, target_file: of one direction, which `pairs` names.
         langs, pairs: see `parse_pairs`.
         files: of plain text.
+        names: of `files`, by which what is measured is told apart; empty: they have none.
         whole_files: each of `files` is one text, not each of its lines.
         labelled: file of labelled text.
         max_sentences: only the first so many; None: all.
@@ -106,6 +107,7 @@ class TextChoice:
     langs: str | None = None
     pairs: str | None = None
     files: tuple[Path, ...] = ()
+    names: tuple[str, ...] = ()
     whole_files: bool = False
     labelled: Path | None = None
     max_sentences: int | None = None
@@ -180,7 +182,8 @@ class TextChoice:
         if task == "translation":
             return self.parallel(say)
         if task != "classification":
-            return read_plain(self.files, whole_files=self.whole_files).first(self.max_sentences), ()
+            plain = read_plain(self.files, whole_files=self.whole_files, names=self.names)
+            return plain.first(self.max_sentences), ()
         if self.labelled is None:
             raise UsageError("classification needs labels", _NEEDS[task])
         return read_labelled(self.labelled).first(self.max_sentences), ()
@@ -244,7 +247,11 @@ class TextChoice:
             )
         if split is not None or data is None:
             raise UsageError("--select-split: the text has no splits", "Name a file with --select-data.")
-        return replace(self, labelled=data) if task == "classification" else replace(self, files=(data,))
+        return (
+            replace(self, labelled=data)
+            if task == "classification"
+            else replace(self, files=(data,), names=())
+        )
 
     def lines(self, say: Say = unsaid) -> Lines:
         """All lines of `split` (else of those of `WHOLE_SPLITS` that there are) and of `files`, in `langs`.

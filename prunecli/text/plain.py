@@ -18,10 +18,12 @@ class PlainText:
     Attributes:
         files: where they are from.
         texts: without line ends at their ends; none is blank.
+        names: of each text, the one that its file was given; empty: none was.
     """
 
     files: tuple[Path, ...]
     texts: tuple[str, ...]
+    names: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -31,22 +33,38 @@ class PlainText:
         """A hash of the texts."""
         return hashlib.sha256("\n".join(self.texts).encode()).hexdigest()
 
+    @property
+    def by_name(self) -> dict[str, list[int]]:
+        """Name -> the numbers of its texts; empty where there are no names."""
+        found: dict[str, list[int]] = {}
+        for number, name in enumerate(self.names):
+            found.setdefault(name, []).append(number)
+        return found
+
     def first(self, count: int | None) -> PlainText:
-        """The first `count` texts; all of them where it is None.
+        """The first `count` texts, of each name where there are names; all of them where it is None.
 
         Raises:
             DataError: there are fewer.
         """
-        require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
-        return PlainText(self.files, self.texts[:count])
+        if not self.names:
+            require_count(count, len(self), "texts", ", ".join(map(str, self.files)), "there are")
+            return PlainText(self.files, self.texts[:count])
+        for name, numbers in self.by_name.items():
+            require_count(count, len(numbers), "texts", name, "there are")
+        kept = sorted(number for numbers in self.by_name.values() for number in numbers[:count])
+        return PlainText(self.files, tuple(self.texts[n] for n in kept), tuple(self.names[n] for n in kept))
 
 
-def read_plain(files: Sequence[Path | str], *, whole_files: bool = False) -> PlainText:
+def read_plain(
+    files: Sequence[Path | str], *, whole_files: bool = False, names: Sequence[str] = ()
+) -> PlainText:
     r"""Read UTF-8 text; blank lines are skipped, a byte order mark and the `\r` of line ends are left out.
 
     Args:
         files: in the order in which they are to be read.
         whole_files: each file is one text, its line ends and blank lines included; else each line is one.
+        names: of each file; empty: they have none.
 
     Raises:
         UsageError: no file is given.
@@ -56,7 +74,10 @@ def read_plain(files: Sequence[Path | str], *, whole_files: bool = False) -> Pla
         raise UsageError("no file of text was given", "Name one or more with --text.")
     paths = tuple(Path(file) for file in files)
     texts: list[str] = []
-    for path in paths:
+    owners: list[str] = []
+    for number, path in enumerate(paths):
         lines = read_lines(path)
         texts += ["\n".join(lines)] if whole_files else [line for line in lines if line.strip()]
-    return PlainText(paths, tuple(texts))
+        if names:
+            owners += [names[number]] * (len(texts) - len(owners))
+    return PlainText(paths, tuple(texts), tuple(owners))

@@ -104,6 +104,28 @@ def test_a_text_in_windows(folder):
     assert len(set(losses)) == 3
 
 
+def test_texts_by_name_against_the_first(folder):
+    texts = ("--text", "hats=a.txt", "--text", "b.txt", "--text", "hats=b.txt", "--continuations", "2")
+    result = _run(
+        "full", "small", *texts, "--table", "lm.csv", "--max-new-tokens", "4", "--max-sentences", "1"
+    )
+    for text in ("By text", "hats", "KL, nats", "same top-1", "same until", "same tokens"):
+        assert text in result.stdout
+    made = json.loads((folder / "evaluation.json").read_text())
+    assert made["data"]["texts"] == 2
+    first, other = made["results"]
+    assert list(first["by_text"]) == list(other["by_text"]) == ["hats", "b"]
+    assert other["by_text"]["hats"]["continuations"] == 1
+    table = rows("lm.csv", "by_text")
+    assert [(row["checkpoint"], row["text"]) for row in table] == [
+        (name, text) for name in ("full", "small") for text in ("hats", "b")
+    ]
+    assert table[2]["kl_divergence"] == other["by_text"]["hats"]["kl_divergence"]
+    lines = result.stdout.splitlines()
+    (shown,) = [line for line in lines if line.split()[:2] == ["hats", "small"]]
+    assert f"{other['by_text']['hats']['kl_divergence']:.4f}" in shown
+
+
 def test_whole_files_and_a_stride(folder):
     arguments = ("full", "--task", "lm", "--text", "a.txt", "--stride", "9", "--whole-files", "--json")
     payload = json.loads(_run(*arguments).stdout)
@@ -186,6 +208,13 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
         (("c-full", "--labelled", "text.tsv", "--memory", "8GiB"), UsageError, "--memory goes with"),
         (("bare", "--text", "a.txt"), UnsupportedModelError, "bare: BertModel has no head"),
         (("none", "--text", "a.txt"), CheckpointError, "none: no such directory"),
+        (("full", "--text", "a,b=a.txt"), UsageError, "--text a,b=a.txt: a comma in the name"),
+        (("full", "--text", "a.txt", "--continuations", "3"), UsageError, "compares checkpoints"),
+        (
+            ("masked", "--text", "a.txt", "--continuations", "3"),
+            UsageError,
+            "--continuations goes with --task lm",
+        ),
         (("full", "--text", "cut.txt.gz"), DataError, "cut.txt.gz: not a whole gzip file"),
         (("full", "--task", "lm", "--text", "a.txt", "--stride", "64"), UsageError, "--stride 64"),
         (("full", "--task", "lm", "--text", "none.txt"), DataError, "none.txt: no such file"),
@@ -199,6 +228,7 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
 def test_refused(folder, arguments, error, message):
     (folder / "cut.txt.gz").write_bytes(gzip.compress(b"the hat\n" * 99)[:-9])
     tiny_family("bare", "bert", architectures=["BertModel"])
+    tiny_family("masked", "bert")
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     with pytest.raises(error) as caught:
         _run(*arguments)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from prunecli.errors import UsageError
-from prunecli.text.named import TextFile, names_of, parse_text_file
+from prunecli.text.named import TextFile, given_names, names_of, parse_text_file
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,8 @@ def test_names_that_would_be_the_same_are_whole_paths() -> None:
     files = [parse_text_file(value) for value in ("x/test.txt", "y/test.txt", "code=a.py", "code.txt")]
 
     assert names_of(files) == ("x/test.txt", "y/test.txt", "code", "code.txt")
+
+
+def test_names_where_any_was_given() -> None:
+    assert given_names([TextFile(Path("a.txt"))]) == ()
+    assert given_names([TextFile(Path("a.txt")), TextFile(Path("b.txt"), "code")]) == ("a", "code")
