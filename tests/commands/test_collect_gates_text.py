@@ -53,10 +53,10 @@ def test_texts_are_entries(model: Path, folder: Path) -> None:
     assert made.status == 0, made.err
     assert "experts without a token" in made.out
     found = read_gates(folder / "gates.json")
-    assert (found.mode, found.top_k, list(found.entries)) == ("text", 3, ["prose", "code"])
+    assert (found.mode, found.top_k, list(found.entries)) == ("text", 2, ["prose", "code"])
     assert found.layers == ("model.layers.1.mlp", "model.layers.2.mlp")
     assert found.entries["code"].tokens[0] > found.entries["prose"].tokens[0]
-    assert (found.entries["prose"].routed.sum(axis=1) == 3 * found.entries["prose"].tokens).all()
+    assert (found.entries["prose"].routed.sum(axis=1) == 2 * found.entries["prose"].tokens).all()
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
 
 

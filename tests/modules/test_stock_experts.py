@@ -13,7 +13,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.modules import stock_experts
 from prunecli.modules.stock_experts import ExpertUse, expert_modules, own_experts
 from tests.reference.stock_experts import every_output, expert_calls
-from tests.stock_mixtures import CLASSES, tiny_mixture
+from tests.stock_mixtures import OBSERVED, tiny_mixture
 
 IDS = torch.randint(2, 64, (3, 17), generator=torch.Generator().manual_seed(1))
 
@@ -24,10 +24,10 @@ def _no_gradients() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("model_type", CLASSES)
-@pytest.mark.parametrize("threads", [False, True], ids=["one", "threads"])
-def test_logits_are_the_stock_ones(model_type: str, threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stock_experts, "threads_pay", lambda *_: threads)
+@pytest.mark.parametrize("model_type", OBSERVED)
+def test_logits_are_the_stock_ones(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # In every other family the experts are shared out to threads.
+    monkeypatch.setattr(stock_experts, "threads_pay", lambda *_: OBSERVED.index(model_type) % 2 == 1)
     model = tiny_mixture(model_type)
     before = model.get_experts_implementation()
     stock = {}
@@ -43,7 +43,7 @@ def test_logits_are_the_stock_ones(model_type: str, threads: bool, monkeypatch: 
         torch.testing.assert_close(own, logits, rtol=0, atol=2e-6 * float(logits.abs().max()))
 
 
-@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize("model_type", OBSERVED)
 def test_norms_are_those_of_every_expert_on_every_token(model_type: str) -> None:
     model = tiny_mixture(model_type)
     model.set_experts_implementation("eager")
@@ -98,6 +98,13 @@ def test_observers_and_implementation_are_gone_after_a_failure() -> None:
         fail()
     assert model.get_experts_implementation() == before
     assert all(module.observer is None for module in expert_modules(model).values())
+
+
+@pytest.mark.parametrize("model_type", ["llama4_text", "switch_transformers"])
+def test_families_with_experts_of_another_kind_are_refused(model_type: str) -> None:
+    model = tiny_mixture(model_type)
+    with pytest.raises(UnsupportedModelError, match=type(model).__name__), own_experts(model):
+        pass
 
 
 def test_a_model_without_such_experts_is_refused() -> None:

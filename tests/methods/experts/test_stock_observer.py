@@ -88,7 +88,7 @@ def test_pruned_experts_have_their_original_numbers() -> None:
     expected = _brute_force(model, IDS, MASK)[0]
     assert found.routed.shape == (1, 12)
     assert found.routed[0, list(kept)].tolist() == expected["routed"]
-    assert found.routed.sum() == 24 * 3
+    assert found.routed.sum() == 24 * 2
 
 
 def test_one_expert_a_token_has_no_second() -> None:

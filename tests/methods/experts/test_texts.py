@@ -61,7 +61,7 @@ def assert_same(one: GateStatistics, other: GateStatistics) -> None:
 
 def test_sums_are_those_of_single_windows(subject: Subject) -> None:
     found = subject.collect()
-    assert (found.mode, found.top_k, found.num_experts) == ("text", 3, 8)
+    assert (found.mode, found.top_k, found.num_experts) == ("text", 2, 8)
     assert list(found.entries) == ["prose", "code"]
     model = subject.model
     model.set_experts_implementation("eager")
