@@ -107,7 +107,7 @@ def own_experts(model: Any) -> Iterator[dict[str, Any]]:
     if not modules or not model._can_set_experts_implementation():
         raise UnsupportedModelError(
             f"{type(model).__name__}: transformers does not let its experts be run from outside",
-            "Its experts cannot be measured; choose them with prune-experts --experts, --metric aimer or random.",
+            "Choose them with prune-experts --experts FILE or --metric random.",
         )
     ExpertsInterface.register(IMPLEMENTATION, run_mixture)
     before = model.get_experts_implementation()

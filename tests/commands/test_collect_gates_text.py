@@ -89,6 +89,19 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert not (folder / "gates.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("llama4_text", "transformers does not let its experts be run"),
+        ("switch_transformers", "are not measured"),
+    ],
+)
+def test_a_family_that_is_not_observed_is_refused(folder: Path, model_type: str, message: str) -> None:
+    tiny_mixture(model_type).save_pretrained(folder / "model")
+    write_plain_tokenizer(folder / "model")
+    refused(run(folder / "model", "--text", "prose.txt"), message, 1)
+
+
 def test_text_for_a_model_that_translates_is_refused(folder: Path) -> None:
     tiny_nllb_moe(folder / "nllb")
     refused(run(folder / "nllb", "--text", "prose.txt"), "--text goes with language models", 2)
