@@ -127,6 +127,7 @@ def within_text(mixture: Mixture) -> Mixture:
         top_k=mixture.top_k if isinstance(mixture.top_k, int) else inner(mixture.top_k),
         groups=groups,
         depth=f"text_config.{mixture.depth}",
+        predicted=inner(mixture.predicted),
     )
 
 

@@ -179,6 +179,7 @@ class Mixture:
         groups: those of the experts; None: they have none.
         depth: config key of the number of layers: blocks of later ones predict further tokens.
         predicting: beginnings of the full names of layers that predict further tokens.
+        predicted: config keys of the number of such layers.
         capacity: config key of the tokens that an expert takes of a sequence; None: as many as come.
         shared: beginnings of the names of experts that serve every token, and of their gate.
     """
@@ -194,6 +195,7 @@ class Mixture:
     groups: ExpertGroups | None = None
     depth: str = "num_hidden_layers"
     predicting: tuple[str, ...] = ()
+    predicted: tuple[str, ...] = ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers")
     capacity: str | None = None
     shared: tuple[str, ...] = ("shared_",)
 

@@ -57,6 +57,8 @@ MetricName = Literal[
 MIN_TOKENS = 100
 """That of `ExpertOptions`, which is not imported for --help."""
 
+PredictingName = Literal["prune", "drop"]
+
 StrategyName = Literal["per-layer", "global-threshold", "side-threshold"]
 
 GranularityName = Literal["language", "pair", "global"]
@@ -123,6 +125,26 @@ def prune_experts(
             help="Keep a multiple of N experts in each layer, which some kernels need (4, 8).",
         ),
     ] = 1,
+    mtp: Annotated[
+        PredictingName,
+        typer.Option(
+            "--mtp",
+            metavar="prune|drop",
+            help="Layers that predict further tokens: prune their experts too, by their weights alone (aimer), or drop "
+            "the layers.",
+        ),
+    ] = "prune",
+    active: Annotated[
+        int | None,
+        typer.Option(
+            "--active",
+            min=1,
+            metavar="N",
+            help="Experts that the router picks for each token from now on: fewer are faster, and less good. "
+            "Default: as many as before.",
+            show_default=False,
+        ),
+    ] = None,
     metric: Annotated[
         MetricName | None,
         typer.Option(
@@ -238,6 +260,8 @@ def prune_experts(
         texts=parse_names("--for", texts),
         min_tokens=min_tokens,
         round_to=round_to,
+        mtp=mtp,
+        active=active,
         dtype=dtype,
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prunecli.architectures.records import Mixture, Side
 from prunecli.errors import CheckpointError
-from prunecli.model.declared import Sizes
+from prunecli.model.declared import LARGEST, Sizes
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.reader import TensorInfo, TensorReader
@@ -135,6 +135,22 @@ def experts_per_token(sizes: Sizes, mixture: Mixture) -> int:
     if mixture.default_top_k is None:
         raise CheckpointError(f'config.json lacks "{mixture.top_k[0]}", the experts that a token is given to')
     return mixture.default_top_k
+
+
+def predicting_tensors(tensors: TensorReader, sizes: Sizes) -> tuple[str, ...]:
+    """All tensors of the layers that predict further tokens, dense ones too."""
+    mixture = sizes.family.mixture
+    if mixture is None or sizes.family.stacks:
+        return ()
+    columns = tuple({block.partition("{layer}")[0] for block in mixture.blocks})
+    numbered = re.compile("(?:" + "|".join(map(re.escape, columns)) + r")(\d+)\.")
+    depth = sizes.even(mixture.depth) if sizes.states(mixture.depth) else LARGEST
+    return tuple(
+        name
+        for name in tensors.tensors
+        if (mixture.predicting and name.startswith(mixture.predicting))
+        or ((match := numbered.match(name)) is not None and int(match[1]) >= depth)
+    )
 
 
 def _blocks(

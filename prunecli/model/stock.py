@@ -93,7 +93,9 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
     mixture = result.family.mixture
     if mixture is None or not source.mixtures:
         return StockSupport()
-    kept = {len(result.structure.kept_experts(layer.name, layer.num_experts)) for layer in source.mixtures}
+    # A layer that predicts further tokens may be gone as a whole: it keeps none.
+    counts = [len(result.structure.kept_experts(layer.name, layer.num_experts)) for layer in source.mixtures]
+    kept = {count for count in counts if count}
     if len(kept) > 1:
         reason = f"experts differ between layers ({_range(kept)})"
         nearest = (

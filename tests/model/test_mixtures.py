@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, PruneError, UnsupportedModelError
-from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import ExpertPlan, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.inventory import take_inventory
@@ -229,3 +230,46 @@ def test_layers_that_predict_further_tokens_come_last(saved: Callable[[str], Pat
             (2, False),
             (3, True),
         ]
+
+
+def with_predicting_layer(tensors: Tensors) -> None:
+    for name in [name for name in tensors if name.startswith("model.layers.2.")]:
+        tensors[name.replace("layers.2.", "layers.3.")] = tensors[name].clone()
+    tensors["model.layers.3.eh_proj.weight"] = torch.zeros(32, 64)
+
+
+def test_layers_that_predict_further_tokens_can_be_dropped(
+    saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    from transformers import Glm4MoeForCausalLM
+
+    config = {"num_nextn_predict_layers": 1}
+    path = changed(saved("glm4_moe"), tmp_path / "mtp", with_predicting_layer, config)
+    options = ExpertOptions(metric="random", amount=Amount(ratio=0.5), mtp="drop", active=1)
+    with open_model(path) as checkpoint:
+        rewrite = rewrite_experts(checkpoint, plan_experts(checkpoint, options))
+        applied = apply(checkpoint, rewrite, tmp_path / "dropped")
+    assert applied.stock_support.is_stock
+    assert rewrite.config["num_nextn_predict_layers"] == 0
+    assert rewrite.config["num_experts_per_tok"] == 1
+    assert rewrite.structure.experts["model.layers.3.mlp"] == ()
+    with open_model(tmp_path / "dropped") as result:
+        assert not any(name.startswith("model.layers.3.") for name in result.tensors)
+        assert [layer.num_experts for layer in result.mixtures] == [4, 4]
+    model = Glm4MoeForCausalLM.from_pretrained(tmp_path / "dropped")
+    assert model.model.layers[1].mlp.gate.top_k == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (ExpertOptions(metric="random", mtp="drop"), "no layers that predict further tokens"),
+        (ExpertOptions(metric="random", active=3), "--active 3: the router picks 2 experts"),
+    ],
+    ids=["drop", "active"],
+)
+def test_what_there_is_not_is_refused(
+    saved: Callable[[str], Path], options: ExpertOptions, message: str
+) -> None:
+    with open_model(saved("qwen3_moe")) as checkpoint, pytest.raises(PruneError, match=message):
+        plan_experts(checkpoint, options)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Strategy
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prunecli.architectures.records import Side
     from prunecli.model.checkpoint import Checkpoint
 
+Predicting = Literal["prune", "drop"]
 DEFAULT_RATIO = 0.8
 """Of translation models: the published choice."""
 DEFAULT_TEXT_RATIO = 0.25
@@ -57,6 +58,8 @@ class ExpertOptions:
         min_tokens: of language models, how many an expert must have seen to be judged by; of those that saw fewer a
             warning tells.
         round_to: experts that a layer keeps are a multiple of it.
+        mtp: what becomes of layers that predict further tokens: their experts are pruned too, or the layers dropped.
+        active: experts that the router picks for a token from now on; None: as many as before.
         dtype: type of the result; None: as stored. `fit` reckons with it.
         seed: of the metric `random`.
         load: `batch`, `beam` and `length` that `fit` reckons with.
@@ -75,6 +78,8 @@ class ExpertOptions:
     texts: tuple[str, ...] = ()
     min_tokens: int = MIN_TOKENS
     round_to: int = 1
+    mtp: Predicting = "prune"
+    active: int | None = None
     dtype: str | None = None
     seed: int = 0
     load: Mapping[str, int] = field(default_factory=dict)

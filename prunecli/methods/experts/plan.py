@@ -33,6 +33,7 @@ from prunecli.methods.experts.metrics import AIMER, RANDOM, WITHOUT_STATISTICS, 
 from prunecli.methods.experts.options import (
     Amount,
     ExpertOptions,
+    Predicting,
     check_kind,
     default_ratio,
     of_language_model,
@@ -41,7 +42,7 @@ from prunecli.methods.experts.select import Selection, select_experts
 from prunecli.methods.experts.selection import read_experts
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.mixtures import SparseLayer, predicting_tensors
 from prunecli.progress import Progress, silent
 from prunecli.results.gates import GateStatistics
 
@@ -56,7 +57,8 @@ class ExpertPlan:
     """Which experts stay, and why.
 
     Attributes:
-        kept: layer's name -> original ids that stay; a layer that is left out keeps all.
+        kept: layer's name -> original ids that stay; a layer that is left out keeps all. None stay of one that
+            predicts further tokens and is dropped.
         dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
         thresholds: theta of eq. 5 under `"model"`, or of each side; empty for per-layer.
         step: the entry for `Structure.history`.
@@ -64,6 +66,8 @@ class ExpertPlan:
         fit: the arithmetic, where a memory was given.
         warning: what to say before anything is written.
         few: layer's name -> experts that saw fewer tokens than `ExpertOptions.min_tokens`.
+        mtp: whether layers that predict further tokens are dropped; they then keep no expert.
+        active: experts that the router picks for a token from now on; None: as many as before.
     """
 
     kept: Mapping[str, Sequence[int]]
@@ -74,6 +78,8 @@ class ExpertPlan:
     fit: MemoryFit | None = None
     warning: str | None = None
     few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    mtp: Predicting = "prune"
+    active: int | None = None
 
     @property
     def count(self) -> int:
@@ -90,18 +96,18 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         StatisticsError: damaged files, of another model, or without these languages.
         UsageError: options that contradict each other or leave too few experts.
     """
-    layers = checkpoint.require_mixtures()
-    originals = [layer.original_experts for layer in layers]
     is_text = of_language_model(checkpoint)
     check_kind(options, is_text)
+    layers, dropped = _layers(checkpoint, options)
+    originals = [layer.original_experts for layer in layers]
     if options.experts is not None:
-        return _from_ids(checkpoint, options.experts, options, layers, originals)
+        return _from_ids(checkpoint, options.experts, options, layers, originals, dropped)
     request, fit = _request(checkpoint, options, layers)
     measured = _measured(checkpoint, options, layers, is_text, progress)
     selection = select_experts(
         layers, measured.values, replace(request, released=measured.mode == "published")
     )
-    kept = selection.kept
+    kept = {**selection.kept, **dropped}
     is_balanced = request.per_layer is None and request.strategy != "global-threshold"
     balance = (
         balance_text(request.balance) if is_balanced and len({layer.side for layer in layers}) > 1 else None
@@ -117,8 +123,47 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     ):  # there the statistics say how many each keeps
         warning = starved(layers, originals, {name: len(ids) for name, ids in kept.items()})
     step = _step(checkpoint, arguments, files, layers, kept)
-    thetas = selection.thresholds
-    return ExpertPlan(kept, options.dtype, thetas, step, reasons, fit=fit, warning=warning, few=measured.few)
+    return ExpertPlan(
+        kept,
+        options.dtype,
+        selection.thresholds,
+        step,
+        reasons,
+        fit=fit,
+        warning=warning,
+        few=measured.few,
+        mtp=options.mtp,
+        active=options.active,
+    )
+
+
+def _layers(
+    checkpoint: Checkpoint, options: ExpertOptions
+) -> tuple[tuple[SparseLayer, ...], dict[str, tuple[int, ...]]]:
+    """The layers that experts are chosen in, with the experts per token of the result; and those that are dropped."""
+    layers = checkpoint.require_mixtures()
+    dropped: dict[str, tuple[int, ...]] = {}
+    if options.mtp == "drop":
+        dropped = {layer.name: () for layer in layers if layer.is_predicting}
+        layers = tuple(layer for layer in layers if not layer.is_predicting)
+        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
+            raise UsageError(
+                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
+            )
+    if options.active is None:
+        return layers, dropped
+    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
+    if mixture is None or isinstance(mixture.top_k, int):
+        raise UsageError(
+            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
+            "Leave --active out.",
+        )
+    if not 1 <= options.active <= top_k:
+        raise UsageError(
+            f"--active {options.active}: the router picks {top_k} experts for each token.",
+            f"Give a number from 1 to {top_k}.",
+        )
+    return tuple(replace(layer, top_k=options.active) for layer in layers), dropped
 
 
 def _from_ids(
@@ -127,17 +172,24 @@ def _from_ids(
     options: ExpertOptions,
     layers: Sequence[SparseLayer],
     originals: Sequence[int],
+    dropped: Mapping[str, tuple[int, ...]],
 ) -> ExpertPlan:
     if options.amount != Amount():
         raise UsageError(
             "--experts names what stays; it goes with none of --ratio, --fit, --experts-per-layer.",
             "Leave them out, or select from statistics with --gates.",
         )
-    kept = read_experts(path, layers, originals, options.sources, options.targets)
-    arguments = {"source": list(options.sources), "target": list(options.targets), "dtype": options.dtype}
+    kept = {**read_experts(path, layers, originals, options.sources, options.targets), **dropped}
+    arguments = {
+        "source": list(options.sources),
+        "target": list(options.targets),
+        "mtp": options.mtp if options.mtp == "drop" else None,
+        "active": options.active,
+        "dtype": options.dtype,
+    }
     step = _step(checkpoint, arguments, (path,), layers, kept)
     reasons = (f"Experts by {path}{_languages(options)}.",)
-    return ExpertPlan(kept, options.dtype, step=step, reasons=reasons)
+    return ExpertPlan(kept, options.dtype, step=step, reasons=reasons, mtp=options.mtp, active=options.active)
 
 
 def _step(
@@ -239,6 +291,8 @@ def _arguments(
         "balance": balance,
         "min_per_layer": request.minimum,
         "round_to": options.round_to if options.round_to > 1 else None,
+        "mtp": options.mtp if options.mtp == "drop" else None,
+        "active": options.active,
         "granularity": measured.granularity,
         "source": list(options.sources),
         "target": list(options.targets),

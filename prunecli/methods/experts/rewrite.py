@@ -12,7 +12,8 @@ from prunecli.errors import UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.quantised import renumbered
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.declared import with_keys
+from prunecli.model.mixtures import SparseLayer, predicting_tensors
 from prunecli.model.names import quantisation
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
@@ -43,10 +44,13 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
     changed = {}
     for name, ids in plan.kept.items():
-        _check(layers, name, ids)
+        if not (plan.mtp == "drop" and name in layers and layers[name].is_predicting):
+            _check(layers, name, ids, plan.active)
         if tuple(ids) != layers[name].experts:
             changed[name] = tuple(ids)
     moves = _moves([layers[name] for name in layers if name in changed], changed)
+    if plan.mtp == "drop":
+        moves.dropped.update(predicting_tensors(checkpoint, checkpoint.resolved.sizes))
     outputs = []
     for name, info in checkpoint.tensors.items():
         if name in moves.dropped:
@@ -58,14 +62,25 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
     rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
-    if QUANTISATION not in rewrite.config:
-        return rewrite
-    places = {name: moves.places[name] for name in changed}
-    settings = renumbered(rewrite.config[QUANTISATION], [layers[name] for name in changed], places)
-    return replace(rewrite, config={**rewrite.config, QUANTISATION: settings})
+    config = with_keys(rewrite.config, _settings(checkpoint, plan))
+    if QUANTISATION in config:
+        changed_layers = [layers[name] for name in changed]
+        config[QUANTISATION] = renumbered(config[QUANTISATION], changed_layers, moves.places)
+    return replace(rewrite, config=config)
 
 
-def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int]) -> None:
+def _settings(checkpoint: Checkpoint, plan: ExpertPlan) -> dict[str, int]:
+    """What config.json says of the router and of layers that predict further tokens, where the plan changes it."""
+    sizes, mixture = checkpoint.resolved.sizes, checkpoint.resolved.family.mixture
+    assert mixture is not None
+    settings = {key: 0 for key in mixture.predicted if plan.mtp == "drop" and sizes.states(key)}
+    if plan.active is not None and not isinstance(mixture.top_k, int):
+        keys = [key for key in mixture.top_k if sizes.states(key)] or mixture.top_k[:1]
+        settings |= dict.fromkeys(keys, plan.active)
+    return settings
+
+
+def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int], active: int | None) -> None:
     if name not in layers:
         raise UsageError(f"{name} is not a sparse layer of this model.", f"It has {', '.join(layers)}.")
     layer = layers[name]
@@ -73,6 +88,7 @@ def _check(layers: Mapping[str, SparseLayer], name: str, ids: Sequence[int]) -> 
     if stray or len(set(ids)) != len(ids):
         what = f"has no expert {stray[0]}" if stray else "cannot keep an expert twice"
         raise UsageError(f"{name} {what}.", "Ids are those of the original model.")
+    layer = layer if active is None else replace(layer, top_k=active)
     if len(ids) < layer.top_k:
         raise UsageError(
             f"{name} would keep {len(ids)} experts; the router picks {layer.top_k} for each token.",
