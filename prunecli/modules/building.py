@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from prunecli.architectures.records import Architecture
 from prunecli.errors import CheckpointError
@@ -20,7 +21,7 @@ from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.define import fit_embeddings, has_module
 from prunecli.modules.ffn import fit_ffn
-from prunecli.modules.filling import CHUNK_BYTES, destinations, expert_names, fill, read_into
+from prunecli.modules.filling import chunk_for, destinations, expert_names, fill, read_into
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
@@ -163,6 +164,18 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
+class _NoValues(TorchFunctionMode):
+    """On the meta device there is nothing to draw; torch would work it out for each parameter all the same."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        options = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init" and options["tensor"].is_meta:
+            return options["tensor"]
+        return func(*args, **options)
+
+
 def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -> Any:
     """The stock class on the meta device. Its sparse layers are about to be replaced, so they get few experts."""
     family = checkpoint.layout.family
@@ -177,7 +190,7 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _NoValues():
             model = stock(stock_config(checkpoint, **changes), **options)
     except CheckpointError:
         raise
@@ -225,7 +238,7 @@ def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch
 
 def _read_experts(model: Any, checkpoint: Checkpoint, device: torch.device) -> None:
     """Every expert into its part of the stacked parameters, which are made on `device`."""
-    buffer = bytearray(CHUNK_BYTES)
+    buffer = chunk_for(checkpoint, expert_names(checkpoint.mixtures))
     for mixture in checkpoint.mixtures:
         module = model.get_submodule(module_name(model, mixture.name))
         for part, suffix in EXPERT_PARTS.items():

@@ -105,6 +105,11 @@ def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
     }
 
 
+def chunk_for(checkpoint: Checkpoint, names: Iterable[str]) -> bytearray:
+    """Room for a chunk of any of these tensors, for `read_into`; to clear more would take longer than a small model."""
+    return bytearray(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
+
+
 def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
     """Read a tensor of the checkpoint into `tensor`, contiguous and of its shape.
 
@@ -112,7 +117,7 @@ def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearr
 
     Args:
         tensor: `[*shape of the checkpoint's]`.
-        buffer: of CHUNK_BYTES, for chunks.
+        buffer: `chunk_for` it.
 
     Raises:
         CheckpointError: it cannot be read, or is of another shape or of a type that no model runs in.
@@ -141,7 +146,8 @@ def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.d
     Raises:
         CheckpointError: as `read_into`.
     """
-    buffer = bytearray(CHUNK_BYTES)
+    targets = list(targets)
+    buffer = chunk_for(checkpoint, (target.name for target in targets))
     for target in targets:
         tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=device)
         read_into(tensor, checkpoint, target.name, buffer)
