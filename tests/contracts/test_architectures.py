@@ -6,6 +6,7 @@ other classes).
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,12 @@ def tied_in(config: dict[str, Any]) -> dict[str, str]:
     return {alias: name for alias, name in family.tied.items() if alias not in apart}
 
 
+@functools.cache
+def stock(case: str) -> Any:
+    """Of one of `CASES`, to look at."""
+    return stock_model(CASES[case])
+
+
 def is_buffer(name: str, family: Architecture) -> bool:
     return any(name.endswith(f".{ending}") for ending in family.buffers)
 
@@ -114,25 +121,25 @@ class TestDeclaredTensors:
         assert resolve(family_of(config), config, Structure()).shapes == stock_shapes(config)
 
     def test_aliases_are_tied_in_the_stock_model(self, case: str) -> None:
-        config, model = CASES[case], stock_model(CASES[case])
+        config, model = CASES[case], stock(case)
         held = model.state_dict()
         for alias, name in tied_in(config).items():
             if alias in held:  # a class without that task head lacks it
                 assert model.get_parameter(alias) is model.get_parameter(name), alias
 
     def test_every_alias_of_the_stock_model_is_declared(self, case: str) -> None:
-        model = stock_model(CASES[case])
+        model = stock(case)
         assert set(model.all_tied_weights_keys) <= set(family_of(CASES[case]).tied)
 
     def test_every_buffer_of_the_stock_model_is_declared(self, case: str) -> None:
-        model = stock_model(CASES[case])
+        model = stock(case)
         stored = model.state_dict()
         computed = [name for name, _ in model.named_buffers() if name not in stored]
         assert [name for name in computed if not is_buffer(name, family_of(CASES[case]))] == []
 
     def test_declared_buffers_are_not_stored(self, case: str) -> None:
         """Or are frozen parameters, which the model computes where they are not."""
-        model = stock_model(CASES[case])
+        model = stock(case)
         stored = set(model.state_dict()) - set(model._keys_to_ignore_on_save or ())
         stored -= {name for name, held in model.named_parameters() if not held.requires_grad}
         assert [name for name in stored if is_buffer(name, family_of(CASES[case]))] == []
@@ -177,7 +184,7 @@ class TestDeclaredTensors:
         assert declared == grown
 
     def test_the_norm_of_an_ffn_is_one_of_the_layers(self, case: str) -> None:
-        model = stock_model(CASES[case])
+        model = stock(case)
         for stack in family_of(CASES[case]).stacks:
             layer = stack.layers.format(layer=0)
             width = Sizes(family_of(CASES[case]), CASES[case]).count(stack.norms[0].shape[0])
@@ -191,7 +198,7 @@ class TestDeclaredTensors:
 class TestModules:
     def test_the_output_projection_takes_the_heads_outputs(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
-        model = stock_model(config)
+        model = stock(case)
         for stack, attention in stacks_and_attentions(family):
             layer = stack.layers.format(layer=1)
             weight = model.get_submodule(f"{layer}.{attention.output}").weight
@@ -201,7 +208,7 @@ class TestModules:
 
     def test_attributes_are_those_of_the_stock_module(self, case: str) -> None:
         config, family = CASES[case], family_of(CASES[case])
-        model = stock_model(config)
+        model = stock(case)
         for stack, attention in stacks_and_attentions(family):
             module = model.get_submodule(
                 f"{stack.layers.format(layer=1)}.{attention.projections or attention.name}"

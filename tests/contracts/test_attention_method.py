@@ -151,7 +151,7 @@ def of_task(*tasks: str) -> list[str]:
     return [case for case in CONTRACTED if CASES[case].task in tasks]
 
 
-@pytest.mark.parametrize("case", of_task("translation", "lm"))
+@pytest.mark.parametrize("case", own_layouts(of_task("translation", "lm")))
 class TestEveryDecoder(AttentionSharing):
     def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
         import torch

@@ -48,6 +48,14 @@ COMPUTED = {f"model.{side}.embed_positions.weight" for side in ("encoder", "deco
 
 
 once_a_layout = pytest.mark.parametrize("case", own_layouts(CASES))
+both_sides_of_every_layout = pytest.mark.parametrize(
+    ("case", "side"),
+    [
+        *((case, "both") for case in own_layouts(CASES)),
+        *((case, side) for case in ("bart", "llama") for side in ("input", "output")),
+    ],
+)
+"""And one alone where the output is tied, and where it is not."""
 
 
 @pytest.fixture(params=CASES)
@@ -115,6 +123,7 @@ class TestEveryLayout(Factorising, WrittenFiles):
 
 
 class TestEverySide:
+    @once_a_layout
     @pytest.mark.parametrize("side", ["input", "output"])
     def test_computes_with_the_rows_that_it_stands_for(
         self, family: Family, source: Path, tmp_path: Path, side: str
@@ -141,10 +150,7 @@ class TestEverySide:
             ]
             assert {made.layout.part(name) for name in own} == {"embeddings"}
 
-    @pytest.mark.parametrize(
-        ("case", "side"),
-        [(case, side) for case in CASES for side in (("both",) if CASES[case].layout_of else SIDES)],
-    )
+    @both_sides_of_every_layout
     def test_saves_what_it_was_made_of(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)
         model = load(out)
@@ -217,8 +223,7 @@ class TestVariants:
 
 
 class TestCaching:
-    @once_a_layout
-    @pytest.mark.parametrize("side", ["input", "both"])
+    @both_sides_of_every_layout
     def test_changes_no_logits(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)
         later = cached(out, tmp_path / "later")
@@ -278,6 +283,7 @@ class TestOpening:
         assert model.get_output_embeddings() is output
         assert (output.weight is unit.map.weight) == family.tied
 
+    @once_a_layout
     def test_every_part_is_trained(self, source: Path, tmp_path: Path) -> None:
         model = load(factorised(source, tmp_path / "out", side="both"))
         ids = torch.tensor([[5, 6, 7, 8]])
@@ -292,6 +298,7 @@ class TestOpening:
         for name in parts:
             assert model.get_parameter(name).grad.abs().sum() > 0, name
 
+    @once_a_layout
     def test_with_transformers(self, family: Family, source: Path, tmp_path: Path) -> None:
         import transformers
 
@@ -319,7 +326,7 @@ class TestOpening:
             model.resize_token_embeddings(100)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if CASES[case].task == "translation"])
+@pytest.mark.parametrize("case", [case for case in own_layouts(CASES) if CASES[case].task == "translation"])
 def test_generates_as_the_replaced_model_does(family: Family, source: Path, tmp_path: Path) -> None:
     out = factorised(source, tmp_path / "out", side="both")
     ids = torch.tensor([[5, 6, 7, 8, 2]])
@@ -395,8 +402,7 @@ class TestOtherMethods:
         assert shim_classes(config(two))
         assert config(cached(one, tmp_path / "cached"))["prunecli"]["experts"]
 
-    @once_a_layout
-    @pytest.mark.parametrize("side", SIDES)
+    @both_sides_of_every_layout
     def test_tokens_are_cut_from_the_map_table(self, source: Path, tmp_path: Path, side: str) -> None:
         kept = [*range(5), *range(8, 40)]
 

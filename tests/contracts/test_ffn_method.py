@@ -204,7 +204,7 @@ def of_task(*tasks: str) -> list[str]:
     return [case for case in LAYOUTS if CASES[case].task in tasks]
 
 
-@pytest.mark.parametrize("case", of_task("translation", "lm"))
+@pytest.mark.parametrize("case", own_layouts(of_task("translation", "lm")))
 class TestEveryDecoder(FfnSharing):
     def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
         import torch
