@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,7 @@ from prunecli import __version__
 from prunecli.commands import app, console
 from prunecli.commands.signatures import value_names
 from prunecli.errors import CheckpointError, UsageError
+from tests.fuzz import rounds
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,11 +40,11 @@ def test_help_lists_every_command_and_imports_no_heavy_library() -> None:
 
 
 @pytest.mark.parametrize("name", [name for names in app.COMMANDS.values() for name in names])
-def test_every_command_has_a_help_that_says_what_it_does(name: str) -> None:
-    result = run(name, "--help")
-    assert result.returncode == 0
-    assert name in result.stdout
-    assert len(result.stdout.splitlines()) > 8
+def test_every_command_has_a_help_that_says_what_it_does(name: str, tmp_path: Path) -> None:
+    result = rounds.run(f"{name} --help", tmp_path)
+    assert result.status == 0, result.trace
+    assert name in result.out
+    assert len(result.out.splitlines()) > 8
 
 
 def test_version() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.results.published import read_gates
 from tests.commands.calls import Result, call, refused
+from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
 
 INTERRUPTED = """
@@ -78,12 +77,12 @@ def test_files_of_one_pair_merge_into_more(folder: Path) -> None:
 
 def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder: Path) -> None:
     arguments = ("model", "--data", "text", "--batch-tokens", "8", "--dtype", "float32")
-    command = [sys.executable, "-c", INTERRUPTED, "collect-gates", *arguments]
-    process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert process.returncode == 130, process.stderr
-    assert "Kept in .gates.json.partial: the same command goes on from it." in process.stderr
-    assert "Interrupted" in process.stderr
-    assert "Traceback" not in process.stderr
+    command = ("collect-gates", *arguments)
+    ((status, _, err),) = ended(start(folder, *command, code=INTERRUPTED, processes=1))
+    assert status == 130, err
+    assert "Kept in .gates.json.partial: the same command goes on from it." in err
+    assert "Interrupted" in err
+    assert "Traceback" not in err
     assert not (folder / "gates.json").exists()
     # In processes of their own as well: the tests before this one may have changed how torch computes in this one.
     whole = _alone(folder, *arguments, "-o", "whole.json")  # another output has nothing to do with it
@@ -98,10 +97,9 @@ def test_an_interrupt_keeps_what_is_done_and_the_same_command_goes_on(folder: Pa
 
 
 def _alone(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "prunecli", "collect-gates", *arguments]
-    made = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    return made.stderr
+    ((status, _, err),) = ended(start(folder, "collect-gates", *arguments, processes=1))
+    assert status == 0, err
+    return err
 
 
 @pytest.mark.parametrize(

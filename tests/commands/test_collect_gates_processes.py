@@ -6,8 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from tests.forked import ended, start
 from tests.tiny import tiny_nllb_moe
 
 LINES = ["the hen", "a", "no hen on the hat", "ten", "the inn", "the hat is in the inn"]
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 ARGUMENTS = ("model", "--data", "data", "--langs", "eng_Latn,fra_Latn", "--batch-tokens", "16")
 DRIVER = """
 import os, signal, sys, time
@@ -72,24 +69,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def torchrun(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    """Two processes, as torchrun starts them."""
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    return subprocess.Popen(
-        [sys.executable, *TORCHRUN, *arguments],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 def alone(*more: str) -> str:
     """The same by one process, with as many threads; what it said."""
     threads = torch.get_num_threads()
@@ -115,7 +94,7 @@ def content(path: Path) -> dict[str, Any]:
 
 
 def left(folder: Path) -> list[str]:
-    known = {"model", "data", "waiting", "driver.py"}
+    known = {"model", "data", "waiting"}
     return sorted(path.name for path in folder.iterdir() if path.name not in known)
 
 
@@ -167,17 +146,17 @@ def test_one_that_fails_ends_the_other_and_two_go_on_from_the_last_layer(folder:
 
 
 def test_control_c_ends_all(folder: Path) -> None:
-    """As torchrun starts them, and hands the signal on."""
-    (folder / "driver.py").write_text(DRIVER)
-    process = torchrun(folder, "driver.py", "wait", "1", "3", "collect-gates", *ARGUMENTS)
+    """The terminal, or torchrun, hands the signal to each."""
+    processes = start(folder, "wait", "1", "3", "collect-gates", *ARGUMENTS, code=DRIVER)
     deadline = time.monotonic() + 60
     while not (folder / "waiting").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode != 0
-    assert out == ""
-    assert "Kept in .gates.json.partial: the same command goes on from it." in err
+    for process in processes:
+        os.kill(process.process.pid, signal.SIGINT)
+    first, second = ended(processes)
+    assert 0 not in (first[0], second[0])
+    assert first[1] == second[1] == ""
+    assert "Kept in .gates.json.partial: the same command goes on from it." in first[2]
     assert left(folder) == [".gates.json.partial"]
     assert "Going on from .gates.json.partial" in alone()
 

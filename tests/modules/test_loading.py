@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +18,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import apply
+from tests.forked import ended, start
 from tests.reference import routing as reference
 from tests.tiny import tiny_nllb_moe
 
@@ -197,5 +196,6 @@ def test_loading_never_holds_a_second_copy(tmp_path: Path) -> None:
         "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024\n"
         "before = peak(); model = load_model(sys.argv[1], device='cpu'); print(peak() - before)\n"
     )
-    made = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
-    assert int(made.stdout) < 1.3 * size + 64e6
+    ((status, out, err),) = ended(start(tmp_path, str(path), code=code, processes=1))
+    assert status == 0, err
+    assert int(out) < 1.3 * size + 64e6
