@@ -204,13 +204,13 @@ finally:
 WIDE = {
     "hidden_size": 512,
     "intermediate_size": 2048,
-    "num_hidden_layers": 20,
+    "num_hidden_layers": 12,
 }
 
 
 @pytest.mark.parametrize("command", [EVALUATE, GRADIENT], ids=["evaluate", "score-heads"])
 def test_the_whole_process_stays_within_it(command: tuple[str, ...], folder: Path) -> None:
-    """Of a model of 320 MiB in float32; two or three of its layers of 16 MiB are held."""
+    """Of a model of 192 MiB in float32; two or three of its layers of 16 MiB are held."""
     tiny_family(folder / "wide", "llama", dtype="F16", **WIDE)
 
     def measured(memory: str) -> tuple[int, str, str]:
