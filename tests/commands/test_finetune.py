@@ -14,7 +14,9 @@ import torch
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
+from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.share_attention import share_attention
 from prunecli.commands.share_ffn import share_ffn
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.methods.experts.plan import ExpertPlan
@@ -143,6 +145,8 @@ def test_other_families_from_scratch(folder, family):
     [
         (share_ffn, ("--config", "OneWide")),
         (share_ffn, ("--config", "SharedEncNoDec")),
+        (share_attention, ("--encoder", "share", "--decoder", "drop")),
+        (prune_ffn, ("--ratio", 0.25)),
         (prune_heads, ("--metric", "random", "--ratio", 0.4)),
         (factorize_embeddings, ("--map-dim", 8, "--expand-dim", 16, "--depth", 1)),
     ],

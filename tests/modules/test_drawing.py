@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers
 
+from prunecli.methods.attention.plan import AttentionOptions, plan_attention
+from prunecli.methods.attention.rewrite import rewrite_attention
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
 from prunecli.methods.heads.plan import HeadPlan
@@ -23,7 +26,7 @@ from prunecli.modules.drawing import random_model
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from tests.factorised import decided
-from tests.families.records import CASES, FAMILIES
+from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.ffn_layouts import tiny
 
 DRAWN = (*FAMILIES, "t5-gated", "bert-classifier")
@@ -41,6 +44,11 @@ def without_heads(source: Checkpoint) -> Rewrite:
 def one_wide(source: Checkpoint) -> Rewrite:
     options = FfnOptions(config="OneWide", dense_only=bool(source.mixtures))
     return rewrite_ffn(source, plan_ffn(source, options))
+
+
+def shared_attentions(source: Checkpoint) -> Rewrite:
+    kinds: dict[str, Any] = {layer.kind: "share" for layer in source.layout.attentions}
+    return rewrite_attention(source, plan_attention(source, AttentionOptions(**kinds)))
 
 
 def drawn(
@@ -75,8 +83,13 @@ def alike(first: float, second: float, *sizes: int) -> bool:
     return abs(first - second) <= 6 * error * max(first, second) + 1e-6
 
 
-@pytest.mark.parametrize("reduce", [without_heads, one_wide])
-@pytest.mark.parametrize("case", DRAWN)
+@pytest.mark.parametrize(
+    ("case", "reduce"),
+    [
+        *((case, reduce) for reduce in (without_heads, one_wide) for case in DRAWN),
+        *((case, shared_attentions) for case in own_layouts(DRAWN)),
+    ],
+)
 def test_each_tensor_is_drawn_as_in_the_stock_class(
     case: str, reduce: Callable[[Checkpoint], Rewrite], tmp_path: Path
 ) -> None:
