@@ -110,22 +110,6 @@ CONTRACTED = (*(name for name in FAMILIES if name != "opt"), "t5-gated", "opt-na
 
 @pytest.mark.parametrize("case", CONTRACTED)
 class TestEveryFamily(HeadPruning, MethodContract):
-    def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        from prunecli.modules.attention import masked_heads
-
-        with open_model(source) as opened:
-            layers = opened.layout.attentions
-        original = self.original(source)
-        for kind in {layer.kind for layer in layers}:
-            gone = {layer.name: () for layer in layers if layer.kind == kind}
-            written(source, lambda opened: made_of(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
-            zeros = {layer.name: torch.zeros(layer.num_heads) for layer in layers if layer.name in gone}
-            with masked_heads(original, layers, zeros):
-                masked = logits_of(original)
-            torch.testing.assert_close(logits(tmp_path / kind), masked, rtol=1e-5, atol=1e-5)
-
     def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
         """Places in the file are not ids of the original: only those of the first step are."""
 
@@ -166,7 +150,21 @@ class TestEveryDecoder(HeadPruning):
 
 @pytest.mark.parametrize("case", own_layouts(CONTRACTED))
 class TestEveryLayout(HeadPruning, WrittenFiles):
-    pass
+    def test_a_kind_without_any_head(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        from prunecli.modules.attention import masked_heads
+
+        with open_model(source) as opened:
+            layers = opened.layout.attentions
+        original = self.original(source)
+        for kind in {layer.kind for layer in layers}:
+            gone = {layer.name: () for layer in layers if layer.kind == kind}
+            written(source, lambda opened: made_of(opened, gone, self.cast), tmp_path / kind)  # noqa: B023
+            zeros = {layer.name: torch.zeros(layer.num_heads) for layer in layers if layer.name in gone}
+            with masked_heads(original, layers, zeros):
+                masked = logits_of(original)
+            torch.testing.assert_close(logits(tmp_path / kind), masked, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["nllb-moe"])

@@ -146,6 +146,20 @@ class TestEveryFamily(LayerPruning, MethodContract):
             own = [{k: v for k, v in one.config.items() if k != "prunecli"} for one in (second, direct)]
             assert own[0] == own[1]
 
+
+@pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
+class TestEveryDecoder(LayerPruning):
+    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        out = written(source, self.reduce, tmp_path / "out")
+        original, reduced = self.original(source), load(out)
+        self.mask(original, None)
+        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
+class TestEveryLayout(LayerPruning, WrittenFiles):
     @pytest.mark.parametrize("method", ["heads", "ffns"])
     def test_other_parts_that_went_before_stay_gone(self, method: str, source: Path, tmp_path: Path) -> None:
         """Heads of the layers that stay; FFNs shared by all, whose holder goes, as if the layers had gone first."""
@@ -171,22 +185,6 @@ class TestEveryFamily(LayerPruning, MethodContract):
             with open_model(tmp_path / "both") as both, open_model(tmp_path / "swapped") as swapped:
                 assert both.structure.ffn == swapped.structure.ffn
                 assert both.structure.layers == swapped.structure.layers
-
-
-@pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
-class TestEveryDecoder(LayerPruning):
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        out = written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(out)
-        self.mask(original, None)
-        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
-class TestEveryLayout(LayerPruning, WrittenFiles):
-    pass
 
 
 @pytest.mark.parametrize("case", ["llama"])

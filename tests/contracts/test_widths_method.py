@@ -113,6 +113,9 @@ class TestEveryFamily(WidthPruning, MethodContract):
         assert report == opens(source)[1]  # Pegasus' computed positions are missing from every checkpoint
         torch.testing.assert_close(logits_of(model.eval()), expected, rtol=1e-5, atol=1e-5)
 
+
+@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
+class TestEveryLayout(WidthPruning, WrittenFiles):
     def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
         def pruned(width: int) -> Any:
             return lambda opened: made_of(opened, NarrowOptions(width=width, dense_only=True))
@@ -123,11 +126,6 @@ class TestEveryFamily(WidthPruning, MethodContract):
         assert weights(tmp_path / "second").keys() == weights(tmp_path / "direct").keys()
         for name, value in weights(tmp_path / "direct").items():
             np.testing.assert_array_equal(weights(tmp_path / "second")[name], value)
-
-
-@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
-class TestEveryLayout(WidthPruning, WrittenFiles):
-    pass
 
 
 @pytest.mark.parametrize("score", ["activation", "activation-norm"])
