@@ -160,7 +160,8 @@ def test_a_reduced_model_from_scratch(folder, command, choice):
     assert names == {path.name for path in (folder / "reduced").iterdir()} - weights
     assert "finetune --from-scratch" in (folder / "config" / "README.md").read_text()
     rate = ("--learning-rate", 1e-2, "--eval-every", 1)
-    _run("--from-scratch", "config", *PAIR, *SMALL, *rate, "-o", "out")
+    result = _run("--from-scratch", "config", *PAIR, *SMALL, *rate, "-o", "out")
+    assert result.exit_code == 0, result.stderr
     with open_model("reduced") as reduced, open_model("out") as made:
         assert dict(made.layout.shapes) == dict(reduced.layout.shapes)
         assert {n: i.shape for n, i in made.tensors.items()} == {
