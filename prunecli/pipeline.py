@@ -12,6 +12,7 @@ from typing import Any
 from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.names import quantisation
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
@@ -172,6 +173,8 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bo
 
 def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:
     config = dict(rewrite.config)
+    if quantisation(config):  # there it is the type that the model computes in, not the one that is stored
+        return config
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     return {**config, key: config_dtype(_main_dtype(rewrite.outputs))}
 

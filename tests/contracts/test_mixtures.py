@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -121,5 +123,48 @@ def test_the_stock_class_opens_the_masked_model(model_type: str, tmp_path: Path)
         with without(full, checkpoint, kept):
             expected = logits(full, model_type)
     pruned = logits(model.eval(), model_type)
+    assert not torch.equal(pruned, before)
+    torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)
+
+
+def to_float8(directory: Path) -> None:
+    """Experts in blocks of float8 with their scales, as DeepSeek and Qwen publish them."""
+    tensors = load_file(directory / "model.safetensors")
+    for name in [name for name in tensors if ".experts." in name]:
+        scale = tensors[name].abs().max() / 448
+        tensors[name] = (tensors[name] / scale).to(torch.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = scale.reshape(1, 1)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    modules = ["lm_head", "self_attn", "gate"]
+    config["quantization_config"] = {
+        "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+        "modules_to_not_convert": modules,
+    }
+    (directory / "config.json").write_text(json.dumps({**config, "dtype": "float32"}))
+
+
+def test_experts_in_float8_stay_as_they_are(tmp_path: Path) -> None:
+    from transformers import FineGrainedFP8Config
+
+    source, output = save_tiny(tmp_path / "source", "mixtral"), tmp_path / "pruned"
+    to_float8(source)
+    settings = FineGrainedFP8Config(
+        dequantize=True, weight_block_size=(128, 128), modules_to_not_convert=["lm_head", "self_attn", "gate"]
+    )
+
+    def opened(path: Path) -> Any:
+        return stock_class("mixtral").from_pretrained(path, quantization_config=settings).float().eval()
+
+    with open_model(source) as checkpoint:
+        kept = choose(checkpoint)
+        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        full = opened(source)
+        before = logits(full, "mixtral")
+        with without(full, checkpoint, kept):
+            expected = logits(full, "mixtral")
+    assert json.loads((output / "config.json").read_text())["dtype"] == "float32"
+    pruned = logits(opened(output), "mixtral")
     assert not torch.equal(pruned, before)
     torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)
