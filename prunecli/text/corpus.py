@@ -10,20 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError, UsageError
-from prunecli.tensors.documents import LONE, has_lone_surrogates
-from prunecli.text.lines import PACKED, read_lines
+from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.named import TextFile, names_of
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import Tokenizer, tokenized
 
-JSON_LINES = (".jsonl", ".ndjson")
-"""Endings of the names of files of JSON lines, which `.gz` may follow."""
 AT_ONCE = 1 << 8
 """Texts that are tokenised at a time."""
-_REMEDY = 'A line is {"text": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}.'
-
-Chat = tuple[dict[str, Any], ...]
-"""Messages: {"role": "user", "content": "…"}, and what else the tokenizer's chat template reads."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +59,11 @@ def read_corpora(files: Sequence[TextFile], *, whole_files: bool = False) -> tup
     found: dict[str, Corpus] = {}
     for name, file in zip(names_of(files), files, strict=True):
         before = found.get(name, Corpus(name, (), ()))
-        documents = _documents(file.path, whole_files=whole_files)
+        documents: tuple[str | Chat, ...] = (
+            read_json_lines(file.path)
+            if is_json_lines(file.path)
+            else read_plain([file.path], whole_files=whole_files).texts
+        )
         found[name] = Corpus(name, (*before.files, file.path), (*before.documents, *documents))
     return tuple(found.values())
 
@@ -100,32 +97,3 @@ def _chat_row(tokenizer: Tokenizer, corpus: Corpus, number: int, chat: Any) -> l
     except Exception as error:  # whatever a template of the model's own raises
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{where}: the tokenizer's chat template does not take it ({reason})") from error
-
-
-def _documents(path: Path, *, whole_files: bool) -> tuple[str | Chat, ...]:
-    if Path(path.name.removesuffix(PACKED)).suffix not in JSON_LINES:
-        return read_plain([path], whole_files=whole_files).texts
-    return tuple(
-        _json_line(f"{path}, line {number:,}", line)
-        for number, line in enumerate(read_lines(path), start=1)
-        if line.strip()
-    )
-
-
-def _json_line(where: str, line: str) -> str | Chat:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error})", _REMEDY) from error
-    if has_lone_surrogates(row):
-        raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
-    text, messages = (row.get("text"), row.get("messages")) if isinstance(row, dict) else (None, None)
-    if messages is None and isinstance(text, str):
-        return text
-    if text is None and isinstance(messages, list) and messages and all(map(_is_message, messages)):
-        return tuple(messages)
-    raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value

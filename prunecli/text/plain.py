@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prunecli.errors import UsageError
+from prunecli.errors import DataError, UsageError
+from prunecli.text.json_lines import is_json_lines, read_json_lines
 from prunecli.text.lines import read_lines, require_count
 
 
@@ -61,6 +62,8 @@ def read_plain(
 ) -> PlainText:
     r"""Read UTF-8 text; blank lines are skipped, a byte order mark and the `\r` of line ends are left out.
 
+    A file called `.jsonl` holds an object a line, whose `text` is one.
+
     Args:
         files: in the order in which they are to be read.
         whole_files: each file is one text, its line ends and blank lines included; else each line is one.
@@ -68,7 +71,7 @@ def read_plain(
 
     Raises:
         UsageError: no file is given.
-        DataError: no such file, an empty one, or one that is not UTF-8 (with the line).
+        DataError: no such file, an empty one, or one that is not UTF-8 (with the line), or a chat.
     """
     if not files:
         raise UsageError("no file of text was given", "Name one or more with --text.")
@@ -76,8 +79,20 @@ def read_plain(
     texts: list[str] = []
     owners: list[str] = []
     for number, path in enumerate(paths):
-        lines = read_lines(path)
-        texts += ["\n".join(lines)] if whole_files else [line for line in lines if line.strip()]
+        if is_json_lines(path):
+            texts += _texts_alone(path)
+        else:
+            lines = read_lines(path)
+            texts += ["\n".join(lines)] if whole_files else [line for line in lines if line.strip()]
         if names:
             owners += [names[number]] * (len(texts) - len(owners))
     return PlainText(paths, tuple(texts), tuple(owners))
+
+
+def _texts_alone(path: Path) -> list[str]:
+    documents = read_json_lines(path)
+    texts = [document for document in documents if isinstance(document, str) and document.strip()]
+    if any(not isinstance(document, str) for document in documents) or not texts:
+        held = "chats" if documents else "no text"
+        raise DataError(f"{path}: holds {held}; texts are needed here", 'A line is {"text": "…"}.')
+    return texts

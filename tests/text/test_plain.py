@@ -68,3 +68,15 @@ def test_unusable_files(tmp_path, data, message):
 def test_no_file_at_all():
     with pytest.raises(UsageError, match="no file"):
         read_plain(list[Path]())
+
+
+def test_the_texts_of_json_lines(tmp_path: Path) -> None:
+    path = tmp_path / "some.jsonl"
+    path.write_text('{"text": "one\\ntwo", "id": 3}\n\n{"text": "three"}\n{"text": " "}\n', encoding="utf-8")
+    assert read_plain([path]).texts == ("one\ntwo", "three")
+    path.write_text('{"messages": [{"role": "user", "content": "one"}]}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="holds chats; texts are needed here"):
+        read_plain([path])
+    path.write_text("one\n", encoding="utf-8")
+    with pytest.raises(DataError, match="line 1: not JSON"):
+        read_plain([path])

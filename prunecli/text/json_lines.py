@@ -1,0 +1,55 @@
+"""JSON lines of texts and chats: an object a line, with `text` or with `messages`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from prunecli.errors import DataError
+from prunecli.tensors.documents import LONE, has_lone_surrogates
+from prunecli.text.lines import PACKED, read_lines
+
+JSON_LINES = (".jsonl", ".ndjson")
+"""Endings of the names of such files, which `.gz` may follow."""
+_REMEDY = 'A line is {"text": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}.'
+
+Chat = tuple[dict[str, Any], ...]
+"""Messages: {"role": "user", "content": "…"}, and what else the tokenizer's chat template reads."""
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a file is one by its name."""
+    return Path(path.name.removesuffix(PACKED)).suffix in JSON_LINES
+
+
+def read_json_lines(path: Path) -> tuple[str | Chat, ...]:
+    """The text or chat of every line that is not blank.
+
+    Raises:
+        DataError: no such file, or one that is not as it should be (with the line).
+    """
+    return tuple(
+        _json_line(f"{path}, line {number:,}", line)
+        for number, line in enumerate(read_lines(path), start=1)
+        if line.strip()
+    )
+
+
+def _json_line(where: str, line: str) -> str | Chat:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: not JSON ({error})", _REMEDY) from error
+    if has_lone_surrogates(row):
+        raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
+    text, messages = (row.get("text"), row.get("messages")) if isinstance(row, dict) else (None, None)
+    if messages is None and isinstance(text, str):
+        return text
+    if text is None and isinstance(messages, list) and messages and all(map(_is_message, messages)):
+        return tuple(messages)
+    raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
