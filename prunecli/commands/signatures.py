@@ -13,6 +13,7 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from prunecli.errors import PruneError
 from prunecli.tensors.hub.names import checkpoint_path
+from prunecli.text.named import TextFile, parse_text_file
 
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Parameter
@@ -91,16 +92,22 @@ def _parameter(name: str, hint: Any, default: Any) -> Parameter:
     )
     if getattr(info, "parser", None) is checkpoint_path:
         reads_or_writes = "checkpoint"
+    named = value_type is TextFile
     return Parameter(
         name=written,
         kind="positional" if positional else "flag" if value_type is bool else "option",
-        role=reads_or_writes if value_type is Path else "value",
+        role=reads_or_writes if value_type is Path or named else "value",
         multiple=multiple,
         required=default is inspect.Parameter.empty or default is ...,
         negative=negative or None,
         beside=WRITTEN_BESIDE.get(written, ""),
         fault=lambda text: _fault(text, value_type, info),
+        path=_path_of_named if named else Path,
     )
+
+
+def _path_of_named(text: str) -> Path:
+    return parse_text_file(text).path
 
 
 def _value_type(annotated: Any) -> tuple[Any, bool]:

@@ -40,6 +40,7 @@ class Parameter:
         negative: the option that stands for false, where there is one.
         beside: with it the command also writes a directory, of its output's name and this ending.
         fault: what is wrong with a value, or None.
+        path: the path that a value without a fault names, where the role is of one.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Parameter:
     negative: str | None = None
     beside: str = ""
     fault: Callable[[str], str | None] = lambda _value: None
+    path: Callable[[str], Path] = Path
 
 
 Commands = Mapping[str, Mapping[str, Parameter]]
@@ -179,8 +181,8 @@ def _resolve_step(
                     model = None if any(related(path, output) for output in earlier) else hub_name(path)
                     paths["input"] += [path] if model is None else []
                     models += [] if model is None else [model]
-            elif parameter.role != "value":
-                paths[parameter.role] += [Path(item) for item in _texts(value, parameter)]
+            elif parameter.role != "value" and fault is None:
+                paths[parameter.role] += map(parameter.path, _texts(value, parameter))
     for parameter in parameters.values():
         # Without it the recipe would not know what the step makes.
         needed = parameter.required or (parameter.name == "output" and parameter.role == "output")

@@ -23,11 +23,14 @@ SCORES = {
     "bleu": ("BLEU", ".1f"),
     "spbleu": ("spBLEU", ".1f"),
     "perplexity": ("perplexity", ",.2f"),
+    "kl_divergence": ("KL", ".3f"),
+    "top1_agreement": ("top-1", ".1%"),
     "accuracy": ("accuracy", ".1%"),
 }
 """Score -> its column and form."""
-COLUMNS = ("experts", "parameters", "size", *(title for title, _ in SCORES.values()), "tokens/s", "speed-up")
-"""Of the closing table, in order."""
+SIZES = ("experts", "parameters", "size")
+SPEEDS = ("tokens/s", "speed-up")
+"""Columns of the closing table before and behind the scores."""
 HASHED_WHOLE_BYTES = 16 * 2**20
 """Larger files of a directory (weights) are told apart by size and time of change: hashing 200 GB is slow."""
 
@@ -252,8 +255,8 @@ def _written(step: Step) -> dict[str, str]:
 def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
     """The columns and the rows of the table, one row per checkpoint; columns without numbers are left out.
 
-    Scores are means over the language pairs; speed is that of the first batch size and beam, with its
-    deviation over the runs: a ratio alone would not show how much of it is noise.
+    Scores are means over the language pairs, or of each text by its name; speed is that of the first batch size
+    and beam, with its deviation over the runs: a ratio alone would not show how much of it is noise.
 
     Raises:
         PruneError: a file that is damaged, or that does not speak of one of the checkpoints.
@@ -271,7 +274,11 @@ def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
         }
         for name, path in report.checkpoints.items()
     }
-    columns = [column for column in COLUMNS if any(column in row for row in cells.values())]
+    texts = list(dict.fromkeys(text for result in evaluation.values() for text in result.get("by_text", {})))
+    scores = [_column(title, text) for text in (*texts, "") for title, _ in SCORES.values()]
+    columns = [
+        column for column in (*SIZES, *scores, *SPEEDS) if any(column in row for row in cells.values())
+    ]
     return ["checkpoint", *columns], [
         [name, *(row.get(column, "-") for column in columns)] for name, row in cells.items()
     ]
@@ -297,8 +304,17 @@ def _size(path: Path) -> dict[str, str]:
 
 
 def _scores(result: Mapping[str, Any]) -> dict[str, str]:
-    scores = result.get("scores") or result.get("mean") or {}
-    return {title: f"{scores[name]:{form}}" for name, (title, form) in SCORES.items() if name in scores}
+    by_text = result.get("by_text") or {"": result.get("scores") or result.get("mean") or {}}
+    return {
+        _column(title, text): f"{scores[name]:{form}}"
+        for text, scores in by_text.items()
+        for name, (title, form) in SCORES.items()
+        if name in scores
+    }
+
+
+def _column(title: str, text: str) -> str:
+    return f"{text}\n{title}" if text else title
 
 
 def _speed(result: Mapping[str, Any]) -> dict[str, str]:

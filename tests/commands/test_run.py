@@ -80,12 +80,39 @@ def test_every_command_that_writes_has_an_output():
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
 def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("nllb-moe-54b", "flores200_dataset", "classifier"):  # what some of them ask their user for
+    # What some of them ask their user for.
+    for name in ("nllb-moe-54b", "flores200_dataset", "classifier", "moe", "texts"):
         (tmp_path / name).mkdir()
-    for name in ("train.tsv", "dev.tsv"):
+    for name in (
+        "train.tsv",
+        "dev.tsv",
+        *(f"texts/{part}.{text}" for part in ("val", "test") for text in ("prose", "code")),
+    ):
         (tmp_path / name).write_text("0\ta\n")
     (tmp_path / "recipes").symlink_to(path.parent)  # configs that lie beside them
     assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
+
+
+def test_files_of_named_texts_are_inputs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prose.txt").write_text("a\n")
+    text = """\
+variables: {names: [prose, code]}
+steps: [{name: a, command: COMMAND, arguments: {text: ["${names}=${names}.txt"], output: o.json}}]
+"""
+    path = tmp_path / "recipe.yaml"
+    for name in ("collect-gates", "evaluate"):
+        path.write_text(text.replace("COMMAND", name))
+        with pytest.raises(UsageError, match=r"its input code\.txt does not exist"):
+            resolve(path, read_recipe(path), signatures())
+        (tmp_path / "code.txt").write_text("a\n")
+        (step,) = resolve(path, read_recipe(path), signatures()).steps
+        assert step.inputs == (Path("prose.txt"), Path("code.txt"))
+        assert step.arguments[:4] == ("--text", "prose=prose.txt", "--text", "code=code.txt")
+        (tmp_path / "code.txt").unlink()
+    path.write_text(text.replace("COMMAND", "collect-gates").replace("${names}=", "="))
+    with pytest.raises(UsageError, match=r"step 'a', text: --text =prose\.txt: no name"):
+        resolve(path, read_recipe(path), signatures())
 
 
 def test_what_a_training_keeps_lies_beside_its_output():

@@ -73,6 +73,25 @@ def test_models_that_do_not_translate_have_the_scores_of_their_task(tmp_path, ch
     assert [row[4:] for row in rows] == [["1,234.57", "-"], ["-", "91.2%"]]
 
 
+def test_texts_with_names_have_scores_of_their_own(tmp_path, checkpoints):
+    full = {"prose": {"perplexity": 20.0, "loss": 3.0}, "code": {"perplexity": 50.0}}
+    half = {
+        "prose": {"perplexity": 21.5, "kl_divergence": 0.0625, "top1_agreement": 0.875},
+        "code": {"perplexity": 60.0, "kl_divergence": 1.5, "top1_agreement": 0.5},
+    }
+    results = [
+        {"checkpoint": name, "scores": {"perplexity": 1.0}, "by_text": by_text}
+        for name, by_text in (("a", full), ("b", half))
+    ]
+    evaluation = write(tmp_path / "evaluation.json", "prunecli.evaluation/1", results)
+    columns, rows = closing_table(Report("", checkpoints, evaluation, None))
+    assert columns[4:] == [f"{text}\n{score}" for text in full for score in ("perplexity", "KL", "top-1")]
+    assert [row[4:] for row in rows] == [
+        ["20.00", "-", "-", "50.00", "-", "-"],
+        ["21.50", "0.062", "87.5%", "60.00", "1.500", "50.0%"],
+    ]
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path, checkpoints):
     wrong = write(tmp_path / "gates.json", "prunecli.gates/1", [])
     with pytest.raises(StatisticsError, match="has the format"):
