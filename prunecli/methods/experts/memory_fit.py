@@ -12,7 +12,7 @@ from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.experts.budget import Request, kept_counts
 from prunecli.model.cost import Load, decoding_bytes
 from prunecli.model.cost import weight_bytes as weight_bytes
@@ -114,6 +114,11 @@ def nearest_ratio(
     Raises:
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
+    if checkpoint.architecture is None and checkpoint.family is not None:
+        raise UnsupportedModelError(
+            f"--fit: what a model of type {checkpoint.model_type} takes beside its weights is not known",
+            "Say how many experts go with --ratio or --experts-per-layer.",
+        )
     target = None if dtype is None else parse_dtype(dtype)
     layers = checkpoint.require_mixtures()
     each = {layer.name: expert_bytes(checkpoint, layer, target) for layer in layers}
