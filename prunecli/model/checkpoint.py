@@ -164,7 +164,7 @@ class Checkpoint(TensorReader):
         if self.family is not None and self.architecture is None:
             raise UnsupportedModelError(
                 f"{self.path}: of a model of type {self.model_type} prunecli changes the experts alone",
-                "prune-experts, collect-gates, inspect, evaluate and bench-latency work.",
+                "prune-experts, collect-gates, evaluate and bench-latency work, and inspect without --fit.",
             )
         if self.architecture is None:
             raise UnsupportedModelError(

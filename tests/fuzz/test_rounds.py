@@ -148,28 +148,32 @@ def test_hostile_recipes_run_nothing(text: str, tmp_path: Path) -> None:
 # What longer runs have found.
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"),
-    [
-        ("t5", "dropout_rate", "a word"),
-        ("llama", "num_hidden_layers", 1e308),
-        ("gpt2", "n_layer", 0),
-        ("gpt2", "n_head", 1 << 63),
-        ("m2m_100", "pad_token_id", "a word"),
-        ("m2m_100", "decoder_start_token_id", 1 << 31),
-        ("llama", "tie_word_embeddings", 1),
-        ("gpt2", "resid_pdrop", float("nan")),
-        ("gpt2", "architectures", ["\ud800"]),
-    ],
+OTHER_KINDS = (
+    ("t5", "dropout_rate", "a word"),
+    ("llama", "num_hidden_layers", 1e308),
+    ("gpt2", "n_layer", 0),
+    ("gpt2", "n_head", 1 << 63),
+    ("m2m_100", "pad_token_id", "a word"),
+    ("m2m_100", "decoder_start_token_id", 1 << 31),
+    ("llama", "tie_word_embeddings", 1),
+    ("gpt2", "resid_pdrop", float("nan")),
+    ("gpt2", "architectures", ["\ud800"]),
 )
+RUNS = "score-heads model --text text -o out.json"
+REWRITES = (
+    "share-ffn model --config OneWide -o out",
+    "prune-heads model --metric random --ratio 0.5 -o out",
+    "factorize-embeddings model --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
+    "trim-vocabulary model --text text -o out",
+)
+
+
 @pytest.mark.parametrize(
-    "command",
+    ("name", "key", "value", "command"),
     [
-        "share-ffn model --config OneWide -o out",
-        "prune-heads model --metric random --ratio 0.5 -o out",
-        "factorize-embeddings model --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
-        "trim-vocabulary model --text text -o out",
-        "score-heads model --text text -o out.json",
+        pytest.param(*kind, command, id=f"{kind[0]}-{kind[1]}-{command.split()[0]}")
+        for number, kind in enumerate(OTHER_KINDS)
+        for command in (RUNS, REWRITES[number % 4], REWRITES[(number + 1) % 4])
     ],
 )
 def test_config_of_another_kind(name: str, key: str, value: object, command: str, tmp_path: Path) -> None:
