@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
 from prunecli.commands.options import (
     CheckpointsArgument,
     ComputeDtypeOption,
@@ -79,6 +80,7 @@ def bench_latency(
         Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw the speed against batch size."),
     ] = None,
+    demo: DemoOption = "translation",
     table: TableOption = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The result.")] = Path("latency.json"),
     force: ForceOption = False,
@@ -92,8 +94,7 @@ def bench_latency(
 
     The first checkpoint is the baseline of the ratios.
     """
-    from prunecli import demo
-    from prunecli.commands.checkpoints import checkpoints_or_demo
+    from prunecli.demo import DATA
     from prunecli.evaluation.latency import bench_latency as run
     from prunecli.evaluation.options import labels_for
     from prunecli.evaluation.timing import LatencyOptions
@@ -113,15 +114,16 @@ def bench_latency(
         memory=not no_memory,
     )
     check_outputs(output, plot, table, force=force)
-    labels = labels_for(checkpoints_or_demo(checkpoints))
+    labels = labels_for(checkpoints_or_demo(checkpoints, demo))
+    texts = () if text else texts_or_demo(None, demo, "test", is_demo=not checkpoints)
     choice = TextChoice(
         data=data,
         split=split,
         pairs=pairs,
-        files=tuple(text or ()),
+        files=tuple(text or (file.path for file in texts)),
         labelled=labelled,
         context=context,
-        demo=demo.DATA,
+        demo=DATA,
     )
     latency = run(labels, choice, options, console.progress(quiet), console.note, task=task)
     write_json(output, latency.to_json(), force=force)

@@ -1,11 +1,25 @@
-"""The checkpoints that an argument names, and those that are taken where none does."""
+"""The checkpoints that an argument names, and what is taken where none does: the bundled demos, their text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
 
 from prunecli.commands import console
+from prunecli.text.named import TextFile
+
+DemoName = Literal["translation", "lm"]
+DemoOption = Annotated[
+    DemoName,
+    typer.Option(
+        "--demo",
+        metavar="NAME",
+        help="The bundled model that is taken where no checkpoint is named: translation or lm, a language model.",
+    ),
+]
 
 
 def checkpoint_directory(given: Path) -> Path:
@@ -20,26 +34,25 @@ def checkpoint_directory(given: Path) -> Path:
     return local_directory(given, say=console.note, progress=console.lines(quiet), bars=not quiet)
 
 
-def checkpoint_or_demo(given: Path | None) -> Path:
+def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Path:
     """The directory of `given`, or the bundled demo model, said in one line."""
     if given is not None:
         return checkpoint_directory(given)
-    from prunecli import demo
-
-    console.note("No checkpoint given: using the bundled demo model.")
-    return demo.CHECKPOINT
+    console.note(f"No checkpoint given: using the {_NAMES[demo]}.")
+    return _bundled(demo)
 
 
-def checkpoints_or_demo(given: Sequence[Path] | None) -> list[Path]:
-    """Those of `given`; else the bundled demo model and every prunecli checkpoint of the working directory."""
+def checkpoints_or_demo(given: Sequence[Path] | None, demo: DemoName = "translation") -> list[Path]:
+    """Those of `given`; else the bundled demo model and every prunecli checkpoint of the working directory.
+
+    Beside the language model these are the language models alone, and beside the other one the others.
+    """
     if given:
         return [checkpoint_directory(path) for path in given]
-    from prunecli import demo
-
-    here = checkpoints_here()
+    here = [path for path in checkpoints_here() if _is_language_model(path) == (demo == "lm")]
     beside = f" with {', '.join(map(str, here))}" if here else ""
-    console.note(f"No checkpoint given: using the bundled demo model{beside}.")
-    return [demo.CHECKPOINT, *here]
+    console.note(f"No checkpoint given: using the {_NAMES[demo]}{beside}.")
+    return [_bundled(demo), *here]
 
 
 def checkpoints_here() -> list[Path]:
@@ -47,3 +60,36 @@ def checkpoints_here() -> list[Path]:
     from prunecli.model.history import written_checkpoints
 
     return [path.relative_to(Path.cwd()) for path in written_checkpoints(Path.cwd())]
+
+
+def texts_or_demo(
+    given: Sequence[TextFile] | None, demo: DemoName, split: str, *, is_demo: bool
+) -> tuple[TextFile, ...]:
+    """The files of `given`; else, of the demo's language model, its own text, said in one line.
+
+    Args:
+        split: of the demo's text, val or test.
+        is_demo: no checkpoint was named, so that the demo is the model.
+    """
+    if given or demo != "lm" or not is_demo:
+        return tuple(given or ())
+    from prunecli.demo import LM_DATA, LM_TEXTS
+
+    console.note(f"No --text given: using the demo's text, {' and '.join(LM_TEXTS)}; give yours with --text.")
+    return tuple(TextFile(LM_DATA / f"{split}.{name}", name) for name in LM_TEXTS)
+
+
+_NAMES: dict[DemoName, str] = {"translation": "bundled demo model", "lm": "bundled language model"}
+
+
+def _bundled(demo: DemoName) -> Path:
+    from prunecli.demo import CHECKPOINT, LM_CHECKPOINT
+
+    return LM_CHECKPOINT if demo == "lm" else CHECKPOINT
+
+
+def _is_language_model(path: Path) -> bool:
+    from prunecli.tensors.documents import read_json
+
+    names = read_json(path / "config.json").get("architectures") or [""]
+    return str(names[0]).endswith("ForCausalLM")

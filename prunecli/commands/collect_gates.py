@@ -11,6 +11,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
+from prunecli.commands.checkpoints import DemoOption, checkpoint_or_demo, texts_or_demo
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, ask_huge_pages, report_run
 from prunecli.commands.options import (
     BatchTokensOption,
@@ -73,6 +74,7 @@ def collect_gates(
     max_sentences: MaxSentencesOption = None,
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
+    demo: DemoOption = "translation",
     device: DeviceOption = "auto",
     dtype: ComputeDtypeOption = "auto",
     output: Annotated[Path, typer.Option("--output", "-o", help="The statistics.")] = Path("gates.json"),
@@ -89,8 +91,7 @@ def collect_gates(
 
     Several processes share the text: torchrun --nproc-per-node 2 -m prunecli collect-gates ….
     """
-    from prunecli import demo
-    from prunecli.commands.checkpoints import checkpoint_or_demo
+    from prunecli.demo import DATA
     from prunecli.model.checkpoint import open_model
     from prunecli.results.header import header
     from prunecli.tensors.documents import refuse_unwritable
@@ -102,9 +103,10 @@ def collect_gates(
     budget = None if memory is None else parse_size(memory)
     options = ("forced" if mode is None else mode, beam, batch_tokens, context, max_tokens)
     choice = TextChoice(
-        data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=demo.DATA
+        data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=DATA
     )
-    if text:
+    files = texts_or_demo(text, demo, "val", is_demo=checkpoint is None)
+    if files:
         _refuse_beside_text(choice, mode)
     else:
         _refuse_without_text({"--whole-files": whole_files, "--context": context, "--max-tokens": max_tokens})
@@ -112,12 +114,12 @@ def collect_gates(
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched
                 refuse_unwritable(output, force=force)
-            opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint)))
+            opened = stack.enter_context(open_model(checkpoint_or_demo(checkpoint, demo)))
 
             from prunecli.methods.experts.collect import collect_gates as collect
             from prunecli.methods.experts.score import CollectOptions
 
-            texts = read_corpora(text, whole_files=whole_files) if text else None
+            texts = read_corpora(files, whole_files=whole_files) if files else None
         collected = collect(
             opened,
             choice if texts is None else texts,

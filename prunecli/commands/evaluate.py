@@ -9,6 +9,7 @@ import typer
 
 from prunecli import processes
 from prunecli.commands import console
+from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
 from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memory_bytes
 from prunecli.commands.options import (
     BatchTokensOption,
@@ -136,6 +137,7 @@ def evaluate(
         bool,
         typer.Option("--all-pairs", help=f"Show every pair, also where there are more than {PAIRS_SHOWN}."),
     ] = False,
+    demo: DemoOption = "translation",
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
     device: DeviceOption = "auto",
@@ -167,9 +169,8 @@ def evaluate(
 
     Several processes share the sentences: torchrun --nproc-per-node 2 -m prunecli evaluate ….
     """
-    from prunecli import demo
     from prunecli.commands import evaluation_tables as tables
-    from prunecli.commands.checkpoints import checkpoints_or_demo
+    from prunecli.demo import DATA
 
     budget = memory_bytes(memory, spill_dir)  # before torch is imported
 
@@ -179,6 +180,7 @@ def evaluate(
     from prunecli.text.choice import TextChoice
     from prunecli.text.named import given_names
 
+    files = texts_or_demo(text, demo, "test", is_demo=not checkpoints)
     choice = TextChoice(
         data=data,
         split=split,
@@ -186,13 +188,13 @@ def evaluate(
         target_file=target_file,
         langs=langs,
         pairs=pairs,
-        files=tuple(file.path for file in text or ()),
-        names=given_names(text or ()),
+        files=tuple(file.path for file in files),
+        names=given_names(files),
         whole_files=whole_files,
         labelled=labelled,
         max_sentences=max_sentences,
         context=context,
-        demo=demo.DATA,
+        demo=DATA,
     )
     options = EvaluationOptions(
         decoding=DecodingOptions(beam, batch_tokens, max_new_tokens),
@@ -212,7 +214,7 @@ def evaluate(
     )
     if processes.rank() == 0:  # which alone writes
         check_outputs(output, plot, table, force=force)
-    labels = labels_for(checkpoints_or_demo(checkpoints))
+    labels = labels_for(checkpoints_or_demo(checkpoints, demo))
     result = run(
         labels,
         choice,

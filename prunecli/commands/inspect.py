@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.checkpoints import DemoName, DemoOption, checkpoint_or_demo
 from prunecli.commands.options import (
     FIT_BATCH,
     FIT_BEAM,
@@ -58,6 +59,7 @@ def inspect(
     fit_batch: FitBatchOption = FIT_BATCH,
     fit_beam: FitBeamOption = FIT_BEAM,
     fit_length: FitLengthOption = FIT_LENGTH,
+    demo: DemoOption = "translation",
     table: TableOption = None,
     force: ForceOption = False,
     json: JsonOption = False,
@@ -78,7 +80,7 @@ def inspect(
     if fit is None:
         refuse_without_fit({"--dtype": dtype is not None, "--balance": balance is not None})
     check_table(table, force=force)
-    with _opened(checkpoint) as opened:
+    with _opened(checkpoint, demo) as opened:
         inventory = take_inventory(opened)
         kept = balance or balance_text(default_balance(layer.original_experts for layer in inventory.layers))
         answer = None if budget is None else _fits(opened, budget, stored_as, kept, load)
@@ -99,13 +101,12 @@ def inspect(
             console.note(written(table))
 
 
-def _opened(checkpoint: Path | None) -> Checkpoint:
+def _opened(checkpoint: Path | None, demo: DemoName) -> Checkpoint:
     """The checkpoint; of a model of the hub that is not here, what config.json and headers say."""
-    from prunecli.commands.checkpoints import checkpoint_or_demo
     from prunecli.model.described import describe_checkpoint
 
     if checkpoint is None:
-        checkpoint = checkpoint_or_demo(None)
+        checkpoint = checkpoint_or_demo(None, demo)
     return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prunecli.commands import console
+from prunecli.commands.checkpoints import DemoOption
 from prunecli.commands.options import (
     FIT_BATCH,
     FIT_BEAM,
@@ -226,6 +227,7 @@ def prune_experts(
     fit_beam: FitBeamOption = FIT_BEAM,
     fit_length: FitLengthOption = FIT_LENGTH,
     seed: SeedOption = 0,
+    demo: DemoOption = "translation",
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-experts"),
@@ -267,7 +269,7 @@ def prune_experts(
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     how = How(None if dry_run else output, force, quiet, json, not config_only)
-    with how.open(checkpoint) as opened:
+    with how.open(checkpoint, demo) as opened:
         if options.experts is None and options.amount == Amount():
             how.note(
                 f"No --ratio given: removing at least {100 * default_ratio(opened):.0f} % of the experts."

@@ -36,7 +36,9 @@ def report(
     from prunecli.report.page import report_page, write_page
 
     check_outputs(output, force=force)
-    data = collect(directory or Path(), {"demo": demo.CHECKPOINT}, console.progress(quiet))
+    data = collect(
+        directory or Path(), {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}, console.progress(quiet)
+    )
     for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
     write_page(output, report_page(data))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from prunecli.commands import console
 
 if TYPE_CHECKING:
+    from prunecli.commands.checkpoints import DemoName
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.rewrite import Rewrite
     from prunecli.model.stock import StockSupport
@@ -47,7 +48,7 @@ class How:
         elif not self.quiet:
             tables()
 
-    def open(self, checkpoint: Path | None) -> Checkpoint:
+    def open(self, checkpoint: Path | None, demo: DemoName = "translation") -> Checkpoint:
         """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
         from prunecli.commands.checkpoints import checkpoint_or_demo
         from prunecli.model.checkpoint import open_model
@@ -56,7 +57,7 @@ class How:
 
         if self.output is not None:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
-        return open_model(checkpoint_or_demo(checkpoint))
+        return open_model(checkpoint_or_demo(checkpoint, demo))
 
     def apply(self, source: Checkpoint, rewrite: Rewrite) -> Shown:
         """Write the result, or with --dry-run only check it; what it will lack is said before."""

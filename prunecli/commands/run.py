@@ -75,10 +75,15 @@ def run(
 
 
 def builtin_variables() -> Mapping[str, str]:
-    """Variables of every recipe: the bundled model and its text."""
+    """Variables of every recipe: the bundled models and their text."""
     from prunecli import demo
 
-    return {"demo-checkpoint": str(demo.CHECKPOINT), "demo-data": str(demo.DATA)}
+    return {
+        "demo-checkpoint": str(demo.CHECKPOINT),
+        "demo-data": str(demo.DATA),
+        "demo-lm-checkpoint": str(demo.LM_CHECKPOINT),
+        "demo-lm-data": str(demo.LM_DATA),
+    }
 
 
 def _shown(step: Step) -> str:

@@ -1,9 +1,11 @@
-"""The bundled demo: six small artificial languages, their text, and an NLLB-MoE trained on it.
+"""The bundled demos: six small artificial languages, their text, an NLLB-MoE trained on it, and a language model.
 
 Three families of two sisters each, so that what a pruned model shares between languages can be seen at a glance:
 Belic (`qba_Latn`, `qbo_Latn`), Kemic (`qka_Latn`, `qko_Latn`) and Nuric (`qna_Latn`, `qno_Latn`). The codes lie in
 the range that ISO 639-3 reserves for local use (qaa to qtz); their second letter is the family. `tools/demo/` of the
 repository made text and model.
+
+The language model is a Qwen3-MoE, trained on sentences of Bela (`prose`) and on small programs (`code`).
 """
 
 from __future__ import annotations
@@ -19,4 +21,13 @@ DATA: Path = Path(__file__).parent / "data"
 LANGUAGES: tuple[str, ...] = ("qba_Latn", "qbo_Latn", "qka_Latn", "qko_Latn", "qna_Latn", "qno_Latn")
 """The language codes, sisters side by side."""
 
-__all__ = ["CHECKPOINT", "DATA", "LANGUAGES"]
+LM_CHECKPOINT: Path = Path(__file__).parent / "lm" / "checkpoint"
+"""The language model: a stock Hugging Face directory."""
+
+LM_DATA: Path = Path(__file__).parent / "lm" / "data"
+"""Its text, `SPLIT.NAME` with SPLIT one of val and test and NAME one of `LM_TEXTS`, one a line."""
+
+LM_TEXTS: tuple[str, ...] = ("prose", "code")
+"""Names of its texts."""
+
+__all__ = ["CHECKPOINT", "DATA", "LANGUAGES", "LM_CHECKPOINT", "LM_DATA", "LM_TEXTS"]

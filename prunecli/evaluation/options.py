@@ -95,10 +95,8 @@ def labels_for(paths: Sequence[Path]) -> dict[str, Path]:
     for name, real in zip(whole, resolved, strict=True):
         if resolved.count(real) > 1:
             raise UsageError(f"{name} is given twice", "Name each checkpoint once.")
-    bundled = demo.CHECKPOINT.resolve()
-    names = [
-        "demo" if real == bundled else known["path"] for real, known in zip(resolved, origins, strict=True)
-    ]
+    bundled = {demo.CHECKPOINT.resolve(): "demo", demo.LM_CHECKPOINT.resolve(): "demo-lm"}
+    names = [bundled.get(real) or known["path"] for real, known in zip(resolved, origins, strict=True)]
     return {
         (name if names.count(name) == 1 else long): path
         for name, long, path in zip(names, whole, paths, strict=True)

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from prunecli import demo
-from prunecli.commands.checkpoints import (
-    checkpoints_or_demo,
-)
+from prunecli.commands.checkpoints import checkpoint_or_demo, checkpoints_or_demo, texts_or_demo
+from prunecli.text.named import TextFile
 from tests.tiny import write_json
 
 
@@ -45,3 +44,27 @@ def test_nothing_given_is_the_demo_and_what_was_pruned_here(
     assert "using the bundled demo model with a, b." in capsys.readouterr().err
     assert checkpoints_or_demo([Path("stock")]) == [Path("stock")]
     assert capsys.readouterr().err == ""
+
+
+def test_the_language_model_stands_beside_language_models_alone(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = {"prunecli": {"history": []}}
+    checkpoint(folder / "a", {**history, "architectures": ["Qwen3MoeForCausalLM"]})
+    checkpoint(folder / "b", {**history, "architectures": ["NllbMoeForConditionalGeneration"]})
+    assert checkpoints_or_demo(None, "lm") == [demo.LM_CHECKPOINT, Path("a")]
+    assert capsys.readouterr().err == "No checkpoint given: using the bundled language model with a.\n"
+    assert checkpoints_or_demo(None) == [demo.CHECKPOINT, Path("b")]
+    assert checkpoint_or_demo(None, "lm") == demo.LM_CHECKPOINT
+    assert checkpoint_or_demo(Path("a"), "lm") == Path("a")
+
+
+def test_the_language_models_text_is_taken_with_it_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    own = (TextFile(Path("x")),)
+    assert texts_or_demo(own, "lm", "val", is_demo=True) == own
+    assert texts_or_demo(None, "lm", "val", is_demo=False) == ()
+    assert texts_or_demo(None, "translation", "val", is_demo=True) == ()
+    assert capsys.readouterr().err == ""
+    taken = texts_or_demo(None, "lm", "val", is_demo=True)
+    assert taken == tuple(TextFile(demo.LM_DATA / f"val.{name}", name) for name in demo.LM_TEXTS)
+    assert "No --text given: using the demo's text, prose and code" in capsys.readouterr().err

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.evaluate import evaluate
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.demo import LM_TEXTS
 from prunecli.results.published import read_gates
 from tests.commands.calls import Result, call, refused
 from tests.stock_mixtures import tiny_mixture
@@ -105,3 +108,20 @@ def test_a_family_that_is_not_observed_is_refused(folder: Path, model_type: str,
 def test_text_for_a_model_that_translates_is_refused(folder: Path) -> None:
     tiny_nllb_moe(folder / "nllb")
     refused(run(folder / "nllb", "--text", "prose.txt"), "--text goes with language models", 2)
+
+
+def test_the_demos_language_model_needs_no_arguments(folder: Path) -> None:
+    collected = call(collect_gates, "--demo", "lm", "--max-tokens", "300")
+    assert collected.status == 0, collected.err
+    assert list(read_gates(folder / "gates.json").entries) == list(LM_TEXTS)
+    pruned = call(prune_experts, "--demo", "lm", "--for", "code", "--ratio", "0.5", "-o", "for-code")
+    assert pruned.status == 0, pruned.err
+    evaluated = call(evaluate, "--demo", "lm", "--max-sentences", "6")
+    assert evaluated.status == 0, evaluated.err
+    full, reduced = json.loads((folder / "evaluation.json").read_text())["results"]
+    assert (full["checkpoint"], reduced["checkpoint"]) == ("demo-lm", "for-code")
+    lost = {name: reduced["by_text"][name]["loss"] - full["by_text"][name]["loss"] for name in LM_TEXTS}
+    assert lost["prose"] > 3 * lost["code"]
+    without = call(collect_gates, "--demo", "translation", "--context", "8", "--force")
+    assert without.status == 2
+    assert "--context goes with --text" in without.err

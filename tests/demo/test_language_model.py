@@ -1,0 +1,67 @@
+"""The demo's language model: a stock directory that knows both domains; the script that trains it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunecli.demo import LM_CHECKPOINT, LM_DATA, LM_TEXTS
+from tools.demo import language_model
+
+BYTES = 700_000
+MOST = {"prose": 16.0, "code": 5.0}
+"""Perplexity of a token, of 400."""
+
+
+def test_the_directory_is_small_and_complete() -> None:
+    files = {file.name: file.stat().st_size for file in LM_CHECKPOINT.iterdir()}
+    assert set(files) == {
+        "README.md",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert sum(files.values()) < BYTES
+
+
+@pytest.mark.parametrize("name", LM_TEXTS)
+def test_stock_transformers_opens_it_and_finds_held_out_text_likely(name: str) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model, information = AutoModelForCausalLM.from_pretrained(
+        LM_CHECKPOINT, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(information.values())
+    tokenizer = AutoTokenizer.from_pretrained(LM_CHECKPOINT)
+    nats = tokens = 0.0
+    for line in (LM_DATA / f"test.{name}").read_text(encoding="utf-8").splitlines()[:40]:
+        ids = tokenizer(line)["input_ids"]
+        assert tokenizer.decode(ids) == line
+        row = torch.tensor([[0, *ids]])
+        with torch.no_grad():
+            nats += float(model(input_ids=row, labels=row).loss) * len(ids)
+        tokens += len(ids)
+    assert math.exp(nats / tokens) < MOST[name]
+
+
+def test_two_steps_write_a_directory_that_loads(tmp_path: Path) -> None:
+    few = ["--steps", "2", "--lines", "4", "--sentences", "200", "--programs", "100"]
+    language_model.main(["--output", str(tmp_path), *few])
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / name).read_text()) == json.loads((LM_CHECKPOINT / name).read_text())
+    assert {file.name for file in tmp_path.iterdir()} | {"README.md"} == {
+        file.name for file in LM_CHECKPOINT.iterdir()
+    }
+
+
+def test_labels_end_behind_the_end_token_of_each_row() -> None:
+    settings = language_model.Settings(lines=2)
+    ids, labels = next(language_model.batches([[[5, 6]], [[7]]], settings))
+    assert ids.tolist() == [[0, 5, 6, 0], [0, 7, 0, 0]]
+    assert labels.tolist() == [[0, 5, 6, 0], [0, 7, 0, -100]]
