@@ -198,3 +198,39 @@ EXPERTS_ONLY: dict[str, Architecture] = {
     )
 }
 """Model type -> its record; the numbers are transformers' defaults of the experts per token."""
+
+BY_LAYER = (
+    "qwen3_moe",
+    "qwen2_moe",
+    "qwen3_next",
+    "qwen3_5_moe_text",
+    "glm4_moe",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "deepseek_v3",
+    "dots1",
+    "solar_open",
+    "mimo_v2_flash",
+    "deepseek_v2",
+    "exaone_moe",
+    "minimax_m2",
+    "mixtral",
+    "minimax",
+    "phimoe",
+    "olmoe",
+    "flex_olmo",
+    "cohere2_moe",
+    "gpt_oss",
+    "granitemoe",
+    "granitemoeshared",
+    "granitemoehybrid",
+    "ernie4_5_moe",
+    "hy_v3",
+    "afmoe",
+    "laguna",
+    "lfm2_moe",
+    "jamba",
+    "hunyuan_v1_moe",
+    "nemotron_h",
+)
+"""Types of model that are seen to run layer by layer as they do in memory, to the last bit."""

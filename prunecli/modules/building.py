@@ -164,7 +164,7 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
-class _NoValues(TorchFunctionMode):
+class NoValues(TorchFunctionMode):
     """On the meta device there is nothing to draw; torch would work it out for each parameter all the same."""
 
     def __torch_function__(
@@ -190,7 +190,7 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # as from_pretrained does: buffers take the type of the model
     try:
-        with torch.device("meta"), _NoValues():
+        with torch.device("meta"), NoValues():
             model = stock(stock_config(checkpoint, **changes), **options)
     except CheckpointError:
         raise

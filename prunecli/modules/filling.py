@@ -57,13 +57,18 @@ class Destination:
         tensor: Tensor = getattr(self.module, self.attribute)
         return tensor
 
+    @property
+    def place(self) -> dict[str, Any]:
+        """The module's buffers, or its parameters, by attribute."""
+        module = self.module
+        return module._buffers if self.attribute in module._buffers else module._parameters
+
     def put(self, tensor: Tensor) -> None:
         """Have the module hold `tensor`."""
         if self.attribute in self.module._buffers:
-            self.module._buffers[self.attribute] = tensor
+            self.place[self.attribute] = tensor
         else:
-            parameter = nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
-            self.module._parameters[self.attribute] = parameter
+            self.place[self.attribute] = nn.Parameter(tensor, requires_grad=self.tensor.requires_grad)
 
 
 def destinations(
@@ -88,7 +93,7 @@ def destinations(
             raise CheckpointError(
                 f"{checkpoint.path}: the model has no place for the tensor {name}"
             ) from None
-        _require_shape(tensor, checkpoint, name)
+        require_shape(tensor, checkpoint, name)
         kind = tensor.dtype
         if kind.is_floating_point and not isinstance(module, Router):
             kind = _dtype_of(model, owner, dtype)
@@ -110,8 +115,10 @@ def chunk_for(checkpoint: Checkpoint, names: Iterable[str]) -> bytearray:
     return bytearray(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
 
 
-def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray) -> None:
-    """Read a tensor of the checkpoint into `tensor`, contiguous and of its shape.
+def read_into(
+    tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray, entry: int | None = None
+) -> None:
+    """Read a tensor of the checkpoint into `tensor`, contiguous and of its shape; or one entry along its first axis.
 
     Of another type, or on another device, it takes the values chunk by chunk; else the bytes go where they belong.
 
@@ -123,7 +130,15 @@ def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearr
         CheckpointError: it cannot be read, or is of another shape or of a type that no model runs in.
     """
     info = checkpoint.info(name)
-    _require_shape(tensor, checkpoint, name)
+    if entry is None:
+        require_shape(tensor, checkpoint, name)
+    elif tuple(tensor.shape) != info.shape[1:]:
+        raise CheckpointError(
+            f"{checkpoint.path}: an entry of {name} has the shape {list(info.shape[1:])}, the model wants "
+            f"{list(tensor.shape)}"
+        )
+    nbytes = info.nbytes if entry is None else info.nbytes // info.shape[0]
+    first = nbytes * (entry or 0)
     if info.dtype not in DTYPES:
         raise CheckpointError(
             f"{checkpoint.path}: {name} is of the type {info.dtype}, which no model runs in"
@@ -131,12 +146,13 @@ def read_into(tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearr
     source, flat = DTYPES[info.dtype], tensor.detach().view(-1)
     is_same = flat.device.type == "cpu" and flat.dtype == source
     target = flat.view(torch.uint8).numpy().data if is_same else None
-    for start in range(0, info.nbytes, CHUNK_BYTES):
-        end = min(start + CHUNK_BYTES, info.nbytes)
+    for start in range(0, nbytes, CHUNK_BYTES):
+        end = min(start + CHUNK_BYTES, nbytes)
         if target is not None:
-            checkpoint.read_range(name, start, end, target[start:end])
+            checkpoint.read_range(name, first + start, first + end, target[start:end])
             continue
-        values = torch.frombuffer(checkpoint.read_range(name, start, end, buffer), dtype=source)
+        read = checkpoint.read_range(name, first + start, first + end, buffer)
+        values = torch.frombuffer(read, dtype=source)
         flat[start // source.itemsize : end // source.itemsize].copy_(values)
 
 
@@ -154,7 +170,12 @@ def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.d
         target.put(tensor)
 
 
-def _require_shape(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
+def require_shape(tensor: Tensor, checkpoint: Checkpoint, name: str) -> None:
+    """Refuse a tensor of the checkpoint that is not of the shape of `tensor`.
+
+    Raises:
+        CheckpointError: it is not.
+    """
     stored = checkpoint.info(name).shape
     if tuple(tensor.shape) != stored:
         raise CheckpointError(

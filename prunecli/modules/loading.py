@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
-from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.precision import fitting_dtype
 from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.stock_model import stock_class
 
 
 def load_model(
@@ -129,19 +130,7 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
 
 def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
     """A family that prunecli does not declare: as plain transformers opens it."""
-    import transformers
-
-    names = checkpoint.config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
-    model_class = getattr(transformers, name, None)
-    config_class = getattr(model_class, "config_class", None)
-    # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
-    if model_class is None or getattr(config_class, "model_type", None) != checkpoint.model_type:
-        raise UnsupportedModelError(
-            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here '
-            f"(class {name or 'not given'})",
-            "Check model_type and architectures in its config.json.",
-        )
+    model_class = stock_class(checkpoint)
     try:
         with no_bars():
             model, info = model_class.from_pretrained(

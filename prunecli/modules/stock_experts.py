@@ -80,6 +80,11 @@ class ExpertWeights:
         biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
         return ExpertWeights(self.up[expert], self.down[expert], *biases)
 
+    def alone(self) -> ExpertWeights:
+        """Those of all experts, where there is one."""
+        biases = (None if bias is None else bias.unsqueeze(0) for bias in (self.up_bias, self.down_bias))
+        return ExpertWeights(self.up.unsqueeze(0), self.down.unsqueeze(0), *biases)
+
 
 def expert_modules(model: nn.Module) -> dict[str, Any]:
     """Name -> module of experts, in the order of the layers."""
@@ -88,6 +93,25 @@ def expert_modules(model: nn.Module) -> dict[str, Any]:
         for name, module in model.named_modules()
         if all(hasattr(module, attribute) for attribute in ATTRIBUTES)
     }
+
+
+def use_own_experts(model: Any) -> str:
+    """Have the experts of `model` run by `run_mixture`; returns what they were run by.
+
+    Raises:
+        UnsupportedModelError: the model's class does not let its experts be run so.
+    """
+    from transformers.integrations.moe import ExpertsInterface
+
+    if not expert_modules(model) or not model._can_set_experts_implementation():
+        raise UnsupportedModelError(
+            f"{type(model).__name__}: transformers does not let its experts be run from outside",
+            "Choose them with prune-experts --experts FILE or --metric random.",
+        )
+    ExpertsInterface.register(IMPLEMENTATION, run_mixture)
+    before: str = model.get_experts_implementation()
+    model.set_experts_implementation(IMPLEMENTATION)
+    return before
 
 
 @contextmanager
@@ -101,17 +125,8 @@ def own_experts(model: Any) -> Iterator[dict[str, Any]]:
     Raises:
         UnsupportedModelError: the model's class does not let its experts be run so.
     """
-    from transformers.integrations.moe import ExpertsInterface
-
     modules = expert_modules(model)
-    if not modules or not model._can_set_experts_implementation():
-        raise UnsupportedModelError(
-            f"{type(model).__name__}: transformers does not let its experts be run from outside",
-            "Choose them with prune-experts --experts FILE or --metric random.",
-        )
-    ExpertsInterface.register(IMPLEMENTATION, run_mixture)
-    before = model.get_experts_implementation()
-    model.set_experts_implementation(IMPLEMENTATION)
+    before = use_own_experts(model)
     try:
         yield modules
     finally:
@@ -124,7 +139,8 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     """The forward pass of a module of experts: sum of w_k f_k(x) over each token's chosen experts; no gradients.
 
     Args:
-        module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`.
+        module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`. An
+            attribute `runner` that is not None computes the result in its place, of the same arguments but the module.
         hidden_states: `[tokens, width]`.
         experts: `[tokens, top_k]` int64.
         weights: `[tokens, top_k]`.
@@ -132,6 +148,9 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     Returns:
         `[tokens, width]` in the type of `hidden_states`.
     """
+    runner: Callable[[Tensor, Tensor, Tensor], Tensor] | None = getattr(module, "runner", None)
+    if runner is not None:
+        return runner(hidden_states, experts, weights)
     plan = dispatch(experts, module.num_experts)
     held = ExpertWeights.of(module)
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
@@ -154,6 +173,10 @@ def run_expert(module: Any, rows: Tensor, weights: ExpertWeights) -> Tensor:
         `[rows, width]`, before the router's weight.
     """
     count = rows.shape[0]
+    if rows.is_cuda:
+        alone = weights.alone()
+        if has_grouped_kernel(rows, alone.up) and has_grouped_kernel(rows, alone.down):
+            return _grouped(module, rows, alone, torch.tensor([count], device=rows.device))
     hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])
     outputs = _linear(hidden, weights.down, weights.down_bias, module.is_transposed)[:count]
     return _normed(module, outputs)
@@ -208,14 +231,12 @@ def _outputs(
 
     spans = expert_spans(counts.tolist())
     with dot_products(held.up.dtype, [end - start for _, start, end in spans]):
-        for_each_span(run, spans, shared_out=shares_out(held, counts.tolist()))
+        for_each_span(run, spans, shared_out=not rows.is_cuda and shares_out(held, counts.tolist()))
     return outputs, norms
 
 
 def shares_out(held: ExpertWeights, counts: Sequence[int]) -> bool:
-    """Whether experts with so many rows each are shared out to threads, one thread to an expert."""
-    if held.up.device.type != "cpu":
-        return False
+    """Whether experts with so many rows each are shared out to threads on a CPU, one thread to an expert."""
     return threads_pay((held.up, held.down), sum(count > 0 for count in counts), sum(counts))
 
 

@@ -35,6 +35,7 @@ from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
+from prunecli.running.layerwise.parts import make_stock_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import refuse_unwritable, write_json
@@ -108,8 +109,8 @@ def collect_gates(
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
         material = material_of(checkpoint, choice, options, say)
         where = _own_device(choose_device(device))
-        if memory is not None and material.whole is not None:
-            raise material.whole
+        if memory is not None and (refusal := material.whole(checkpoint)) is not None:
+            raise refusal
         key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         partial_run = PartialRun(path, key, process_group, say)
     kind = _dtype(checkpoint, material, options, where, dtype, partial_run.dtype(), process_group, say)
@@ -125,8 +126,15 @@ def collect_gates(
         else:
             resources = Resources(where, kind, memory, spill_directory)
             snapshots = partial_run.snapshots(state)
+            is_stock = checkpoint.architecture is None
+            skeleton = make_stock_skeleton(checkpoint, where, kind) if is_stock else None
             runner = Layerwise(
-                checkpoint, resources, report, process_group=process_group, snapshots=snapshots
+                checkpoint,
+                resources,
+                report,
+                process_group=process_group,
+                snapshots=snapshots,
+                skeleton=skeleton,
             )
         tokenizer = load_tokenizer(checkpoint.path)
         statistics = score(runner, checkpoint, tokenizer, material, state=state, save=save, progress=progress)
@@ -196,7 +204,7 @@ def _dtype(
     if asked == "auto":
         asked = process_group.broadcast(earlier) or asked
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
-    if material.whole is not None:
+    if material.whole(checkpoint) is not None:
         searches = material.mode == "beam"
         load = DecodingOptions(options.beam, options.batch_tokens).load
         return fitting_dtype(
@@ -224,7 +232,7 @@ def memory_for(
 ) -> int | None:
     """Bytes that a run layer by layer may take; None where the whole model is to be held, by all processes."""
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
-    if material.whole is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
+    if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
     memory = int(AUTOMATIC_SHARE * free)

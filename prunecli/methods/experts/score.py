@@ -165,7 +165,6 @@ class Material(Protocol):
     Attributes:
         mode: of the statistics.
         key: everything that the sums depend on, beside the model and the type.
-        whole: why the whole model must be in memory; None: it may be run layer by layer.
     """
 
     @property
@@ -174,8 +173,8 @@ class Material(Protocol):
     @property
     def key(self) -> dict[str, Any]: ...
 
-    @property
-    def whole(self) -> UsageError | None: ...
+    def whole(self, checkpoint: Checkpoint, /) -> UsageError | None:
+        """Why the whole model must be in memory; None: it may be run layer by layer."""
 
     def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
         """The sparse layers that it runs.

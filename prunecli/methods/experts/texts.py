@@ -17,8 +17,10 @@ from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums,
 from prunecli.methods.experts.stock_observer import StockObserver
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
+from prunecli.modules.stock_model import REMEDY, refused_by_layer
 from prunecli.results.gates import TEXT_SUMS, GateSums, Mode
 from prunecli.running.encoding import padding_id, require_task
+from prunecli.running.layerwise.budget import stock_activation_bytes, stock_state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import window_length
 from prunecli.running.runner import Advance, BatchCost, Run, Runner
@@ -47,13 +49,10 @@ class Texts:
             "max_tokens": self.options.max_tokens,
         }
 
-    @property
-    def whole(self) -> UsageError | None:
+    def whole(self, checkpoint: Checkpoint) -> UsageError | None:
         """See `Material`."""
-        return UsageError(
-            "--memory: experts of language models are measured with the whole model in memory",
-            "Leave --memory out on a machine that holds the model.",
-        )
+        refused = refused_by_layer(checkpoint)
+        return None if refused is None else UsageError(f"--memory: {refused}", REMEDY)
 
     def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
         """See `Material`."""
@@ -125,7 +124,11 @@ class TextPasses:
 
     def cost(self, runner: Layerwise, batch: TextBatch) -> BatchCost:
         """See `Passes`."""
-        raise NotImplementedError
+        rows, length = len(batch.windows), max(map(len, batch.windows))
+        return BatchCost(
+            stock_activation_bytes(runner.shape, rows, length),
+            (stock_state_bytes(runner.shape, rows * length),),
+        )
 
     def steps(self, batches: Sequence[TextBatch]) -> Mapping[Side, int]:
         """See `Passes`."""

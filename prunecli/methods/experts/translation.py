@@ -57,8 +57,7 @@ class Translation:
             **asdict(self.options),
         }
 
-    @property
-    def whole(self) -> UsageError | None:
+    def whole(self, _checkpoint: Checkpoint) -> UsageError | None:
         """See `Material`."""
         if self.mode == "forced":
             return None

@@ -127,6 +127,33 @@ def activation_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
     return (dense + scores) * shape.itemsize + sparse
 
 
+def stock_activation_bytes(shape: Shape, batch: int, length: int) -> int:
+    """`activation_bytes` where the experts alone are declared: of a layer's attention, or of one expert.
+
+    Heads may be wider than d_model / heads, 2 d_model in all. An expert may be given every token: its rows in and out,
+    before and after the activation. Beside them the router's logits and weights of all experts, and the sum of the
+    outputs, in float32.
+
+    Args:
+        shape: of the model.
+        batch: sequences.
+        length: padded tokens of each.
+    """
+    tokens = batch * length
+    attention = tokens * 14 * shape.d_model + 3 * batch * shape.heads * length * length
+    expert = tokens * (4 * shape.d_model + 4 * shape.ffn_dim)
+    routed = tokens * (2 * shape.d_model + 4 * shape.experts + 8 * shape.top_k) * 4
+    return max(attention, expert) * shape.itemsize + routed
+
+
+def stock_state_bytes(shape: Shape, tokens: int) -> int:
+    """`state_bytes` where the experts alone are declared, of so many tokens with padding.
+
+    A layer's output, what is sent to the experts, their sum in float32; number, weight and norm of each expert.
+    """
+    return tokens * (shape.d_model * (2 * shape.itemsize + 4) + shape.top_k * (8 + shape.itemsize + 4))
+
+
 def backward_bytes(shape: Shape, batch: int, length: int, keys: int) -> int:
     """Bytes that one layer needs for a batch on the way back, at most; see `activation_bytes`.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
+from prunecli.modules.stock_model import StockExperts
 from prunecli.running.layerwise.entering import LayerReplay
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.parts import Skeleton, Stage
@@ -21,6 +22,7 @@ from prunecli.running.layerwise.reading import Reader
 from prunecli.running.layerwise.snapshot import Snapshots
 from prunecli.running.layerwise.sparse import SparsePasses
 from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.layerwise.stock_sparse import StockPasses
 from prunecli.running.layerwise.swaps import bound
 from prunecli.running.layerwise.trees import leaves, map_tree
 from prunecli.running.runner import Advance, Group, Observer, Pass, frozen, ignored
@@ -56,6 +58,7 @@ class LayerwiseRun:
         self._reader, self._states, self._make_room, self._advance = reader, states, make_room, advance
         self._replay = LayerReplay(skeleton.stages, self._fetch, make_room)
         self._sparse = SparsePasses(reader, states, self._replay, skeleton.device)
+        self._stock = StockPasses(reader, states, self._replay, skeleton.device)
         self._group, self._snapshots = group, snapshots
         self.restored: Any = None
         self._resumed: tuple[int, list[dict[Side, Any]]] | None = None
@@ -75,7 +78,8 @@ class LayerwiseRun:
     ) -> None:
         """See `Run`: each pass enters the layers of the stack once, in order, and no others.
 
-        In a sparse layer, what was seen is taken when a pass is through the router.
+        In a sparse layer, what was seen is taken when a pass is through the router; where the experts alone are
+        declared, when they are done.
         """
         indices = [index for index, stage in enumerate(self._stages) if side in (None, stage.side)]
         # The number of the last layer that all passes are through; what that returned of each, by side.
@@ -135,7 +139,9 @@ class LayerwiseRun:
         stage = self._stages[index]
         loaded = self._reader.take()
         with bound(stage, loaded):
-            if stage.ffn is None:
+            if stage.stock is not None:
+                self._stock_layer(stage, stage.stock, following, passes, outputs, after)
+            elif stage.ffn is None:
                 self._want(following)
                 for number, forward in enumerate(passes):
                     self._through(stage, forward, outputs[number])
@@ -149,6 +155,25 @@ class LayerwiseRun:
                         self._through(stage, forward, kept)
                     self._sparse.drop(sent)
         self._reader.give_back(loaded)
+
+    def _stock_layer(
+        self,
+        stage: Stage,
+        experts: StockExperts,
+        following: int | None,
+        passes: Sequence[Pass],
+        outputs: list[dict[Side, Any]],
+        after: Callable[[Stage, int], None],
+    ) -> None:
+        """All passes through a layer whose experts alone are declared."""
+        sent, wanted = self._stock.route(stage, experts, passes, outputs)
+        self._want(following)
+        self._stock.run(experts, wanted, sent)
+        for number, (forward, one) in enumerate(zip(passes, sent, strict=True)):
+            with self._stock.answering(stage, experts, one):
+                self._through(stage, forward, outputs[number])
+            self._stock.drop(one)
+            after(stage, number)
 
     def _save(self, index: int, outputs: list[dict[Side, Any]], keeping: Callable[[], Any]) -> None:
         """Write a snapshot, where the last one is old."""

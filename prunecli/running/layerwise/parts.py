@@ -18,9 +18,13 @@ from prunecli.modules import building
 from prunecli.modules.attention import module_name
 from prunecli.modules.filling import Destination, destinations, expert_names, fill
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
+from prunecli.modules.stock_model import StockExperts, compute_buffers, make_stock_model
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor begins in a buffer."""
+
+STOCK_ATTENTION = "self_attn"
+"""The attention of a layer, in transformers' decoders."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +35,15 @@ class Spec:
         name: in the checkpoint.
         shape: of the tensor.
         dtype: that it is computed in.
+        more: names of those in the checkpoint whose rows follow, in one tensor with it.
+        entry: number along the first axis of that in the checkpoint; None: all of it.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    more: tuple[str, ...] = ()
+    entry: int | None = None
 
     @property
     def nbytes(self) -> int:
@@ -70,6 +78,7 @@ class Stage:
         attentions: its attention modules.
         sparse: its mixture of experts, or None.
         ffn: the module of that mixture, or None.
+        stock: where the experts alone are declared, those of the layer, or None.
     """
 
     name: str
@@ -79,6 +88,7 @@ class Stage:
     attentions: tuple[nn.Module, ...]
     sparse: SparseLayer | None
     ffn: SparseFFN | None
+    stock: StockExperts | None = None
 
     @property
     def block(self) -> Block:
@@ -86,7 +96,12 @@ class Stage:
         return block_of(self.targets)
 
     def expert(self, number: int) -> Block:
-        """The tensors of one expert, as it is numbered in the checkpoint: fc1's weight and bias, fc2's."""
+        """The tensors of one expert, as it is numbered in the checkpoint: fc1's weight and bias, fc2's.
+
+        Of a stock class in the order of `ExpertWeights`.
+        """
+        if self.stock is not None:
+            return tuple(expert_specs(self.stock, number))
         assert self.sparse is not None and self.ffn is not None  # noqa: PT018
         found = []
         for attribute, suffix in EXPERT_PARTS.items():
@@ -122,7 +137,7 @@ class Skeleton:
     def widest_bytes(self) -> int:
         """Bytes of the largest block."""
         blocks = [stage.block for stage in self.stages]
-        blocks += [stage.expert(0) for stage in self.stages if stage.ffn is not None]
+        blocks += [stage.expert(0) for stage in self.stages if stage.ffn or stage.stock]
         return max(map(block_bytes, blocks))
 
 
@@ -142,6 +157,25 @@ def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     return Skeleton(model.eval(), stages, resident, device)
 
 
+def make_stock_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
+    """The same of a language model of which the experts alone are declared; nothing of its output layer is held.
+
+    Raises:
+        UnsupportedModelError, CheckpointError: as `make_stock_model`.
+    """
+    made = make_stock_model(checkpoint, dtype)
+    stages = []
+    for path, module in made.layers:
+        stock = next((held for name, held in made.experts.items() if name.startswith(f"{path}.")), None)
+        targets = tuple(target for place, target in made.targets if place.startswith(f"{path}."))
+        attention = tuple(part for name, part in module.named_children() if name == STOCK_ATTENTION)
+        sparse = None if stock is None else stock.layer
+        stages.append(Stage(path, "decoder", module, targets, attention, sparse, None, stock))
+    layered = {target.name for stage in stages for target in stage.targets}
+    resident = tuple(target for _, target in made.targets if target.name not in layered)
+    return Skeleton(made.model, tuple(stages), resident, device)
+
+
 def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
     """Read what is held throughout, tie what is tied, compute what is computed.
 
@@ -149,6 +183,9 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         CheckpointError: a tensor cannot be read, or the checkpoint lacks one.
     """
     fill(skeleton.resident, checkpoint, skeleton.device)
+    if any(stage.stock is not None for stage in skeleton.stages):
+        compute_buffers(skeleton.model, skeleton.device)
+        return
     layered = {id(target.tensor) for stage in skeleton.stages for target in stage.targets}
     layered |= {
         id(getattr(stage.ffn, part))
@@ -157,6 +194,18 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         for part in EXPERT_PARTS
     }
     building.complete(skeleton.model, checkpoint, skeleton.device, layered)
+
+
+def expert_specs(experts: StockExperts, number: int) -> Iterator[Spec]:
+    """The tensors of one expert, in the order of `ExpertWeights`."""
+    for part in experts.parts:
+        stacked = getattr(experts.module, part.attribute)
+        shape = tuple(stacked.shape[1:])
+        if part.is_stacked:
+            yield Spec(part.sources[0], shape, stacked.dtype, entry=number)
+            continue
+        first, *more = (source.format(expert=number) for source in part.sources)
+        yield Spec(first, shape, stacked.dtype, tuple(more))
 
 
 def _stages(

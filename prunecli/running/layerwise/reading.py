@@ -12,7 +12,7 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.filling import CHUNK_BYTES, read_into
-from prunecli.running.layerwise.parts import Block
+from prunecli.running.layerwise.parts import Block, Spec
 
 
 @dataclass(frozen=True)
@@ -117,11 +117,29 @@ class Reader:
             for spec, tensor in zip(block, tensors, strict=True):
                 if self._ended.is_set():
                     return
-                read_into(tensor, self._checkpoint, spec.name, staging)
-                self.bytes_read += self._checkpoint.info(spec.name).nbytes
+                self.bytes_read += read_spec(tensor, self._checkpoint, spec, staging)
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()
             self._ready.put(Loaded(block, tensors, buffer))
+
+
+def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: bytearray) -> int:
+    """Read what belongs into `tensor`, a buffer's; returns the bytes that it takes in the checkpoint.
+
+    Raises:
+        CheckpointError: as `read_into`.
+    """
+    start = nbytes = 0
+    for name in (spec.name, *spec.more):
+        info = checkpoint.info(name)
+        if spec.entry is not None:
+            read_into(tensor, checkpoint, name, staging, spec.entry)
+            nbytes += info.nbytes // info.shape[0]
+            continue
+        rows = info.shape[0] if spec.more else None
+        read_into(tensor if rows is None else tensor[start : start + rows], checkpoint, name, staging)
+        start, nbytes = start + (rows or 0), nbytes + info.nbytes
+    return nbytes
 
 
 def place_tensors(block: Block, buffer: Tensor) -> tuple[Tensor, ...]:

@@ -37,6 +37,9 @@ B = TypeVar("B")
 MARGIN = 32 << 20
 """Bytes below the memory less a batch's activations from which freed memory is given back to the system."""
 
+FFN_WIDTHS = ("intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size")
+"""Keys of transformers' configs."""
+
 ROOMY = 1 << 30
 """Bytes to spare from which the C library may keep what is freed; to have it anew costs a tenth of the time."""
 
@@ -108,9 +111,10 @@ class Layerwise:
     """Runs a checkpoint whose layers' weights stay on disk: a `Runner`.
 
     Args:
-        checkpoint: of a declared family.
+        checkpoint: of a declared family; with `skeleton`, of one of which the experts alone are declared.
         resources: what each process may use.
         report: is kept up to date.
+        skeleton: see `make_stock_skeleton`; None: of the declared family.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
         snapshots: where the states of a group are kept after a layer, to go on from.
 
@@ -135,13 +139,17 @@ class Layerwise:
         *,
         process_group: ProcessGroup = ALONE,
         snapshots: Snapshots | None = None,
+        skeleton: Skeleton | None = None,
     ) -> None:
-        self.skeleton = make_skeleton(checkpoint, resources.device, resources.dtype)
+        self.skeleton = skeleton or make_skeleton(checkpoint, resources.device, resources.dtype)
         self.model, self.device = self.skeleton.model, resources.device
-        self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
+        if checkpoint.architecture is None:
+            self.shape = stock_shape(self.skeleton, resources.dtype)
+        else:
+            self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
         self.has_position_bias = any(
             attention.position_bias
-            for stack in checkpoint.require_architecture().stacks
+            for stack in checkpoint.resolved.family.stacks
             for attention in stack.attentions
         )
         self.process_group = process_group
@@ -297,5 +305,22 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
         heads=max(heads),
         experts=max(experts, default=0),
         top_k=max((layer.top_k for layer in checkpoint.mixtures), default=1),
+        itemsize=dtype.itemsize,
+    )
+
+
+def stock_shape(skeleton: Skeleton, dtype: torch.dtype) -> Shape:
+    """The same where the experts alone are declared."""
+    config = skeleton.model.config.get_text_config()
+    widths = [int(getattr(config, key)) for key in FFN_WIDTHS if isinstance(getattr(config, key, None), int)]
+    # Others make no weights of all pairs of positions, but there is a mask of them.
+    is_eager = config._attn_implementation == "eager"
+    layers = [stage.sparse for stage in skeleton.stages if stage.sparse is not None]
+    return Shape(
+        d_model=int(config.hidden_size),
+        ffn_dim=max(widths),
+        heads=int(config.num_attention_heads) if is_eager else 1,
+        experts=max(layer.num_experts for layer in layers),
+        top_k=max(layer.top_k for layer in layers),
         itemsize=dtype.itemsize,
     )

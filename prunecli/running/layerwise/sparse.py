@@ -8,22 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
-from prunecli.modules.replay import replaced
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.threads import in_threads
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.swaps import runner, unobserved
-from prunecli.running.layerwise.trees import leaves, map_tree
+from prunecli.running.layerwise.swaps import recalling, remembering, runner, unobserved
+from prunecli.running.layerwise.trees import map_tree
 from prunecli.running.runner import Pass
 
 
@@ -110,13 +108,6 @@ class SparsePasses:
     def answering(self, stage: Stage, ffn: SparseFFN, routed: Routed) -> Iterator[None]:
         """Inside, a pass finds the experts' outputs at hand, and what was kept of attentions."""
 
-        def answer(index: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if index in routed.attention:
-                return map_tree(
-                    routed.attention[index], lambda held: self._states.get(held).to(self._device), Stored
-                )
-            return real(*args, **kwargs)
-
         with ExitStack() as stack:
             stack.enter_context(
                 runner(
@@ -124,8 +115,7 @@ class SparsePasses:
                 )
             )
             stack.enter_context(unobserved(ffn))
-            for index, module in enumerate(stage.attentions):
-                stack.enter_context(replaced(module, partial(answer, index)))
+            stack.enter_context(recalling(stage, self._states, routed.attention, self._device))
             yield
 
     def drop(self, routed: Routed) -> None:
@@ -143,22 +133,10 @@ class SparsePasses:
         def leave(rows: Tensor, counts: Tensor) -> Tensor:
             raise StopForward((rows, counts.tolist()))
 
-        def remember(index: int, real: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            output = real(*args, **kwargs)
-            # (output, weights): no layer reads the weights, and most attention functions return none.
-            found = (output[0], None) if isinstance(output, tuple) and len(output) == 2 else output
-            nbytes = sum(
-                leaf.numel() * (ffn.top_k * 4 + len(stage.attentions) * leaf.itemsize)
-                for leaf in leaves(found, Tensor)
-            )
-            if self._states.free_memory > to_come * nbytes:
-                attention[index] = map_tree(found, self._states.put, Tensor)
-            return output
-
         with ExitStack() as stack:
             stack.enter_context(runner(ffn, leave))
-            for index, module in enumerate(stage.attentions) if self._keep_attention else ():
-                stack.enter_context(replaced(module, partial(remember, index)))
+            if self._keep_attention:
+                stack.enter_context(remembering(stage, self._states, attention, ffn.top_k * 4, to_come))
             rows, counts = self._replay.begin(forward, kept)
         starts = [0]
         for count in counts:

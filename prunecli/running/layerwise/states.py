@@ -6,7 +6,9 @@ import errno
 import os
 import tempfile
 from bisect import insort
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
@@ -140,6 +142,24 @@ class StateStore:
                 raise self._failure(error) from error
             data, offset = data[written:], offset + written
 
+    def gather(self, held: Stored, numbers: Tensor) -> Tensor:
+        """A copy of the entries along the first axis that have these `numbers`, in their order."""
+        if held.in_memory:
+            return self.rows(held, 0, held.shape[0]).index_select(0, numbers)
+        made = torch.empty((len(numbers), *held.shape[1:]), dtype=held.dtype)
+        for place, start, count in _stretches(numbers):
+            made[place : place + count] = self.rows(held, start, start + count)
+        return made
+
+    def add(self, held: Stored, numbers: Tensor, added: Tensor) -> None:
+        """Add a row to each of these entries, no two of them the same."""
+        if held.in_memory:
+            self.rows(held, 0, held.shape[0]).index_add_(0, numbers, added)
+            return
+        sums = self.gather(held, numbers).add_(added)
+        for place, start, count in _stretches(numbers):
+            self.write(held, start, sums[place : place + count])
+
     def drop(self, held: Stored) -> None:
         """Give a tensor's room back."""
         (self._space if held.in_memory else self._file_space).give(held.offset, held.nbytes)
@@ -197,6 +217,15 @@ class StateStore:
             f"{self._directory}: cannot hold the batches' states ({error.strerror})",
             "Name a --spill-dir that can be written to.",
         )
+
+
+def _stretches(numbers: Tensor) -> Iterator[tuple[int, int, int]]:
+    """(Place of the first, first number, count) of each run of numbers that follow each other."""
+    if not len(numbers):
+        return
+    starts = [0, *((numbers[1:] - numbers[:-1] != 1).nonzero().squeeze(1) + 1).tolist(), len(numbers)]
+    for start, end in pairwise(starts):
+        yield start, int(numbers[start]), end - start
 
 
 class _Space:

@@ -107,3 +107,18 @@ def test_a_directory_that_is_none(way: str, tmp_path: Path) -> None:
 def test_more_memory_than_there_is() -> None:
     with pytest.raises(OutputError, match="cannot be had"):
         StateStore(1 << 60)
+
+
+@pytest.mark.parametrize("memory", [1 << 16, 0])
+@pytest.mark.parametrize("numbers", [[], [5], [0, 1, 2, 7, 9, 10, 11], [11, 3, 4, 0]])
+def test_single_entries_are_gathered_and_added_to(memory: int, numbers: list[int]) -> None:
+    want = torch.arange(60.0).view(12, 5)
+    with StateStore(memory) as states:
+        held = states.put(want)
+        places = torch.tensor(numbers, dtype=torch.int64)
+        assert torch.equal(states.gather(held, places), want[numbers])
+        added = torch.randn(len(numbers), 5)
+        states.add(held, places, added)
+        for number, row in zip(numbers, added, strict=True):
+            want[number] += row
+        assert torch.equal(states.get(held), want)

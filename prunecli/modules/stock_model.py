@@ -1,0 +1,333 @@
+"""Language models of which the experts alone are declared, made without weights: where each stored tensor belongs.
+
+Names are turned by transformers' own rules for opening a checkpoint. Of its conversions those alone are followed that
+stack experts, whose parts are read one by one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from prunecli.architectures.mixtures import BY_LAYER
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.mixtures import SparseLayer
+from prunecli.modules.building import NoValues, missing_tensors
+from prunecli.modules.filling import Destination, expert_names, require_shape
+from prunecli.modules.stock_experts import expert_modules, use_own_experts
+
+REMEDY = "Leave --memory out on a machine that holds the model."
+
+
+@dataclass(frozen=True)
+class ExpertPart:
+    """One of a module's stacked parameters, and what an expert's entry of it is read from.
+
+    Attributes:
+        attribute: of the module of experts.
+        sources: names in the checkpoint whose rows, one after another, make up the entry, "{expert}" for its number;
+            or the one that holds all experts.
+        is_stacked: whether that is so.
+    """
+
+    attribute: str
+    sources: tuple[str, ...]
+    is_stacked: bool
+
+
+@dataclass(frozen=True)
+class StockExperts:
+    """The experts of a layer, which are read one at a time.
+
+    Attributes:
+        layer: as the checkpoint has it.
+        module: of the stock class, on the meta device.
+        parts: as `ExpertWeights` has them.
+    """
+
+    layer: SparseLayer
+    module: Any
+    parts: tuple[ExpertPart, ...]
+
+
+@dataclass(frozen=True)
+class StockModel:
+    """A model on the meta device, and where its tensors belong.
+
+    Attributes:
+        model: of the stock class, in evaluation mode, its experts run by `run_mixture`.
+        layers: name, as in the checkpoint, and module of each layer, in the order in which they run.
+        experts: module's name of a mixture -> its experts.
+        targets: of each other tensor, by the name of its module; none of the output layer.
+    """
+
+    model: Any
+    layers: tuple[tuple[str, nn.Module], ...]
+    experts: dict[str, StockExperts]
+    targets: tuple[tuple[str, Destination], ...]
+
+
+def refused_by_layer(checkpoint: Checkpoint) -> str | None:
+    """Why a model of which the experts alone are declared is not run layer by layer; None: it is."""
+    if checkpoint.model_type not in BY_LAYER:
+        return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
+    if "quantization_config" in checkpoint.config:
+        return f"{checkpoint.path} is quantised: it is measured with the whole model in memory"
+    return None
+
+
+def stock_class(checkpoint: Checkpoint) -> Any:
+    """The class of transformers that config.json names.
+
+    Raises:
+        UnsupportedModelError: there is none, or it is of another family.
+    """
+    import transformers
+
+    names = checkpoint.config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    found = getattr(transformers, name, None)
+    config_class = getattr(found, "config_class", None)
+    # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
+    if found is None or getattr(config_class, "model_type", None) != checkpoint.model_type:
+        raise UnsupportedModelError(
+            f'{checkpoint.path}: the model family "{checkpoint.model_type}" is unknown here '
+            f"(class {name or 'not given'})",
+            "Check model_type and architectures in its config.json.",
+        )
+    return found
+
+
+def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype) -> StockModel:
+    """The model without a single weight, its floating tensors to be in `dtype`.
+
+    Raises:
+        UnsupportedModelError: transformers does not let its experts be run from outside, or turns its tensors into
+            others on opening.
+        CheckpointError: a tensor is missing, unexpected or misshapen.
+    """
+    checkpoint.check()
+    model = _on_meta(checkpoint, dtype)
+    names = _Names(checkpoint, model)
+    mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    taken = expert_names(layer for layer in checkpoint.mixtures if layer.is_predicting)
+    experts = _experts(checkpoint, names, mixtures, expert_modules(model))
+    taken |= {name for held in experts.values() for name in _names_of(held)}
+    rest = [name for name in checkpoint.tensors if name not in taken]
+    targets = tuple(_targets(checkpoint, names, rest, dtype))
+    layers = _layers(model, experts)
+    use_own_experts(model)
+    _require_all(checkpoint, model, experts, targets)
+    return StockModel(model.eval(), layers, experts, targets)
+
+
+def compute_buffers(model: Any, device: torch.device) -> None:
+    """Compute what a model computes at its making and does not store: positions."""
+    for module in model.modules():
+        computed = {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+        absent = [name for name, buffer in computed.items() if buffer is not None and buffer.is_meta]
+        for name in absent:
+            module._buffers[name] = torch.empty_like(computed[name], device=device)
+        if absent:
+            model._init_weights(module)
+
+
+def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
+    stock = stock_class(checkpoint)
+    try:
+        config = stock.config_class.from_pretrained(checkpoint.path, local_files_only=True)
+        with torch.device("meta"), NoValues():
+            return stock._from_config(config, dtype=dtype)
+    except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
+            "Correct the value, or copy the file again.",
+        ) from error
+
+
+class _Names:
+    """From names in the checkpoint to those of the model, as transformers turns them."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+
+        self.model = model
+        self._path, self._prefix = checkpoint.path, f"{model.base_model_prefix}."
+        rules = get_model_conversion_mapping(model)
+        self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def renamed(self, name: str) -> str:
+        """The name in the model, before conversions."""
+        for rule in self._renamings:
+            name, _ = rule.rename_source_key(name)
+        return name
+
+    def stacked(self, name: str) -> tuple[str, int] | None:
+        """Parameter of the model whose first axis is the expert, and the place among those that its rows come from.
+
+        None where the tensor is not converted.
+
+        Raises:
+            UnsupportedModelError: it is turned into something else.
+        """
+        for rule in self._converters:
+            found, pattern = rule.rename_source_key(self.renamed(name))
+            if pattern is None:
+                continue
+            kinds = [type(operation).__name__ for operation in rule.operations]
+            axes = [getattr(operation, "dim", None) for operation in rule.operations]
+            known = (["MergeModulelist"], [0]), (["MergeModulelist", "Concatenate"], [0, 1])
+            if (kinds, axes) not in known or len(rule.target_patterns) != 1:
+                raise self.refusal(name)
+            # Patterns are completed where they are given; their order stays.
+            return found, list(rule.source_patterns).index(pattern)
+        return None
+
+    def refusal(self, name: str) -> UnsupportedModelError:
+        """Transformers makes something else of a tensor."""
+        return UnsupportedModelError(
+            f"{self._path}: transformers turns {name} into another tensor, which prunecli does not do layer by layer",
+            REMEDY,
+        )
+
+    def place(self, name: str) -> str:
+        """The name in the model of a tensor that is not converted; with or without the prefix of the base model.
+
+        Raises:
+            UnsupportedModelError: it is turned into something else.
+        """
+        if self.stacked(name) is not None:
+            raise self.refusal(name)
+        found = self.renamed(name)
+        return found if has_tensor(self.model, found) else self._prefix + found
+
+
+def has_tensor(model: Any, name: str) -> bool:
+    """Whether the model has a parameter or buffer of the name."""
+    owner, _, attribute = name.rpartition(".")
+    try:
+        return isinstance(getattr(model.get_submodule(owner), attribute), torch.Tensor)
+    except AttributeError:
+        return False
+
+
+def _experts(
+    checkpoint: Checkpoint, names: _Names, mixtures: Sequence[SparseLayer], modules: dict[str, Any]
+) -> dict[str, StockExperts]:
+    if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {type(names.model).__name__} has {len(modules)} layers of experts that can be run "
+            f"from outside, the checkpoint holds {len(mixtures)}",
+            REMEDY,
+        )
+    found = {}
+    for layer, (path, module) in zip(mixtures, modules.items(), strict=True):
+        sources: dict[str, dict[int, str]] = {}
+        for suffix in layer.expert_tensors:
+            name = layer.expert_tensor(0, suffix)
+            place = names.stacked(name)
+            if place is None:
+                raise names.refusal(name)
+            sources.setdefault(place[0], {})[place[1]] = f"{layer.expert_prefix}.{suffix}"
+        parts = []
+        for attribute in part_names(module):
+            target = f"{path}.{attribute}"
+            if own := sources.pop(target, None):
+                parts.append(ExpertPart(attribute, tuple(own[place] for place in sorted(own)), False))
+                continue
+            stacked = [name for name in layer.stacked_tensors if names.place(name) == target]
+            if len(stacked) != 1:
+                raise missing_tensors(checkpoint, [target])
+            require_shape(getattr(module, attribute), checkpoint, stacked[0])
+            parts.append(ExpertPart(attribute, (stacked[0],), True))
+        known = {source for part in parts for source in part.sources}
+        if odd := [*sources, *(name for name in layer.stacked_tensors if name not in known)]:
+            raise names.refusal(odd[0])
+        found[path] = StockExperts(layer, module, tuple(parts))
+    return found
+
+
+def part_names(module: Any) -> tuple[str, ...]:
+    """The stacked parameters of a module of experts, in the order of `ExpertWeights`."""
+    up = "gate_up_proj" if module.has_gate else "up_proj"
+    weights = (up, "down_proj")
+    return (*weights, *(f"{name}_bias" for name in weights)) if module.has_bias else weights
+
+
+def _names_of(held: StockExperts) -> Iterator[str]:
+    for part in held.parts:
+        for source in part.sources:
+            if part.is_stacked:
+                yield source
+            else:
+                yield from (source.format(expert=number) for number in range(held.layer.num_experts))
+
+
+def _targets(
+    checkpoint: Checkpoint, names: _Names, stored: Iterable[str], dtype: torch.dtype
+) -> Iterator[tuple[str, Destination]]:
+    output = names.model.get_output_embeddings()
+    wide = _kept_wide(names.model, dtype)
+    for name in stored:
+        place = names.place(name)
+        if not has_tensor(names.model, place):
+            continue  # what the class does not run, as layers that predict further tokens
+        owner, _, attribute = place.rpartition(".")
+        module = names.model.get_submodule(owner)
+        if module is output:
+            continue
+        tensor = getattr(module, attribute)
+        require_shape(tensor, checkpoint, name)
+        # Of the type in which the class makes it: `dtype`, but for a router or so that it always has in float32.
+        is_wide = tensor.is_floating_point() and wide is not None and wide.search(place) is not None
+        kind = torch.float32 if is_wide else tensor.dtype
+        yield place, Destination(name, module, attribute, kind)
+
+
+def _kept_wide(model: Any, dtype: torch.dtype) -> re.Pattern[str] | None:
+    """The parameters that the class has in float32 whatever it is opened in; None: there are none."""
+    parts = set(model._keep_in_fp32_modules_strict or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        parts |= set(model._keep_in_fp32_modules or ())
+    # As transformers does, anywhere in a name.
+    return re.compile("|".join(part.replace("*", ".*") for part in sorted(parts))) if parts else None
+
+
+def _layers(model: Any, experts: Iterable[str]) -> tuple[tuple[str, nn.Module], ...]:
+    """Those of the stack that holds the experts."""
+    stacks = {re.sub(r"\.\d+\..*", "", path) for path in experts}
+    if len(stacks) != 1:
+        raise UnsupportedModelError(f"{type(model).__name__} has several stacks of experts", REMEDY)
+    stack = stacks.pop()
+    return tuple((f"{stack}.{name}", module) for name, module in model.get_submodule(stack).named_children())
+
+
+def _require_all(
+    checkpoint: Checkpoint,
+    model: Any,
+    experts: dict[str, StockExperts],
+    targets: Sequence[tuple[str, Destination]],
+) -> None:
+    """Refuse a checkpoint that leaves a parameter, or a buffer that is stored, without values."""
+    held = {id(target.tensor) for _, target in targets}
+    held |= {id(getattr(one.module, part.attribute)) for one in experts.values() for part in one.parts}
+    output = model.get_output_embeddings()
+    if output is not None:
+        held |= {id(tensor) for tensor in output.parameters()}
+    stored = {*model.state_dict()}
+    missing = [
+        name
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+        if name in stored and id(tensor) not in held
+    ]
+    if missing:
+        raise missing_tensors(checkpoint, missing)

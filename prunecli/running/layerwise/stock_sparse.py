@@ -1,0 +1,182 @@
+"""Layers of stock experts, layer by layer: passes are broken off at the experts, which are gone through in their order.
+
+What is sent to them is kept once a token, whatever the number of its experts; each expert adds its weighted outputs to
+one sum a token, in the order in which `combine` adds them. Then the passes are begun once more, the sums at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunecli.architectures.records import Side
+from prunecli.modules.cpu_linear import dot_products
+from prunecli.modules.grouped import dispatch, threads_pay
+from prunecli.modules.stock_experts import ExpertUse, ExpertWeights, norms_of, run_expert, weighted
+from prunecli.modules.stock_model import StockExperts
+from prunecli.modules.threads import in_threads
+from prunecli.running.layerwise.entering import LayerReplay, StopForward
+from prunecli.running.layerwise.parts import Stage
+from prunecli.running.layerwise.reading import Loaded, Reader
+from prunecli.running.layerwise.states import StateStore, Stored
+from prunecli.running.layerwise.swaps import answered, recalling, remembering
+from prunecli.running.layerwise.trees import map_tree
+from prunecli.running.runner import Pass
+
+SENT_BYTES = 12
+"""Of what is sent, for each of a token's values: itself, the sum, and a share of its experts' numbers and weights."""
+
+
+@dataclass
+class Sent:
+    """What one pass sends to the experts of a layer, and what they made of it.
+
+    Attributes:
+        hidden: `[tokens, width]`, in the type of the experts.
+        mixed: `[tokens, width]` float32, the sum of the outputs so far.
+        tokens: `[assignments]` int64, the token of each, sorted by expert.
+        weights: `[assignments]`, of the router.
+        norms: `[assignments]` float32, of the outputs so far.
+        starts: first assignment of each expert, and the end of the last.
+        shared_out: whether the layer would share the experts out to threads.
+        attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Stored`.
+    """
+
+    hidden: Stored
+    mixed: Stored
+    tokens: Stored
+    weights: Stored
+    norms: Stored
+    starts: list[int]
+    shared_out: bool
+    attention: dict[int, Any] = field(default_factory=dict)
+
+    def goes_to(self, expert: int) -> bool:
+        """Whether any token goes there."""
+        return self.starts[expert] < self.starts[expert + 1]
+
+
+class StockPasses:
+    """How passes go through a layer of stock experts.
+
+    Args:
+        reader: of the experts.
+        states: where tokens and sums are kept.
+        replay: of the layers.
+        device: to compute on.
+    """
+
+    def __init__(self, reader: Reader, states: StateStore, replay: LayerReplay, device: torch.device) -> None:
+        self._reader, self._states, self._replay, self._device = reader, states, replay, device
+
+    def route(
+        self, stage: Stage, experts: StockExperts, passes: Sequence[Pass], kept: Sequence[Mapping[Side, Any]]
+    ) -> tuple[list[Sent], list[int]]:
+        """All passes up to the experts.
+
+        Returns:
+            what each pass sends there; the experts that any does, which the reader is asked for in this order, theirs.
+        """
+        sent: list[Sent] = []
+        known: set[int] = set()
+        asked = 0
+        for number, forward in enumerate(passes):
+            sent.append(self._route(stage, experts, forward, kept[number], len(passes) - number))
+            known |= {expert for expert in range(experts.layer.num_experts) if sent[-1].goes_to(expert)}
+            # Those before which none can come any more are read meanwhile.
+            while asked in known:
+                self._reader.want(stage.expert(asked))
+                asked += 1
+        for expert in sorted(expert for expert in known if expert >= asked):
+            self._reader.want(stage.expert(expert))
+        return sent, sorted(known)
+
+    def run(self, experts: StockExperts, wanted: Sequence[int], sent: Sequence[Sent]) -> None:
+        """The experts, one after another, each on its tokens of every pass."""
+        for expert in wanted:
+            loaded = self._reader.take()
+            self._run_expert(experts.module, expert, loaded, sent)
+            self._reader.give_back(loaded)
+
+    @contextmanager
+    def answering(self, stage: Stage, experts: StockExperts, sent: Sent) -> Iterator[None]:
+        """Inside, a pass finds the experts' sum at hand, and what was kept of attentions; it is observed."""
+
+        def answer(hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+            observer = getattr(experts.module, "observer", None)
+            if observer is not None:
+                norms = self._states.get(sent.norms).to(self._device)
+                plan = dispatch(chosen, experts.layer.num_experts)
+                observer(ExpertUse(chosen, weights, norms[plan.position]))
+            return self._states.get(sent.mixed).to(self._device, hidden.dtype)
+
+        with answered(experts, answer), recalling(stage, self._states, sent.attention, self._device):
+            yield
+
+    def drop(self, sent: Sent) -> None:
+        """Give the room of all that is kept back."""
+        for held in (sent.hidden, sent.mixed, sent.tokens, sent.weights, sent.norms):
+            self._states.drop(held)
+        map_tree(tuple(sent.attention.values()), self._states.drop, Stored)
+
+    def _route(
+        self,
+        stage: Stage,
+        experts: StockExperts,
+        forward: Pass,
+        kept: Mapping[Side, Any],
+        to_come: int,
+    ) -> Sent:
+        """One pass up to the experts; `to_come` passes, this one among them, still need room."""
+        attention: dict[int, Any] = {}
+        held, states = ExpertWeights.of(experts.module), self._states
+
+        def leave(*sent: Tensor) -> Tensor:
+            raise StopForward(sent)
+
+        with ExitStack() as stack:
+            stack.enter_context(answered(experts, leave))
+            stack.enter_context(remembering(stage, states, attention, SENT_BYTES, to_come))
+            hidden, chosen, weights = self._replay.begin(forward, kept)
+        plan = dispatch(chosen, experts.layer.num_experts)
+        counts = plan.counts.tolist()
+        by_expert = torch.empty_like(weights).view(-1)
+        by_expert[plan.position.view(-1)] = weights.reshape(-1)
+        return Sent(
+            hidden=states.put(hidden.to(held.up.dtype)),
+            mixed=states.put(torch.zeros(hidden.shape, dtype=torch.float32)),
+            tokens=states.put(plan.source),
+            weights=states.put(by_expert),
+            norms=states.empty((len(plan.source),), torch.float32),
+            starts=[0, *accumulate(counts)],
+            shared_out=self._device.type == "cpu"
+            and threads_pay((held.up, held.down), sum(count > 0 for count in counts), sum(counts)),
+            attention=attention,
+        )
+
+    def _run_expert(self, module: Any, expert: int, loaded: Loaded, sent: Sequence[Sent]) -> None:
+        weights, states = ExpertWeights(*loaded.tensors), self._states
+
+        def run(one: Sent) -> None:
+            start, end = one.starts[expert : expert + 2]
+            tokens = states.rows(one.tokens, start, end)
+            rows = states.gather(one.hidden, tokens).to(self._device)
+            with dot_products(rows.dtype, [end - start]):
+                outputs = run_expert(module, rows, weights).to(rows.dtype)
+            states.write(one.norms, start, norms_of(outputs))
+            given = states.rows(one.weights, start, end).to(self._device)
+            states.add(one.mixed, tokens, weighted(outputs, given).float().cpu())
+
+        busy = [one for one in sent if one.goes_to(expert)]
+        # The kernels of a whole layer, to the last bit: where it would give each expert to one thread, so is it here.
+        if apart := [one for one in busy if one.shared_out]:
+            in_threads(run, sorted(apart, key=lambda one: one.starts[expert] - one.starts[expert + 1]))
+        for one in busy:
+            if not one.shared_out:
+                run(one)

@@ -1,0 +1,221 @@
+"""Gate statistics of language models whose layers and experts stay on disk: those of a run in memory."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prunecli.architectures.mixtures import BY_LAYER
+from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
+from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.experts.score import CollectOptions, State, score
+from prunecli.methods.experts.texts import Texts
+from prunecli.model.checkpoint import open_model
+from prunecli.modules import grouped, threads
+from prunecli.modules.loading import load_model
+from prunecli.pipeline import apply
+from prunecli.results.gates import GateStatistics
+from prunecli.running.layerwise.parts import make_stock_skeleton
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.layerwise.snapshot import Snapshots
+from prunecli.running.runner import InMemory
+from prunecli.text.tokens import load_tokenizer
+from tests.methods.experts.test_layerwise import PLENTY, _StopError, no_room, stopping
+from tests.methods.experts.test_texts import OPTIONS, TEXTS
+from tests.process_groups import at_once
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
+
+CPU = torch.device("cpu")
+
+
+def saved(folder: Path, model_type: str, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    write_plain_tokenizer(folder)
+    tiny_mixture(model_type, **config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("model"), "qwen3_moe")
+
+
+def in_memory(
+    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", **more: Any
+) -> GateStatistics:
+    with open_model(path) as checkpoint:
+        held = InMemory(load_model(path, device="cpu", dtype=dtype))
+        return score(held, checkpoint, load_tokenizer(path), Texts(TEXTS, options), **more)
+
+
+whole = functools.cache(in_memory)
+
+
+def by_layer(
+    path: Path, options: CollectOptions = OPTIONS, dtype: str = "float32", memory: int = PLENTY, **more: Any
+) -> GateStatistics:
+    kind = getattr(torch, dtype)
+    own = {name: more.pop(name) for name in ("snapshots", "process_group") if name in more}
+    with open_model(path) as checkpoint:
+        layers = Layerwise(
+            checkpoint,
+            Resources(CPU, kind, memory, more.pop("spill", None)),
+            more.pop("report", None),
+            skeleton=make_stock_skeleton(checkpoint, CPU, kind),
+            **own,
+        )
+        return score(layers, checkpoint, load_tokenizer(path), Texts(TEXTS, options), **more)
+
+
+def assert_same(one: GateStatistics, other: GateStatistics) -> None:
+    assert one.to_json() == other.to_json()
+
+
+@pytest.mark.parametrize("model_type", BY_LAYER)
+def test_every_family(model_type: str, tmp_path: Path) -> None:
+    saved(tmp_path, model_type)
+    # Where a class keeps some of its weights in float32, another type than that of the files tells.
+    assert_same(by_layer(tmp_path, dtype="bfloat16"), in_memory(tmp_path, dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(("dtype", "batch_tokens"), [("float32", 1), ("float16", 24), ("float32", 4096)])
+def test_in_other_types_and_batches(path: Path, dtype: str, batch_tokens: int) -> None:
+    options = CollectOptions(batch_tokens=batch_tokens, context=8)
+    report = RunReport()
+    assert_same(by_layer(path, options, dtype, report=report), whole(path, options, dtype))
+    with open_model(path) as checkpoint:
+        output = checkpoint.info("lm_head.weight").nbytes
+        assert report.readings == 1
+        assert 0 < report.bytes_read <= checkpoint.total_bytes - output
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_shared_out_to_threads(path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
+    monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        assert_same(by_layer(path, dtype=dtype), in_memory(path, dtype=dtype))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_tied_model_of_which_experts_were_removed(tmp_path: Path) -> None:
+    source = saved(tmp_path / "whole", "mixtral", tie_word_embeddings=True)
+    pruned = tmp_path / "pruned"
+    with open_model(source) as opened:
+        kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
+        apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
+    found = by_layer(pruned)
+    assert_same(found, in_memory(pruned))
+    assert found.entries["code"].routed[0].nonzero()[0].tolist() == [1, 2, 4, 7]
+
+
+def test_layers_that_predict_further_tokens_are_not_run(tmp_path: Path) -> None:
+    source = saved(tmp_path, "deepseek_v3")
+    expected = in_memory(source)
+    tensors = load_file(source / "model.safetensors")
+    last = {name: tensor for name, tensor in tensors.items() if name.startswith("model.layers.2.")}
+    more = {name.replace("layers.2", "layers.3"): tensor + 1 for name, tensor in last.items()}
+    save_file({**tensors, **more}, source / "model.safetensors", {"format": "pt"})
+    assert by_layer(source).to_json()["entries"] == expected.to_json()["entries"]
+
+
+@pytest.mark.parametrize("memory", [0, 3000])
+def test_states_in_a_file(path: Path, memory: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    no_room(monkeypatch, memory)
+    report = RunReport()
+    assert_same(by_layer(path, report=report, spill=tmp_path), whole(path))
+    assert (report.spilled_bytes > 0, report.readings) == (True, 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_groups_where_there_is_no_room_for_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_room(monkeypatch, 12_000, 0)
+    report = RunReport()
+    seen: list[State] = []
+    assert_same(by_layer(path, report=report, save=seen.append), whole(path))
+    assert report.readings == len(seen) > 1
+    assert_same(in_memory(path, state=seen[0]), whole(path))
+
+
+@pytest.mark.parametrize("after", [4, 8, 11])
+def test_an_interrupted_run_goes_on_from_its_last_layer(path: Path, after: int, tmp_path: Path) -> None:
+    with pytest.raises(_StopError):
+        by_layer(path, progress=stopping(after), snapshots=Snapshots(tmp_path / "states", {}, 0.0))
+    report = RunReport()
+    again = by_layer(path, snapshots=Snapshots(tmp_path / "states", {}), report=report)
+    assert_same(again, whole(path))
+    with open_model(path) as checkpoint:
+        assert report.bytes_read < 0.8 * checkpoint.total_bytes
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_change_no_bit(path: Path, count: int) -> None:
+    for found in at_once(count, lambda group: by_layer(path, process_group=group)):
+        assert not isinstance(found, BaseException), found
+        assert_same(found, whole(path))
+
+
+def test_an_expert_that_no_token_goes_to_is_not_read(path: Path) -> None:
+    found, report = whole(path, CollectOptions(max_tokens=1)), RunReport()
+    by_layer(path, CollectOptions(max_tokens=1), report=report)
+    with open_model(path) as checkpoint:
+        routed = sum(entry.routed for entry in found.entries.values())
+        expected = checkpoint.total_bytes - checkpoint.info("lm_head.weight").nbytes
+        for layer, counts in zip(checkpoint.mixtures, routed, strict=True):
+            expected -= sum(
+                checkpoint.info(layer.expert_tensor(expert, suffix)).nbytes
+                for expert in range(layer.num_experts)
+                for suffix in layer.expert_tensors
+                if not counts[expert]
+            )
+    assert report.bytes_read == expected
+
+
+def test_less_memory_than_it_needs_is_refused_with_the_numbers(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"--memory 1MiB is too little: the smallest that works is [\d.]+[MG]iB"
+    ):
+        collect_gates(path, TEXTS, OPTIONS, device="cpu", memory=1 << 20)
+    found = collect_gates(path, TEXTS, OPTIONS, device="cpu", dtype="float32", memory=PLENTY)
+    assert found.report is not None
+    assert {name: entry.tokens.tolist() for name, entry in found.statistics.entries.items()} == {
+        name: entry.tokens.tolist() for name, entry in whole(path).entries.items()
+    }
+
+
+def test_other_families_and_quantised_models_are_refused(path: Path, tmp_path: Path) -> None:
+    other = saved(tmp_path / "other", "kimi_linear")
+    with pytest.raises(UsageError, match="--memory: a model of type kimi_linear is measured with the whole"):
+        collect_gates(other, TEXTS, OPTIONS, device="cpu", memory=PLENTY)
+    with open_model(other) as checkpoint, pytest.raises(UnsupportedModelError, match="into another tensor"):
+        make_stock_skeleton(checkpoint, CPU, torch.float32)
+    config = json.loads((path / "config.json").read_text())
+    quantised = saved(tmp_path / "quantised", "qwen3_moe")
+    (quantised / "config.json").write_text(json.dumps({**config, "quantization_config": {}}))
+    with pytest.raises(UsageError, match="is quantised"):
+        collect_gates(quantised, TEXTS, OPTIONS, device="cpu", memory=PLENTY)
+
+
+def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path: Path, tmp_path: Path) -> None:
+    deeper = saved(tmp_path, "qwen3_moe")
+    config = json.loads((path / "config.json").read_text())
+    (deeper / "config.json").write_text(
+        json.dumps({**config, "num_hidden_layers": 4, "mlp_only_layers": [1, 3]})
+    )
+    with (
+        open_model(deeper) as checkpoint,
+        pytest.raises(CheckpointError, match=r"tensors are missing \(model"),
+    ):
+        make_stock_skeleton(checkpoint, CPU, torch.float32)
