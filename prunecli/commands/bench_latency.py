@@ -115,7 +115,7 @@ def bench_latency(
     )
     check_outputs(output, plot, table, force=force)
     labels = labels_for(checkpoints_or_demo(checkpoints, demo))
-    texts = () if text else texts_or_demo(None, demo, "test", is_demo=not checkpoints)
+    texts = () if text else texts_or_demo(None, demo, "test")
     choice = TextChoice(
         data=data,
         split=split,

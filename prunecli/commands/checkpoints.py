@@ -17,7 +17,7 @@ DemoOption = Annotated[
     typer.Option(
         "--demo",
         metavar="NAME",
-        help="The bundled model that is taken where no checkpoint is named: translation or lm, a language model.",
+        help="The bundled model and text that are taken where none is named: translation, or lm, a language model.",
     ),
 ]
 
@@ -62,16 +62,13 @@ def checkpoints_here() -> list[Path]:
     return [path.relative_to(Path.cwd()) for path in written_checkpoints(Path.cwd())]
 
 
-def texts_or_demo(
-    given: Sequence[TextFile] | None, demo: DemoName, split: str, *, is_demo: bool
-) -> tuple[TextFile, ...]:
-    """The files of `given`; else, of the demo's language model, its own text, said in one line.
+def texts_or_demo(given: Sequence[TextFile] | None, demo: DemoName, split: str) -> tuple[TextFile, ...]:
+    """The files of `given`; else, with `--demo lm`, that demo's text, said in one line.
 
     Args:
         split: of the demo's text, val or test.
-        is_demo: no checkpoint was named, so that the demo is the model.
     """
-    if given or demo != "lm" or not is_demo:
+    if given or demo != "lm":
         return tuple(given or ())
     from prunecli.demo import LM_DATA, LM_TEXTS
 

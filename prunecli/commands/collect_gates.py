@@ -105,7 +105,7 @@ def collect_gates(
     choice = TextChoice(
         data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=DATA
     )
-    files = texts_or_demo(text, demo, "val", is_demo=checkpoint is None)
+    files = texts_or_demo(text, demo, "val")
     if files:
         _refuse_beside_text(choice, mode)
     else:

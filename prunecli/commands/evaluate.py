@@ -180,7 +180,7 @@ def evaluate(
     from prunecli.text.choice import TextChoice
     from prunecli.text.named import given_names
 
-    files = texts_or_demo(text, demo, "test", is_demo=not checkpoints)
+    files = texts_or_demo(text, demo, "test")
     choice = TextChoice(
         data=data,
         split=split,

@@ -59,12 +59,13 @@ def test_the_language_model_stands_beside_language_models_alone(
     assert checkpoint_or_demo(Path("a"), "lm") == Path("a")
 
 
-def test_the_language_models_text_is_taken_with_it_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_text_of_the_language_model_is_taken_where_none_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     own = (TextFile(Path("x")),)
-    assert texts_or_demo(own, "lm", "val", is_demo=True) == own
-    assert texts_or_demo(None, "lm", "val", is_demo=False) == ()
-    assert texts_or_demo(None, "translation", "val", is_demo=True) == ()
+    assert texts_or_demo(own, "lm", "val") == own
+    assert texts_or_demo(None, "translation", "val") == ()
     assert capsys.readouterr().err == ""
-    taken = texts_or_demo(None, "lm", "val", is_demo=True)
+    taken = texts_or_demo(None, "lm", "val")
     assert taken == tuple(TextFile(demo.LM_DATA / f"val.{name}", name) for name in demo.LM_TEXTS)
     assert "No --text given: using the demo's text, prose and code" in capsys.readouterr().err
