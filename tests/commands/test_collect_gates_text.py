@@ -75,7 +75,6 @@ def test_no_more_tokens_than_asked(model: Path, folder: Path) -> None:
         (("--context", "8"), "--context goes with --text"),
         (("--text", "prose.txt", "--mode", "beam"), "--mode goes with models that translate"),
         (("--text", "prose.txt", "--max-sentences", "2"), "--max-sentences goes with models that translate"),
-        (("--text", "prose.txt", "--memory", "1GiB"), "--memory: experts of language models"),
         (("--text", "prose.txt", "--context", "65"), "the model has 64 positions"),
         (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template"),
         (("--text", "empty=none.jsonl"), "no token in the text 'empty'"),

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Strategy
 from prunecli.methods.experts.measured import MIN_TOKENS
@@ -91,15 +92,17 @@ class ExpertOptions:
 
 
 def of_language_model(checkpoint: Checkpoint) -> bool:
-    """Whether its statistics are of texts, not of pairs of languages: every family but those with a mixture that
-    are declared with an encoder, which translate.
-    """
-    return not any(stack.side == "encoder" for stack in checkpoint.resolved.family.stacks)
+    """Whether its statistics are of texts, not of pairs of languages: of every family but encoder-decoders."""
+    return checkpoint.resolved.family.auto_class != SEQ2SEQ
 
 
 def default_ratio(checkpoint: Checkpoint) -> float:
     """Fraction of the experts that goes where no amount is given."""
-    return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else DEFAULT_RATIO
+    return (
+        DEFAULT_TEXT_RATIO
+        if of_language_model(checkpoint) or checkpoint.architecture is None
+        else DEFAULT_RATIO
+    )
 
 
 def check_kind(options: ExpertOptions, is_text: bool) -> None:
