@@ -68,6 +68,15 @@ def test_no_more_tokens_than_asked(model: Path, folder: Path) -> None:
     assert [int(sums.tokens[0]) for sums in read_gates(folder / "gates.json").entries.values()] == [5, 5]
 
 
+def test_layer_by_layer_the_file_is_the_same(model: Path, folder: Path) -> None:
+    assert run(model, "--text", "prose.txt", "--dtype", "float32").status == 0
+    held = json.loads((folder / "gates.json").read_text())
+    made = run(model, "--text", "prose.txt", "--dtype", "float32", "--memory", "4GiB", "--force")
+    assert made.status == 0, made.err
+    assert "Went through the layers once" in made.err
+    assert json.loads((folder / "gates.json").read_text())["entries"] == held["entries"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -75,6 +84,10 @@ def test_no_more_tokens_than_asked(model: Path, folder: Path) -> None:
         (("--context", "8"), "--context goes with --text"),
         (("--text", "prose.txt", "--mode", "beam"), "--mode goes with models that translate"),
         (("--text", "prose.txt", "--max-sentences", "2"), "--max-sentences goes with models that translate"),
+        (
+            ("--text", "prose.txt", "--memory", "1MiB"),
+            "--memory 1MiB is too little: the smallest that works is",
+        ),
         (("--text", "prose.txt", "--context", "65"), "the model has 64 positions"),
         (("--text", "chat.jsonl"), "chat 1: the model's tokenizer has no chat template"),
         (("--text", "empty=none.jsonl"), "no token in the text 'empty'"),
