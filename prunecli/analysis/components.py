@@ -68,7 +68,8 @@ def _of_layer(layer: Layer) -> Iterator[Component]:
         yield Component(attention.name, layer.side, layer.number, spec.kind, block, output, attention.removed)
     # Where an FFN is no module, its last linear layer makes its output.
     last = "" if stack.ffn.name else f".{stack.ffn.tensors[-1].name.rpartition('.')[0]}"
-    output = f"{block}.{stack.ffn.residual}" if stack.ffn.residual else f"{ffn.name}{last}"
+    inner = stack.ffn.residual or stack.ffn.module
+    output = f"{block}.{inner}" if inner else f"{ffn.name}{last}"
     yield Component(ffn.own_name, layer.side, layer.number, "ffn", block, output, ffn.removed)
 
 

@@ -171,6 +171,16 @@ BERT_RENAMED = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerN
 BERT_BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
+def gated_ffn(names: Sequence[str], width: str) -> tuple[TensorSpec, ...]:
+    """Gate, up and down projection without a bias, of these names."""
+    gate, up, down = names
+    return (
+        matrix(gate, "hidden_size", width, "ffn", hidden=0),
+        matrix(up, "hidden_size", width, "ffn", hidden=0),
+        matrix(down, width, "hidden_size", "ffn", hidden=1),
+    )
+
+
 def llama_stack(biases: Mapping[str, str | None], head_norms: Sequence[str] = ()) -> Stack:
     """Llama's decoder: attention whose key/value heads are shared by several query heads, and a gated FFN.
 

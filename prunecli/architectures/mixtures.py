@@ -1,4 +1,6 @@
-"""Mixture-of-experts language models of which the experts alone are declared: all else is carried along as it is.
+"""Mixture-of-experts language models, their experts alone: all else is carried along as it is.
+
+Of three of them the rest is declared too, in files of their own, which take the mixture from here (`WHOLE_MIXTURES`).
 
 Their stock classes run them, routers and all, so that nothing of a routing is said here. Of the families in
 transformers that are left out, DeepSeek-V4 keeps ids of experts in a table of its tokens, and Gemma 4 keeps routers

@@ -132,9 +132,14 @@ class FeedForward:
         width: config key of the hidden width.
         norms: those that belong to it, before or after it, relative to the layer: they go where the FFN goes.
         residual: of these, the one whose output is added to the residual stream; None: its own output is.
-        tensors: those of a dense FFN, and of every expert.
+        tensors: those of a dense FFN.
         router: those of a sparse layer's router; its first axis is the expert.
-        sparse_step: config key: every n-th layer is sparse, none where it is absent or 0.
+        expert: those of every expert; none declared: as of a dense FFN.
+        expert_width: config key of an expert's hidden width; None: `width`.
+        sparse_step: config key, or a number: every n-th layer is sparse, none where it is absent or 0.
+        module: the module of the running model, relative to the layer, where it is not `name`.
+        dense_layers: config key of a list: the layers of these numbers, as the model counts them now, are dense all
+            the same. None: the family knows no such list, and its steps count the layers of the original model.
     """
 
     name: str
@@ -144,6 +149,15 @@ class FeedForward:
     router: tuple[TensorSpec, ...] = ()
     sparse_step: str | None = None
     residual: str | None = None
+    expert: tuple[TensorSpec, ...] = ()
+    expert_width: str | None = None
+    dense_layers: str | None = None
+    module: str | None = None
+
+    @property
+    def expert_tensors(self) -> tuple[TensorSpec, ...]:
+        """Those of every expert."""
+        return self.expert or self.tensors
 
 
 @dataclass(frozen=True)
@@ -321,3 +335,8 @@ class Architecture:
     window_start: str | None = None
     no_rope_interval: str | None = None
     numbered: str | None = None
+
+    @property
+    def must_be_stock(self) -> bool:
+        """Whether only transformers' own class runs it, its routers being in that: a result has to be a stock model."""
+        return self.mixture is not None and self.stock_fault is None

@@ -23,7 +23,7 @@ def remedy(error: MemoryShortError) -> str:
     with open_model(shortage.checkpoint) as checkpoint:
         ways = list(_ways(checkpoint, shortage))
         said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
-        if checkpoint.architecture is None:
+        if checkpoint.runs_stock:
             return said
     return f"{said} More: prunecli inspect {shortage.checkpoint} --fit {option_size(shortage.free)}"
 
@@ -40,7 +40,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
             yield f"--dtype bfloat16 ({bytes_text(smaller)})"
-    if checkpoint.architecture is None:
+    if checkpoint.runs_stock:
         return
     if shortage.by_layer:
         memory = int(LAYERS_SHARE * shortage.free)

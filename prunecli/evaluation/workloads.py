@@ -307,13 +307,13 @@ def _continued(
 
 
 def _without_weights(checkpoint: Checkpoint) -> Any:
-    """The model on the meta device, for what a task asks of its class; one of an undeclared family is loaded."""
+    """The model on the meta device, for what a task asks of its class; loaded where prunecli does not build it."""
     import torch
 
     from prunecli.modules.building import assemble
     from prunecli.modules.loading import load_model
 
-    if checkpoint.architecture is None:
+    if checkpoint.runs_stock:
         return load_model(checkpoint.path, device="cpu")
     return assemble(checkpoint, torch.device("meta"), torch.float32)
 

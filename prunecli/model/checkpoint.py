@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, Architecture
+from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
@@ -35,7 +35,6 @@ class Checkpoint(TensorReader):
     Attributes:
         config: config.json.
         structure: what was removed from the original model.
-        family: the declared family, or None; of some the experts alone are declared.
         tensors: what the checkpoint holds, in file order, under the names of the family's stock layout; tied
             aliases and buffers are left out.
     """
@@ -44,8 +43,6 @@ class Checkpoint(TensorReader):
         self.config = config
         where = str(path / "config.json")
         self.structure = Structure() if config.get(KEY) is None else Structure.from_json(config[KEY], where)
-        model_type = str(config.get("model_type")).removeprefix(REDUCED_PREFIX)
-        self.family = FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type)
         self._is_checked = False
         super().__init__(path, files)
 
@@ -54,10 +51,34 @@ class Checkpoint(TensorReader):
         """As in config.json."""
         return str(self.config.get("model_type"))
 
+    @cached_property
+    def family(self) -> Architecture | None:
+        """The declared family, or None; of some the experts alone are declared.
+
+        So they are of each checkpoint of `WHOLE_MIXTURES` that is quantised or predicts further tokens: the record of
+        the whole family does not know what it holds beside.
+        """
+        model_type = self.model_type.removeprefix(REDUCED_PREFIX)
+        declared, whole = (
+            FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type),
+            WHOLE_MIXTURES.get(model_type),
+        )
+        if whole is None or whole.mixture is None or self.config.get("quantization_config"):
+            return declared
+        beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
+        names = self._by_stored_name
+        is_plain = all(name.endswith(endings) and not name.startswith(beginnings) for name in names)
+        return whole if is_plain else declared
+
     @property
     def architecture(self) -> Architecture | None:
         """The declared family; None where no more than its experts are declared."""
         return self.family if self.family is not None and self.family.stacks else None
+
+    @property
+    def runs_stock(self) -> bool:
+        """Whether it runs in the class that transformers opens it with, as it is; else prunecli builds its model."""
+        return self.architecture is None or self.architecture.must_be_stock
 
     @cached_property
     def side_files(self) -> SideFiles:
@@ -133,6 +154,8 @@ class Checkpoint(TensorReader):
         if self._is_checked:
             return
         layout = self.resolved
+        if self.runs_stock:  # what is wrong with mixtures is said in their words
+            _ = self.require_mixtures() if self.architecture is None else self.mixtures
         tensors, expected = self.tensors, layout.shapes
         missing = [name for name in expected if name not in tensors]
         unexpected = [name for name in tensors if name not in expected and not layout.is_extra(name)]
@@ -151,8 +174,6 @@ class Checkpoint(TensorReader):
                 f"{self.path}: tensors do not fit config.json: {'; '.join(faults)}",
                 "config.json and the weights are not of one checkpoint; copy both again.",
             )
-        if self.architecture is None:
-            self.require_mixtures()
         self._is_checked = True
 
     def require_architecture(self) -> Architecture:
@@ -167,11 +188,27 @@ class Checkpoint(TensorReader):
                 "prune-experts, collect-gates, evaluate and bench-latency work, and inspect without --fit.",
             )
         if self.architecture is None:
+            supported = ", ".join((*FAMILIES, *WHOLE_MIXTURES))
             raise UnsupportedModelError(
                 f'{self.path}: the model family "{self.model_type}" is not supported{self._resembles()}',
-                f"inspect, evaluate and bench-latency work all the same. Supported: {', '.join(FAMILIES)}.",
+                f"inspect, evaluate and bench-latency work all the same. Supported: {supported}.",
             )
         return self.architecture
+
+    def require_built(self) -> Architecture:
+        """The declared family, of models that prunecli builds.
+
+        Raises:
+            UnsupportedModelError: the family is not declared, or runs in its stock class alone.
+        """
+        family = self.require_architecture()
+        if family.must_be_stock:
+            raise UnsupportedModelError(
+                f"{self.path}: a model of type {self.model_type} runs in its stock class alone: prunecli does not "
+                "train it, and collect-gates alone runs it layer by layer",
+                "Leave --memory or inspect's --fit out; train its results with transformers, which opens them.",
+            )
+        return family
 
     def _resembles(self) -> str:
         """What an undeclared family has in common with a declared one."""

@@ -171,16 +171,17 @@ def _keys_and_values(attention: Attention) -> list[str]:
 
 def _ffn(layout: ModelLayout, ffn: FfnLayer) -> int:
     owner, record, shapes = ffn.prefix.removesuffix("."), ffn.stack.ffn, layout.shapes
-    dense = [spec.name for spec in record.tensors if spec.hidden is not None]
+    specs = record.expert_tensors if ffn.is_sparse else record.tensors
+    products = [spec.name for spec in specs if spec.hidden is not None]
     if not ffn.is_sparse:
-        return _matrices(shapes, owner, dense)
+        return _matrices(shapes, owner, products)
     mixture = layout.family.mixture
     assert mixture is not None
     router = [spec.name for spec in record.router]
     experts = next((shape[0] for name in router if (shape := shapes.get(f"{owner}.{name}"))), 0)
     chosen = min(experts_per_token(layout.sizes, mixture), experts)
     expert = f"{owner}.{str(mixture.expert).format(expert=0)}"
-    return _matrices(shapes, owner, router) + chosen * _matrices(shapes, expert, dense)
+    return _matrices(shapes, owner, router) + chosen * _matrices(shapes, expert, products)
 
 
 def _output(layout: ModelLayout) -> int:

@@ -13,7 +13,7 @@ from prunecli.errors import CheckpointError
 from prunecli.model.attention import AttentionLayer, layer_windows, resolve_attentions
 from prunecli.model.changes import AttentionChange, FfnChange
 from prunecli.model.declared import Sizes
-from prunecli.model.ffn import FfnLayer, resolve_ffns
+from prunecli.model.ffn import FfnLayer, is_sparse, resolve_ffns
 from prunecli.model.structure import Structure
 
 Kept = Mapping[Side, Sequence[int]]
@@ -171,7 +171,7 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     """config.json of the model that has the layers of `after`, of those that it has by `before`.
 
     Every list with an entry a layer keeps those of its layers; a rule by which windows, or rotary positions, follow
-    from a layer's number becomes such a list.
+    from a layer's number becomes such a list, as does one by which FFNs are dense.
     """
     kept = {
         stack.side: _positions(stack.side, sizes.depth(stack), before, after) for stack in sizes.family.stacks
@@ -185,6 +185,9 @@ def config_of_layers(sizes: Sizes, before: Structure, after: Structure) -> Mappi
     numbers, depth = kept[first.side], sizes.depth(first)
     if DEPTH_ALIAS in config:
         config[DEPTH_ALIAS] = len(numbers)
+    if first.ffn.dense_layers is not None and first.ffn.sparse_step is not None:
+        dense = [new for new, number in enumerate(numbers) if not is_sparse(sizes, before, first, number)]
+        config |= {first.ffn.dense_layers: dense, first.ffn.sparse_step: 1}
     types = config.get("layer_types")
     if types is None and family.window_period is not None:
         types = layer_windows(sizes, first)

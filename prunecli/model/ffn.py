@@ -78,13 +78,17 @@ def resolve_ffns(sizes: Sizes, structure: Structure) -> tuple[FfnLayer, ...]:
 
     def width(name: str) -> int:
         stated = structure.ffn.get(name, FfnChange()).width
-        return sizes.count(positions[name][0].ffn.width) if stated is None else stated
+        if stated is not None:
+            return stated
+        stack, number = positions[name]
+        own = stack.ffn.expert_width if is_sparse(sizes, structure, stack, number) else None
+        return sizes.count(own or stack.ffn.width)
 
     layers = []
     for name, (stack, number) in positions.items():
         change = structure.ffn.get(name, FfnChange())
         owner = change.shared_with or name
-        sparse = is_sparse(sizes, stack.ffn, structure.original_layer(stack.side, number))
+        sparse = is_sparse(sizes, structure, stack, number)
         specs = () if change.removed or sparse else stack.ffn.tensors
         specs = tuple(spec for spec in specs if sizes.holds(spec.optional))
         norms = () if change.removed else ffn_norms(stack)
@@ -151,18 +155,36 @@ def within(layer: str, ffn: FeedForward) -> str:
     return f"{layer}.{ffn.name}" if ffn.name else layer
 
 
-def is_sparse(sizes: Sizes, ffn: FeedForward, layer: int) -> bool:
-    """Whether the FFN of this layer of the original model is a mixture of experts, by the config."""
+def is_sparse(sizes: Sizes, structure: Structure, stack: Stack, number: int) -> bool:
+    """Whether the FFN of this layer, as the model counts them now, is a mixture of experts, by the config.
+
+    Raises:
+        CheckpointError: config.json says what cannot be.
+    """
+    ffn = stack.ffn
     if ffn.sparse_step is None:
         return False
+    if ffn.dense_layers is None:
+        number = structure.original_layer(stack.side, number)
+    elif number in _dense_layers(sizes, ffn.dense_layers):
+        return False
     step = sizes.count(ffn.sparse_step)
-    return step > 0 and (layer + 1) % step == 0
+    return step > 0 and (number + 1) % step == 0
 
 
 def ffn_norms(stack: Stack) -> tuple[str, ...]:
     """The tensors of the FFN's own norms, relative to the layer."""
     own = tuple(f"{norm}." for norm in stack.ffn.norms)
     return tuple(spec.name for spec in stack.norms if spec.name.startswith(own))
+
+
+def _dense_layers(sizes: Sizes, key: str) -> Sequence[int]:
+    listed = sizes.config.get(key)
+    if listed is None:
+        return ()
+    if not isinstance(listed, list) or any(type(number) is not int for number in listed):
+        raise CheckpointError(f'config.json: "{key}" is {listed!r}, not a list of layers')
+    return listed
 
 
 def _check(sizes: Sizes, structure: Structure, positions: Mapping[str, tuple[Stack, int]]) -> None:
@@ -172,7 +194,7 @@ def _check(sizes: Sizes, structure: Structure, positions: Mapping[str, tuple[Sta
             if named not in positions:
                 raise CheckpointError(f"config.json names {named}, which is no FFN of the model", REMEDY)
             stack, number = positions[named]
-            if is_sparse(sizes, stack.ffn, structure.original_layer(stack.side, number)):
+            if is_sparse(sizes, structure, stack, number):
                 reason = "a mixture of experts can be neither shared nor removed nor of another width"
                 raise CheckpointError(f"config.json changes {named}: {reason}", REMEDY)
         if owner is None:

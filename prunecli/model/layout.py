@@ -16,6 +16,7 @@ from prunecli.model.declared import Sizes
 from prunecli.model.depth import check_layers, config_of_layers
 from prunecli.model.embedding import TokenTables, resolve_tables, resolve_ties
 from prunecli.model.ffn import FfnLayer, ffn_norms, resolve_ffns, within
+from prunecli.model.mixtures import stated_counts
 from prunecli.model.structure import Structure
 
 Declared = tuple[tuple[int, ...], Part]
@@ -202,7 +203,7 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
         add(ffn.prefix, stack.ffn.router, experts=experts)
         for expert in range(experts):
             prefix = f"{ffn.prefix}{mixture.expert.format(expert=expert)}."
-            add(prefix, stack.ffn.tensors, part="experts")
+            add(prefix, stack.ffn.expert_tensors, part="experts")
 
     add("", sizes.family.tensors)
     if tables is not None:
@@ -234,4 +235,7 @@ def expert_count(sizes: Sizes, structure: Structure, layer: str) -> int:
         return len(structure.experts[layer])
     mixture = sizes.family.mixture
     assert mixture is not None
-    return structure.original_experts.get(layer) or sizes.count(mixture.counts[0])
+    stated = stated_counts(sizes, mixture)
+    return structure.original_experts.get(layer) or next(
+        iter(stated.values()), sizes.count(mixture.counts[0])
+    )

@@ -100,7 +100,7 @@ def find_mixtures(tensors: TensorReader, sizes: Sizes, structure: Structure) -> 
                 UNDECLARED,
             )
     found.sort(key=lambda layer: (layer.is_predicting, layer.side == "decoder", layer.layer))
-    if not sizes.family.stacks:
+    if not sizes.family.stacks or sizes.family.must_be_stock:
         _check_count(tensors, sizes, structure, found)
     return tuple(found)
 
@@ -253,7 +253,7 @@ def _sparse_layer(
 
 def _in_order(sizes: Sizes, suffixes: tuple[str, ...]) -> tuple[str, ...]:
     """An expert's tensors as its family declares them, where it does."""
-    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.tensors]
+    declared = [spec.name for stack in sizes.family.stacks for spec in stack.ffn.expert_tensors]
     return tuple(sorted(suffixes, key=declared.index)) if set(suffixes) <= set(declared) else suffixes
 
 

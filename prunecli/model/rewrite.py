@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
+from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
 from prunecli.tensors.stream import Output
 
@@ -35,7 +37,18 @@ def rewritten(
     outputs: tuple[Output, ...],
     step: Mapping[str, Any] | None = None,
 ) -> Rewrite:
-    """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so."""
+    """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so.
+
+    Raises:
+        UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way.
+        CheckpointError: config.json lacks a size, or says what cannot be.
+    """
+    support = stock_support(source, structure)
+    if source.runs_stock and support.reason is not None:
+        raise UnsupportedModelError(
+            f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
+            f"Use {support.nearest or 'prune-experts, prune-layers, prune-heads --uniform or trim-vocabulary'}.",
+        )
     if step:
         structure = structure.after(step)
     return Rewrite(structure, outputs, result_config(source, structure))

@@ -167,6 +167,8 @@ def _ffns(result: ModelLayout) -> StockSupport:
             return StockSupport(
                 reason=f"FFNs are {'gone' if layer.removed else 'shared'}, which no config.json can say"
             )
+        if layer.is_sparse:  # no method changes the width of its experts
+            continue
         widths.setdefault(layer.stack.ffn.width, set()).add(layer.width)
     for stack_widths in widths.values():
         if len(stack_widths) > 1:

@@ -61,7 +61,7 @@ def assemble(
     """The modules of the model that the checkpoint describes, their parameters on the meta device.
 
     Args:
-        checkpoint: of a declared family.
+        checkpoint: of a declared family that prunecli builds.
         device: where the model will run.
         dtype: of its floating tensors.
         name: of its class; None: see `model_class`.
@@ -70,6 +70,7 @@ def assemble(
         UnsupportedModelError: the family is not declared.
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
+    checkpoint.require_built()
     checkpoint.check()
     layout = checkpoint.layout
     model = _stock_model(checkpoint, dtype, name)
@@ -108,7 +109,7 @@ def complete(model: Any, checkpoint: Checkpoint, device: torch.device, absent: C
 def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     """The class of transformers that config.json names, where it is one of the family's; else the declared one.
 
-    A family with experts has the declared one, whatever config.json names: what is done with it is to translate.
+    Where prunecli runs the experts it is the declared one, whatever config.json names: what is done is to translate.
 
     Args:
         name: of the class that is asked for instead.
@@ -119,7 +120,7 @@ def model_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     import transformers
 
     family = checkpoint.require_architecture()
-    names = class_names(checkpoint.config) if family.mixture is None else ()
+    names = class_names(checkpoint.config) if family.mixture is None or family.must_be_stock else ()
     for candidate in (name,) if name is not None else names:
         known = getattr(transformers, candidate, None)
         if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type:

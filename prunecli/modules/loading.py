@@ -39,7 +39,8 @@ def load_model(
 
     Returns:
         A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`; its `save_pretrained` writes
-        what `load_model` opens. A family that is not declared loads as plain transformers does it.
+        what `load_model` opens. A family that is not declared, or whose mixtures its stock class runs,
+        loads as plain transformers does it.
 
     Raises:
         CheckpointError: not a checkpoint, a damaged one, or one that is not of `model_class`.
@@ -51,10 +52,10 @@ def load_model(
     where = choose_device(str(device))
     with open_model(path) as checkpoint:
         kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype))
-        if checkpoint.architecture is None:
-            return _stock(checkpoint, where, kind)
-        if checkpoint.architecture.mixture is not None:
-            stated_counts(checkpoint.layout.sizes, checkpoint.architecture.mixture)
+        if checkpoint.runs_stock:
+            return _stock(checkpoint, where, kind, model_class)
+        if (mixture := checkpoint.layout.family.mixture) is not None:
+            stated_counts(checkpoint.layout.sizes, mixture)
         model = build_model(checkpoint, where, kind, model_class)
         model.generation_config = _generation_config(checkpoint, model)
         return model
@@ -128,9 +129,9 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
         ) from error
 
 
-def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
-    """A family that prunecli does not declare: as plain transformers opens it."""
-    model_class = stock_class(checkpoint)
+def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None) -> Any:
+    """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`."""
+    model_class = stock_class(checkpoint, name)
     try:
         with no_bars():
             model, info = model_class.from_pretrained(

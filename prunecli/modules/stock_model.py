@@ -74,7 +74,7 @@ class StockModel:
 
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:
-    """Why a model of which the experts alone are declared is not run layer by layer; None: it is."""
+    """Why a mixture that runs in its stock class is not run layer by layer; None: it is."""
     if checkpoint.model_type not in BY_LAYER:
         return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
     if "quantization_config" in checkpoint.config:
@@ -82,16 +82,17 @@ def refused_by_layer(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def stock_class(checkpoint: Checkpoint) -> Any:
-    """The class of transformers that config.json names.
+def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+    """The class of transformers of this name; None: the one that config.json names.
 
     Raises:
         UnsupportedModelError: there is none, or it is of another family.
     """
     import transformers
 
-    names = checkpoint.config.get("architectures")
-    name = str(names[0]) if isinstance(names, list) and names else ""
+    if name is None:
+        names = checkpoint.config.get("architectures")
+        name = str(names[0]) if isinstance(names, list) and names else ""
     found = getattr(transformers, name, None)
     config_class = getattr(found, "config_class", None)
     # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.

@@ -62,7 +62,7 @@ class Start:
             _fit(_file(self.config), values, words)
             return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
         with open_model(self.path) as checkpoint:
-            checkpoint.require_architecture()
+            checkpoint.require_built()
             return {
                 "source": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,

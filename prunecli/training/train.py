@@ -141,7 +141,7 @@ class _Run:
 def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
     options, data, state = run.options, run.data, run.state
     with source() as checkpoint:
-        checkpoint.require_architecture()
+        checkpoint.require_built()
         _require_floats(checkpoint)
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():

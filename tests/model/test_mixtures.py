@@ -67,9 +67,9 @@ def test_dense_layers_are_none(saved: Callable[[str], Path]) -> None:
 
 def test_other_methods_refuse_in_one_sentence(saved: Callable[[str], Path]) -> None:
     with (
-        open_model(saved("mixtral")) as checkpoint,
+        open_model(saved("phimoe")) as checkpoint,
         pytest.raises(
-            UnsupportedModelError, match="of a model of type mixtral prunecli changes the experts alone"
+            UnsupportedModelError, match="of a model of type phimoe prunecli changes the experts alone"
         ),
     ):
         checkpoint.layout

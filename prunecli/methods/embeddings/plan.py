@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import lcm
 from typing import Any, Literal, get_args
 
-from prunecli.errors import UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
 from prunecli.model.checkpoint import Checkpoint
@@ -198,6 +198,7 @@ def _sides(
 
     Raises:
         UsageError: the model lacks one of them, or has it factorised already.
+        UnsupportedModelError: no class runs the result.
     """
     side = options.side or ("both" if is_tied else "input")
     if side not in SIDES:
@@ -206,6 +207,11 @@ def _sides(
         frozenset({"input", "output"}) if side == "both" else frozenset({side})
     )
     where, output = checkpoint.path, tables.change.output
+    if checkpoint.runs_stock and not (options.cache and found == {"input"}):
+        raise UnsupportedModelError(
+            f"{where}: models of type {checkpoint.model_type} run in their stock class, which has ordinary tables",
+            "Use trim-vocabulary, or --side input --cache, which writes such a table.",
+        )
     if "output" in found and not _has_output(checkpoint):
         raise UsageError(
             f"{where}: {model_class(checkpoint).__name__} has no output layer over the vocabulary",

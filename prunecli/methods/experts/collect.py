@@ -126,8 +126,7 @@ def collect_gates(
         else:
             resources = Resources(where, kind, memory, spill_directory)
             snapshots = partial_run.snapshots(state)
-            is_stock = checkpoint.architecture is None
-            skeleton = make_stock_skeleton(checkpoint, where, kind) if is_stock else None
+            skeleton = make_stock_skeleton(checkpoint, where, kind) if checkpoint.runs_stock else None
             runner = Layerwise(
                 checkpoint,
                 resources,

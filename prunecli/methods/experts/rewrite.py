@@ -63,7 +63,7 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
     support = stock_support(checkpoint, structure)
-    if checkpoint.architecture is None and not support.is_stock:  # only the stock class runs these families
+    if checkpoint.runs_stock and not support.is_stock:  # only the stock class runs these families
         raise UsageError(
             f"No class would open the result: {support.reason}.",
             "Keep the same number of experts in every layer.",

@@ -132,7 +132,9 @@ def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
         why = family.stock_fault or f"a config of type {family.model_type} cannot say how many heads are left"
         raise UsageError(
             f"--uniform: {checkpoint.path} cannot lose heads and be a stock model: {why}.",
-            "Leave --uniform out: the result opens with prunecli.",
+            "Remove experts, layers or tokens instead."
+            if family.must_be_stock
+            else "Leave --uniform out: the result opens with prunecli.",
         )
     return numbers
 

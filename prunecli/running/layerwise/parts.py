@@ -158,7 +158,7 @@ def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
 
 
 def make_stock_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
-    """The same of a language model of which the experts alone are declared; nothing of its output layer is held.
+    """The same of a mixture that runs in its stock class; nothing of its output layer is held.
 
     Raises:
         UnsupportedModelError, CheckpointError: as `make_stock_model`.

@@ -143,7 +143,7 @@ class Layerwise:
     ) -> None:
         self.skeleton = skeleton or make_skeleton(checkpoint, resources.device, resources.dtype)
         self.model, self.device = self.skeleton.model, resources.device
-        if checkpoint.architecture is None:
+        if checkpoint.runs_stock:
             self.shape = stock_shape(self.skeleton, resources.dtype)
         else:
             self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
