@@ -16,7 +16,6 @@ from prunecli.model.declared import with_keys
 from prunecli.model.mixtures import SparseLayer, predicting_tensors
 from prunecli.model.names import quantisation
 from prunecli.model.rewrite import Rewrite, rewritten
-from prunecli.model.stock import stock_support
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined
@@ -33,7 +32,8 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
 
     Raises:
         UsageError: an id that the layer does not hold, fewer than the router picks, or groups of different sizes; a
-            cast of quantised weights; different numbers in layers of a family that only its stock class runs.
+            cast of quantised weights.
+        UnsupportedModelError: different numbers in layers of a family that only its stock class runs.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     if target is not None and quantisation(checkpoint.config):
@@ -62,12 +62,6 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     if changed:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
-    support = stock_support(checkpoint, structure)
-    if checkpoint.runs_stock and not support.is_stock:  # only the stock class runs these families
-        raise UsageError(
-            f"No class would open the result: {support.reason}.",
-            "Keep the same number of experts in every layer.",
-        )
     rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
     config = with_keys(rewrite.config, _settings(checkpoint, plan))
     if QUANTISATION in config:
