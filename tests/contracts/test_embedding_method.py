@@ -57,6 +57,15 @@ both_sides_of_every_layout = pytest.mark.parametrize(
 )
 """And one alone where the output is tied, and where it is not."""
 
+a_unit_of_every_layout = pytest.mark.parametrize(
+    ("case", "side"),
+    [
+        *((case, "both") for case in own_layouts(CASES)),
+        *((case, "input") for case in ("bart", "llama")),
+    ],
+)
+"""Those of them whose input has a unit."""
+
 
 @pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> str:
@@ -223,7 +232,7 @@ class TestVariants:
 
 
 class TestCaching:
-    @both_sides_of_every_layout
+    @a_unit_of_every_layout
     def test_changes_no_logits(self, source: Path, tmp_path: Path, side: str) -> None:
         out = factorised(source, tmp_path / "out", side=side)
         later = cached(out, tmp_path / "later")
