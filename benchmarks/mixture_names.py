@@ -10,32 +10,35 @@ anywhere else.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES
 from prunecli.architectures.records import Mixture
+from prunecli.model.declared import Sizes
+from prunecli.model.mixtures import OF_AN_EXPERT, blocks_of, experts_of, stated_counts
 
 KINDS = ("expert", "companion", "router", "vector", "shared", "block", "rest", "ASTRAY")
 WEIGHTS = (".weight", "_proj")
 """How the names of what an unquantised expert is made of end."""
 
 
-def kind_of(name: str, mixture: Mixture) -> str:
-    """One of KINDS."""
-    for block in mixture.blocks:
-        if match := re.match(re.escape(f"{block}.").replace(r"\{layer\}", r"\d+"), name):
-            return _within(name[match.end() :], mixture)
-    return "ASTRAY" if re.search(r"(?:^|\.)experts?\.", name) else "rest"
+def kinds_of(names: Iterable[str], mixture: Mixture) -> Iterator[str]:
+    """One of KINDS for each name."""
+    blocks, others = blocks_of(dict.fromkeys(names), mixture)
+    for members in blocks.values():
+        experts, rest = experts_of(mixture, members)
+        for own in experts.values():
+            yield from ("expert" if suffix.endswith(WEIGHTS) else "companion" for suffix in own)
+        yield from (_of_all(suffix, mixture) for suffix in rest)
+    yield from ("ASTRAY" if OF_AN_EXPERT.search(name) else "rest" for name in others)
 
 
-def _within(suffix: str, mixture: Mixture) -> str:
-    expert = mixture.expert and re.escape(f"{mixture.expert}.").replace(r"\{expert\}", r"\d+")
-    if (expert and re.match(expert, suffix)) or suffix.startswith(mixture.stacked or ("\0",)):
+def _of_all(suffix: str, mixture: Mixture) -> str:
+    """Of a tensor that is no single expert's."""
+    if mixture.stacked and suffix.startswith(mixture.stacked):
         return "expert" if suffix.endswith(WEIGHTS) else "companion"
     if suffix in mixture.router:
         return "router"
@@ -53,17 +56,6 @@ def names_of(directory: Path) -> list[str]:
     ]
 
 
-def stated(config: dict[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    """Of these keys, those that config.json holds."""
-    found = {}
-    for key in keys:
-        outer, _, inner = key.partition(".")
-        values = config.get(outer, {}) if inner else config
-        if isinstance(values, dict) and values.get(inner or outer) is not None:
-            found[key] = values[inner or outer]
-    return found
-
-
 def main(directories: list[Path]) -> int:
     """Print a line for each; the status is 1 where a name of an expert is astray."""
     astray = 0
@@ -79,9 +71,9 @@ def main(directories: list[Path]) -> int:
             if family is None and any("expert" in text for text in (*names, json.dumps(config))):
                 print(f"{directory.name}: {model_type}: not declared")
             continue
-        kinds = Counter(kind_of(name, family.mixture) for name in names)
+        kinds = Counter(kinds_of(names, family.mixture))
         said = ", ".join(f"{kind} {kinds[kind]:,}" for kind in KINDS if kinds[kind]) or "no index"
-        counts = stated(config, family.mixture.counts)
+        counts = stated_counts(Sizes(family, config), family.mixture)
         print(f"{directory.name}: {model_type}: {said}; {counts or 'no count stated'}")
         astray += kinds["ASTRAY"]
     return int(astray > 0)

@@ -163,7 +163,9 @@ EXPERTS_ONLY: dict[str, Architecture] = {
         _family("dots1", "Dots1ForCausalLM", DEEPSEEK),
         _family("solar_open", "SolarOpenForCausalLM", DEEPSEEK, 8),
         _family("mimo_v2_flash", "MiMoV2FlashForCausalLM", DEEPSEEK, 8),
-        _family("deepseek_v2", "DeepseekV2ForCausalLM", DEEPSEEK_V2),
+        replace(
+            _family("deepseek_v2", "DeepseekV2ForCausalLM", DEEPSEEK_V2), attributes={"topk_method": "greedy"}
+        ),
         _family("exaone_moe", "ExaoneMoeForCausalLM", EXAONE, 8),
         _family("minimax_m2", "MiniMaxM2ForCausalLM", MINIMAX_M2, 8),
         _family("mixtral", "MixtralForCausalLM", MIXTRAL, 2),

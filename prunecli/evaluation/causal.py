@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.continuations import Ids, agreement, choose_prompts, continue_greedily
 from prunecli.evaluation.divergence import Compared, Reference
-from prunecli.evaluation.language_model import TextLosses, bits_per, perplexity, utf8_bytes
+from prunecli.evaluation.language_model import TextLosses, bits_per, of_texts, perplexity, utf8_bytes
 from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -92,18 +92,19 @@ class CausalModels:
             options.decoding.batch_tokens
         )
         read = self._read(runner, batches, len(windows), is_compared, f"{label}: reading", progress)
-        of_texts = _added(read, [window.text for window in windows], len(self._text))
+        added = partial(of_texts, windows=windows, count=len(self._text))
+        texts = Compared(added(read.nats), added(read.tokens), added(read.divergence), added(read.agreed))
         shown = is_compared and not is_first
         names: dict[str | None, list[int]] = {None: [*range(len(self._text))]}
         names.update(self._text.by_name)
         scores = {
-            name: self._scores(of_texts, rows, name, compared=shown) | continued.get(name, {})
+            name: self._scores(texts, rows, name, compared=shown) | continued.get(name, {})
             for name, rows in names.items()
         }
         sizes = np.array([utf8_bytes(one) for one in self._text.texts])
         return Measured(
             scores.pop(None),
-            of_texts.nats / np.log(2) / sizes,
+            texts.nats / np.log(2) / sizes,
             cut,
             {name: own for name, own in scores.items() if name is not None},
         )
@@ -192,17 +193,6 @@ def _agreement(first: Sequence[Ids], other: Sequence[Ids]) -> dict[str, Any]:
         "tokens_until_difference": found.until_difference,
         "equal_tokens": found.equal,
     }
-
-
-def _added(read: Compared, owners: Sequence[int], count: int) -> Compared:
-    """Sums of the windows of each of `count` texts."""
-
-    def total(values: NDArray[Any]) -> NDArray[Any]:
-        sums = np.zeros(count, values.dtype)
-        np.add.at(sums, np.array(owners), values)
-        return sums
-
-    return Compared(total(read.nats), total(read.tokens), total(read.divergence), total(read.agreed))
 
 
 def _other_vocabularies(checkpoints: Mapping[str, Path]) -> dict[str, str]:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.progress import Progress, silent
-from prunecli.running.encoding import padding_id
 from prunecli.running.losses import measure_losses
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Runner
-from prunecli.running.windows import lm_windows, window_examples
+from prunecli.running.windows import Window
+
+Number = TypeVar("Number", np.float64, np.int64)
 
 
 @dataclass(frozen=True)
@@ -36,34 +37,11 @@ class TextLosses:
         return float(self.nats.sum() / self.tokens.sum())
 
 
-def lm_losses(
-    runner: Runner,
-    tokenizer: Any,
-    texts: Sequence[str],
-    batch_tokens: int,
-    *,
-    context: int | None = None,
-    stride: int | None = None,
-    what: str = "reading",
-    progress: Progress = silent,
-) -> TextLosses:
-    """Losses of a causal language model; each token is predicted once, in the windows of `lm_windows`.
-
-    Args:
-        context, stride: see `lm_windows`.
-        what: is done, for the progress.
-
-    Raises:
-        PruneError: as `lm_windows` and `runner`; a loss that is not finite.
-    """
-    windows = lm_windows(tokenizer, runner.model, texts, context=context, stride=stride)
-    batches = window_examples(windows, padding_id(runner.model, tokenizer)).batches(batch_tokens)
-    nats_of_windows, tokens_of_windows = measure_losses(runner, batches, len(windows), what, progress)
-    owners = np.array([window.text for window in windows])
-    nats, tokens = np.zeros(len(texts)), np.zeros(len(texts), np.int64)
-    np.add.at(nats, owners, nats_of_windows)
-    np.add.at(tokens, owners, tokens_of_windows)
-    return TextLosses(nats, tokens)
+def of_texts(values: NDArray[Number], windows: Sequence[Window], count: int) -> NDArray[Number]:
+    """Sums `[count]` over the windows of each text of `values` `[windows]`, in their type."""
+    sums = np.zeros(count, values.dtype)
+    np.add.at(sums, np.array([window.text for window in windows]), values)
+    return sums
 
 
 def mlm_losses(

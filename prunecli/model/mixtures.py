@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from prunecli.architectures.records import Mixture, Side
 from prunecli.errors import CheckpointError
@@ -14,7 +15,12 @@ from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
 REMEDY = "config.json and the weights are not of one checkpoint; copy both again."
+OF_AN_EXPERT = re.compile(r"(?:^|\.)experts?\.")
+"""What is found in the names of tensors of experts."""
 UNDECLARED = "prunecli would damage what it does not know; it changes no model of this kind."
+
+Info = TypeVar("Info")
+"""What is known of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +92,14 @@ def find_mixtures(tensors: TensorReader, sizes: Sizes, structure: Structure) -> 
     mixture = sizes.family.mixture
     if mixture is None:
         return ()
-    blocks, others = _blocks(tensors.tensors, mixture)
+    blocks, others = blocks_of(tensors.tensors, mixture)
     found = [
         layer
         for (name, side, number), members in blocks.items()
         if (layer := _sparse_layer(tensors, sizes, structure, name, (side, number), members)) is not None
     ]
     for name in others:
-        if re.search(r"(?:^|\.)experts?\.", name):
+        if OF_AN_EXPERT.search(name):
             raise CheckpointError(
                 f"{tensors.path}: {name} is of an expert, in a place that a model of type "
                 f"{sizes.family.model_type} has none",
@@ -153,9 +159,9 @@ def predicting_tensors(tensors: TensorReader, sizes: Sizes) -> tuple[str, ...]:
     )
 
 
-def _blocks(
-    tensors: Mapping[str, TensorInfo], mixture: Mixture
-) -> tuple[dict[tuple[str, Side, int], dict[str, TensorInfo]], list[str]]:
+def blocks_of(
+    tensors: Mapping[str, Info], mixture: Mixture
+) -> tuple[dict[tuple[str, Side, int], dict[str, Info]], list[str]]:
     """(Name, side, number) of each block -> its tensors, relative to it; and the names of all other tensors."""
     patterns = [
         (
@@ -165,7 +171,7 @@ def _blocks(
         )
         for block in mixture.blocks
     ]
-    found: dict[tuple[str, Side, int], dict[str, TensorInfo]] = {}
+    found: dict[tuple[str, Side, int], dict[str, Info]] = {}
     others: list[str] = []
     for name, info in tensors.items():
         for pattern, block, side in patterns:
@@ -190,7 +196,7 @@ def _sparse_layer(
     """The mixture of a block; None where it is a dense FFN."""
     mixture, where = sizes.family.mixture, f"{tensors.path}: {name}"
     assert mixture is not None
-    experts, rest = _experts(mixture, members)
+    experts, rest = experts_of(mixture, members)
     stacked = [suffix for suffix in rest if suffix.startswith(mixture.stacked)] if mixture.stacked else []
     routers = [suffix for suffix in mixture.router if suffix in rest]
     if not experts and not stacked:
@@ -265,15 +271,15 @@ def _is_predicting(sizes: Sizes, mixture: Mixture, name: str, number: int) -> bo
     return sizes.states(mixture.depth) and number >= sizes.even(mixture.depth)
 
 
-def _experts(
-    mixture: Mixture, members: Mapping[str, TensorInfo]
-) -> tuple[dict[int, dict[str, TensorInfo]], dict[str, TensorInfo]]:
+def experts_of(
+    mixture: Mixture, members: Mapping[str, Info]
+) -> tuple[dict[int, dict[str, Info]], dict[str, Info]]:
     """Number of an expert -> its tensors, relative to it; and the block's other tensors."""
     if mixture.expert is None:
         return {}, dict(members)
     pattern = re.compile(re.escape(f"{mixture.expert}.").replace(r"\{expert\}", r"(\d+)"))
-    experts: dict[int, dict[str, TensorInfo]] = {}
-    rest: dict[str, TensorInfo] = {}
+    experts: dict[int, dict[str, Info]] = {}
+    rest: dict[str, Info] = {}
     for suffix, info in members.items():
         if match := pattern.match(suffix):
             experts.setdefault(int(match[1]), {})[suffix[match.end() :]] = info
@@ -309,12 +315,8 @@ def _suffixes(where: str, experts: Mapping[int, Mapping[str, TensorInfo]]) -> tu
 
 def _groups(sizes: Sizes, mixture: Mixture, count: int) -> Groups:
     declared = mixture.groups
-    if declared is None or not sizes.states(declared.count):
+    if declared is None or not sizes.states(declared.count) or not sizes.holds(declared.condition):
         return Groups()
-    if declared.condition is not None:
-        key, _, beginning = declared.condition.partition(":")
-        if not str(sizes.config.get(key)).startswith(beginning):
-            return Groups()
     groups = sizes.even(declared.count)
     if groups <= 1:
         return Groups()

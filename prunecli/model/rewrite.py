@@ -43,8 +43,7 @@ def rewritten(
         UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
-    support = stock_support(source, structure)
-    if source.runs_stock and support.reason is not None:
+    if source.runs_stock and (support := stock_support(source, structure)).reason is not None:
         raise UnsupportedModelError(
             f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
             f"Use {support.nearest or 'prune-experts, prune-layers, prune-heads --uniform or trim-vocabulary'}.",

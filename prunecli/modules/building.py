@@ -165,6 +165,15 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
         ) from error
 
 
+def cannot_make(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    """What is said where transformers' class fails at its making."""
+    reason = " ".join(str(error).split())[:300]
+    return CheckpointError(
+        f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
+        "Correct the value, or copy the file again.",
+    )
+
+
 class NoValues(TorchFunctionMode):
     """On the meta device there is nothing to draw; torch would work it out for each parameter all the same."""
 
@@ -196,11 +205,7 @@ def _stock_model(checkpoint: Checkpoint, dtype: torch.dtype, name: str | None) -
     except CheckpointError:
         raise
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
-            "Correct the value, or copy the file again.",
-        ) from error
+        raise cannot_make(checkpoint, error) from error
     finally:
         torch.set_default_dtype(previous)
     for key in counts:

@@ -72,9 +72,7 @@ class ExpertWeights:
     @classmethod
     def of(cls, module: Any) -> ExpertWeights:
         """Those that a module of experts holds."""
-        name = "gate_up_proj" if module.has_gate else "up_proj"
-        biases = (getattr(module, f"{name}_bias"), module.down_proj_bias) if module.has_bias else (None, None)
-        return cls(getattr(module, name), module.down_proj, *biases)
+        return cls(*(getattr(module, name) for name in part_names(module)))
 
     def __getitem__(self, expert: int) -> ExpertWeights:
         biases = (None if bias is None else bias[expert] for bias in (self.up_bias, self.down_bias))
@@ -84,6 +82,12 @@ class ExpertWeights:
         """Those of all experts, where there is one."""
         biases = (None if bias is None else bias.unsqueeze(0) for bias in (self.up_bias, self.down_bias))
         return ExpertWeights(self.up.unsqueeze(0), self.down.unsqueeze(0), *biases)
+
+
+def part_names(module: Any) -> tuple[str, ...]:
+    """The stacked parameters of a module of experts, in the order of `ExpertWeights`."""
+    weights = ("gate_up_proj" if module.has_gate else "up_proj", "down_proj")
+    return (*weights, *(f"{name}_bias" for name in weights)) if module.has_bias else weights
 
 
 def expert_modules(model: nn.Module) -> dict[str, Any]:

@@ -15,12 +15,12 @@ import torch
 from torch import nn
 
 from prunecli.architectures.mixtures import BY_LAYER
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
-from prunecli.modules.building import NoValues, missing_tensors
+from prunecli.modules.building import NoValues, cannot_make, missing_tensors
 from prunecli.modules.filling import Destination, expert_names, require_shape
-from prunecli.modules.stock_experts import expert_modules, use_own_experts
+from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 
 REMEDY = "Leave --memory out on a machine that holds the model."
 
@@ -146,11 +146,7 @@ def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         with torch.device("meta"), NoValues():
             return stock._from_config(config, dtype=dtype)
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(
-            f"{checkpoint.path}/config.json: transformers cannot make the model ({type(error).__name__}: {reason})",
-            "Correct the value, or copy the file again.",
-        ) from error
+        raise cannot_make(checkpoint, error) from error
 
 
 class _Names:
@@ -255,13 +251,6 @@ def _experts(
             raise names.refusal(odd[0])
         found[path] = StockExperts(layer, module, tuple(parts))
     return found
-
-
-def part_names(module: Any) -> tuple[str, ...]:
-    """The stacked parameters of a module of experts, in the order of `ExpertWeights`."""
-    up = "gate_up_proj" if module.has_gate else "up_proj"
-    weights = (up, "down_proj")
-    return (*weights, *(f"{name}_bias" for name in weights)) if module.has_bias else weights
 
 
 def _names_of(held: StockExperts) -> Iterator[str]:

@@ -12,7 +12,6 @@ from prunecli.errors import DataError, UnsupportedModelError
 from prunecli.evaluation.language_model import (
     TextLosses,
     bits_per,
-    lm_losses,
     mlm_losses,
     perplexity,
     utf8_bytes,
@@ -23,6 +22,7 @@ from prunecli.running.losses import example_losses
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import InMemory
 from prunecli.text.tokens import load_tokenizer
+from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family
 from tests.reference.losses import causal_nll
 

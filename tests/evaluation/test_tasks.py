@@ -8,7 +8,7 @@ import pytest
 from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError
 from prunecli.evaluation.classification import classify, f1_scores
 from prunecli.evaluation.decoding import DecodingOptions
-from prunecli.evaluation.language_model import lm_losses, mlm_losses
+from prunecli.evaluation.language_model import mlm_losses
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 from prunecli.evaluation.tasks import evaluate_task
@@ -18,6 +18,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.labelled import read_labelled
 from prunecli.text.plain import read_plain
 from prunecli.text.tokens import load_tokenizer
+from tests.evaluation.losses import lm_losses
 from tests.families import tiny_family
 from tests.reference.classification import matthews
 

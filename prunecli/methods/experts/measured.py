@@ -131,9 +131,9 @@ def read_all(
     for path in paths:
         if not path.exists():
             raise StatisticsError(f"{path}: no such file", "Collect it first: prunecli collect-gates.")
-        parts.append(numbered(read_gates(path, names, experts), checkpoint))
+        statistics = read_gates(path, names, experts)
         try:
-            check_matches(parts[-1], checkpoint)
+            parts.append(given(checkpoint, statistics))
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error.message}", error.remedy) from error
     return merge(parts, [str(path) for path in paths])

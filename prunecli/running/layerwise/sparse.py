@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,18 +26,16 @@ from prunecli.running.layerwise.trees import map_tree
 from prunecli.running.runner import Pass
 
 
-@dataclass
-class Routed:
-    """What one pass sends to the experts of a sparse layer.
+@dataclass(kw_only=True)
+class Assigned:
+    """Which rows of one pass go to which expert of a sparse layer.
 
     Attributes:
-        rows: `[assignments, d_model]` float32, sorted by expert; each expert's outputs take the place of its rows.
         starts: first row of each expert, and the end of the last.
         shared_out: whether the layer would share the experts out to threads.
         attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Stored`.
     """
 
-    rows: Stored
     starts: list[int]
     shared_out: bool
     attention: dict[int, Any] = field(default_factory=dict)
@@ -47,7 +46,35 @@ class Routed:
 
     def goes_to(self, expert: int) -> bool:
         """Whether any token goes there."""
-        return self.starts[expert] < self.starts[expert + 1]
+        first, end = self.span(expert)
+        return first < end
+
+
+Sent = TypeVar("Sent", bound=Assigned)
+
+
+def run_each(run: Callable[[Sent], None], expert: int, passes: Sequence[Sent]) -> None:
+    """`run` an expert on its rows of every pass that has any.
+
+    With the kernels of a whole layer, to the last bit: where it would give each expert to one thread, so is it here.
+    """
+    busy = [one for one in passes if one.goes_to(expert)]
+    if apart := [one for one in busy if one.shared_out]:
+        in_threads(run, sorted(apart, key=lambda one: one.starts[expert] - one.starts[expert + 1]))
+    for one in busy:
+        if not one.shared_out:
+            run(one)
+
+
+@dataclass(kw_only=True)
+class Routed(Assigned):
+    """What one pass sends to the experts of a sparse layer.
+
+    Attributes:
+        rows: `[assignments, d_model]` float32, sorted by expert; each expert's outputs take the place of its rows.
+    """
+
+    rows: Stored
 
 
 class SparsePasses:
@@ -138,10 +165,12 @@ class SparsePasses:
             if self._keep_attention:
                 stack.enter_context(remembering(stage, self._states, attention, ffn.top_k * 4, to_come))
             rows, counts = self._replay.begin(forward, kept)
-        starts = [0]
-        for count in counts:
-            starts.append(starts[-1] + count)
-        return Routed(self._states.put(rows.float()), starts, ffn.shares_out(counts), attention)
+        return Routed(
+            rows=self._states.put(rows.float()),
+            starts=[0, *accumulate(counts)],
+            shared_out=self._device.type == "cpu" and ffn.shares_out(counts),
+            attention=attention,
+        )
 
     def _run_expert(self, ffn: SparseFFN, expert: int, loaded: Loaded, routed: Sequence[Routed]) -> None:
         first, first_bias, second, second_bias = loaded.tensors
@@ -152,12 +181,4 @@ class SparsePasses:
             outputs = ffn.run_expert(rows, (first, first_bias, second, second_bias))
             self._states.write(one.rows, start, outputs)
 
-        busy = [one for one in routed if one.goes_to(expert)]
-        on_cpu = self._device.type == "cpu"
-        # The kernels of a whole layer, to the last bit: where it would give each expert to one thread, so is it here.
-        apart = [one for one in busy if one.shared_out and on_cpu]
-        if apart:
-            in_threads(run, sorted(apart, key=lambda one: one.starts[expert] - one.starts[expert + 1]))
-        for one in busy:
-            if not (one.shared_out and on_cpu):
-                run(one)
+        run_each(run, expert, routed)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -17,13 +17,20 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.modules.cpu_linear import dot_products
-from prunecli.modules.grouped import dispatch, threads_pay
-from prunecli.modules.stock_experts import ExpertUse, ExpertWeights, norms_of, run_expert, weighted
+from prunecli.modules.grouped import dispatch
+from prunecli.modules.stock_experts import (
+    ExpertUse,
+    ExpertWeights,
+    norms_of,
+    run_expert,
+    shares_out,
+    weighted,
+)
 from prunecli.modules.stock_model import StockExperts
-from prunecli.modules.threads import in_threads
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
+from prunecli.running.layerwise.sparse import Assigned, run_each
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import answered, recalling, remembering
 from prunecli.running.layerwise.trees import map_tree
@@ -33,8 +40,8 @@ SENT_BYTES = 12
 """Of what is sent, for each of a token's values: itself, the sum, and a share of its experts' numbers and weights."""
 
 
-@dataclass
-class Sent:
+@dataclass(kw_only=True)
+class Sent(Assigned):
     """What one pass sends to the experts of a layer, and what they made of it.
 
     Attributes:
@@ -43,9 +50,6 @@ class Sent:
         tokens: `[assignments]` int64, the token of each, sorted by expert.
         weights: `[assignments]`, of the router.
         norms: `[assignments]` float32, of the outputs so far.
-        starts: first assignment of each expert, and the end of the last.
-        shared_out: whether the layer would share the experts out to threads.
-        attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Stored`.
     """
 
     hidden: Stored
@@ -53,13 +57,6 @@ class Sent:
     tokens: Stored
     weights: Stored
     norms: Stored
-    starts: list[int]
-    shared_out: bool
-    attention: dict[int, Any] = field(default_factory=dict)
-
-    def goes_to(self, expert: int) -> bool:
-        """Whether any token goes there."""
-        return self.starts[expert] < self.starts[expert + 1]
 
 
 class StockPasses:
@@ -155,8 +152,7 @@ class StockPasses:
             weights=states.put(by_expert),
             norms=states.empty((len(plan.source),), torch.float32),
             starts=[0, *accumulate(counts)],
-            shared_out=self._device.type == "cpu"
-            and threads_pay((held.up, held.down), sum(count > 0 for count in counts), sum(counts)),
+            shared_out=self._device.type == "cpu" and shares_out(held, counts),
             attention=attention,
         )
 
@@ -164,7 +160,7 @@ class StockPasses:
         weights, states = ExpertWeights(*loaded.tensors), self._states
 
         def run(one: Sent) -> None:
-            start, end = one.starts[expert : expert + 2]
+            start, end = one.span(expert)
             tokens = states.rows(one.tokens, start, end)
             rows = states.gather(one.hidden, tokens).to(self._device)
             with dot_products(rows.dtype, [end - start]):
@@ -173,10 +169,4 @@ class StockPasses:
             given = states.rows(one.weights, start, end).to(self._device)
             states.add(one.mixed, tokens, weighted(outputs, given).float().cpu())
 
-        busy = [one for one in sent if one.goes_to(expert)]
-        # The kernels of a whole layer, to the last bit: where it would give each expert to one thread, so is it here.
-        if apart := [one for one in busy if one.shared_out]:
-            in_threads(run, sorted(apart, key=lambda one: one.starts[expert] - one.starts[expert + 1]))
-        for one in busy:
-            if not one.shared_out:
-                run(one)
+        run_each(run, expert, sent)
