@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from prunecli.architectures import EXPERTS_ONLY
+from prunecli.text.tokens import load_tokenizer
 from tests.families.mixtures import EXPERTS, TINY
+from tests.tiny import write_plain_tokenizer
 
-OBSERVED = tuple(name for name in TINY if name not in ("llama4_text", "switch_transformers"))
+TAPPED = ("llama4_text", "switch_transformers")
+"""The families whose experts are observed in ways of their own."""
+OBSERVED = tuple(name for name in TINY if name not in TAPPED)
 """The families whose classes let their experts be run by a function of one's own."""
 
 
@@ -31,3 +36,35 @@ def tiny_mixture(model_type: str, *, seed: int = 0, **config: Any) -> Any:
             elif tensor.dim() > 1 and tensor.is_floating_point() and "A_log" not in name:
                 tensor.copy_(torch.randn(tensor.shape, generator=generator) * 0.3)
     return model
+
+
+def tiny_images_model() -> Any:
+    """A Llama 4 of text and images, whose config keeps the language model's keys one level down."""
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    images = {
+        "hidden_size": 16,
+        "image_size": 28,
+        "intermediate_size": 32,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "patch_size": 14,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+        "vision_output_dim": 16,
+    }
+    torch.manual_seed(3)
+    config = Llama4Config(text_config={**TINY["llama4_text"], "vocab_size": 80}, vision_config=images)
+    model = Llama4ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.data.normal_(0, 0.2)  # its class leaves some as they lay in memory
+    return model
+
+
+def write_sentinels(directory: Path) -> None:
+    """Write the files of a tokenizer that ends its texts, with marks of masked spans."""
+    write_plain_tokenizer(directory, ("$A </s>", "$A $B </s>"))
+    tokenizer = load_tokenizer(directory)
+    tokenizer.add_tokens([f"<extra_id_{number}>" for number in range(4)])
+    tokenizer.save_pretrained(directory)

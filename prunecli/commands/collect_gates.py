@@ -183,7 +183,8 @@ def _show_texts(statistics: GateStatistics) -> None:
     rows = []
     for name, sums in list(statistics.entries.items())[:ROWS_SHOWN]:
         unseen = f"{int((sums.routed == 0).sum()):,} of {sums.routed.size:,}"
-        busy = _busy_experts(statistics.layers, sums.top1)["decoder"]
+        shares = _busy_experts(statistics.layers, sums.top1)
+        busy = " / ".join(share for share in shares.values() if share != "-")
         rows.append((name, f"{int(sums.tokens[0]):,}", busy, unseen))
     console.show(
         console.table("Gate statistics", ("text", "tokens", "busy experts", "experts without a token"), rows)

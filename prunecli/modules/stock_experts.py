@@ -46,11 +46,13 @@ class ExpertUse:
         experts: `[tokens, top_k]` int64, the chosen experts, in no order that all routers share.
         weights: `[tokens, top_k]`, what their outputs are multiplied by.
         norms: `[tokens, top_k]` float32, Euclidean norms of their outputs before that.
+        routed: `[tokens, top_k]` bool, whether the expert took the token; None: every one did.
     """
 
     experts: Tensor
     weights: Tensor
     norms: Tensor
+    routed: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -159,7 +161,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     held = ExpertWeights.of(module)
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
-    outputs, norms = _outputs(module, rows, held, plan.counts, with_norms=observer is not None)
+    outputs, norms = outputs_of(module, rows, held, plan.counts, with_norms=observer is not None)
     if observer is not None and norms is not None:
         observer(ExpertUse(experts, weights, norms[plan.position]))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
@@ -216,10 +218,20 @@ def weighted(outputs: Tensor, weights: Tensor) -> Tensor:
     return outputs * weights.unsqueeze(-1)
 
 
-def _outputs(
+def outputs_of(
     module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor, *, with_norms: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Outputs `[assignments, width]` of `rows`, sorted by expert, and their norms."""
+    """What each expert makes of its rows, and the norms of that.
+
+    Args:
+        module: see `run_expert`.
+        rows: `[assignments, width]`, sorted by expert.
+        held: of all experts.
+        counts: `[experts]`, rows of each.
+
+    Returns:
+        `[assignments, width]` and `[assignments]` float32, None without `with_norms`.
+    """
     if has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down):
         outputs = _grouped(module, rows, held, counts)
         return outputs, norms_of(outputs) if with_norms else None

@@ -66,7 +66,8 @@ def _require_sound(config: Any) -> None:
 
 def padding_id(model: Any, tokenizer: Any) -> int:
     """The id that fills up rows; any would do, since it is masked, where neither model nor tokenizer has one."""
-    for value in (model.config.pad_token_id, tokenizer.pad_token_id, tokenizer.eos_token_id):
+    config = model.config.get_text_config()  # of a model of text and images, that of its language model
+    for value in (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id):
         if isinstance(value, int) and value >= 0:  # -1 stands for none in some configs
             return value
     return 0

@@ -11,9 +11,10 @@ from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.evaluate import evaluate
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.demo import LM_TEXTS
+from prunecli.methods.experts.metrics import METRICS
 from prunecli.results.published import read_gates
 from tests.commands.calls import Result, call, refused
-from tests.stock_mixtures import tiny_mixture
+from tests.stock_mixtures import TAPPED, tiny_images_model, tiny_mixture, write_sentinels
 from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "the hen"}]}
@@ -104,17 +105,31 @@ def test_what_cannot_be_is_refused_in_a_line(
     assert not (folder / "gates.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("model_type", "message"),
-    [
-        ("llama4_text", "transformers does not let its experts be run"),
-        ("switch_transformers", "are not measured"),
-    ],
-)
-def test_a_family_that_is_not_observed_is_refused(folder: Path, model_type: str, message: str) -> None:
-    tiny_mixture(model_type).save_pretrained(folder / "model")
-    write_plain_tokenizer(folder / "model")
-    refused(run(folder / "model", "--text", "prose.txt"), message, 1)
+@pytest.mark.parametrize("model_type", [*TAPPED, "llama4"])
+def test_every_metric_works_of_families_that_are_tapped(folder: Path, model_type: str) -> None:
+    made = tiny_images_model() if model_type == "llama4" else tiny_mixture(model_type, vocab_size=80)
+    made.save_pretrained(folder / "model")
+    write_sentinels(folder / "model")
+    collected = run(folder / "model", "--text", "prose.txt", "--text", "chat=prose.txt")
+    assert collected.status == 0, collected.err
+    for metric in METRICS:
+        pruned = call(
+            prune_experts,
+            folder / "model",
+            "--metric",
+            metric,
+            "--for",
+            "prose",
+            "-o",
+            metric,
+            "--ratio",
+            "0.5",
+        )
+        assert pruned.status == 0, pruned.err
+    assert (
+        "is measured with the whole model in memory"
+        in run(folder / "model", "--text", "prose.txt", "--memory", "1GiB", "--force").err
+    )
 
 
 def test_text_for_a_model_that_translates_is_refused(folder: Path) -> None:

@@ -13,7 +13,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.modules import stock_experts
 from prunecli.modules.stock_experts import ExpertUse, expert_modules, own_experts
 from tests.reference.stock_experts import every_output, expert_calls
-from tests.stock_mixtures import OBSERVED, tiny_mixture
+from tests.stock_mixtures import OBSERVED, TAPPED, tiny_mixture
 
 IDS = torch.randint(2, 64, (3, 17), generator=torch.Generator().manual_seed(1))
 
@@ -100,7 +100,7 @@ def test_observers_and_implementation_are_gone_after_a_failure() -> None:
     assert all(module.observer is None for module in expert_modules(model).values())
 
 
-@pytest.mark.parametrize("model_type", ["llama4_text", "switch_transformers"])
+@pytest.mark.parametrize("model_type", TAPPED)
 def test_families_with_experts_of_another_kind_are_refused(model_type: str) -> None:
     model = tiny_mixture(model_type)
     with pytest.raises(UnsupportedModelError, match=type(model).__name__), own_experts(model):

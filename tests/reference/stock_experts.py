@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.reference.routed_outputs import Token
+
 
 def every_output(module: Any, hidden: Tensor) -> Tensor:
     """`[experts, tokens, width]`: what each expert makes of each token, before any weight.
@@ -43,3 +45,57 @@ def expert_calls(
         for handle in handles:
             handle.remove()
     return calls
+
+
+def block_inputs(model: Any, kind: str, **inputs: Any) -> dict[str, tuple[Any, Tensor]]:
+    """Name of a block of the class `kind` -> the block, and the hidden states that a pass of `model` hands to it."""
+    found: dict[str, tuple[Any, Tensor]] = {}
+    handles = [
+        block.register_forward_pre_hook(
+            lambda block, args, name=name: found.__setitem__(name, (block, args[0].detach()))
+        )
+        for name, block in model.named_modules()
+        if type(block).__name__ == kind
+    ]
+    try:
+        model(**inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def llama4_tokens(block: Any, hidden: Tensor, top_k: int) -> list[Token]:
+    """What each token of `[batch, seq, width]` is routed to: g = sigmoid(logit), and ‖E(g x)‖ / g."""
+    found = []
+    for token in hidden.reshape(-1, hidden.shape[-1]):
+        logits = block.router.weight @ token
+        experts = logits.sort(descending=True).indices[:top_k].tolist()
+        gates = [float(torch.sigmoid(logits[expert])) for expert in experts]
+        norms = []
+        for expert, gate in zip(experts, gates, strict=True):
+            first, second = (gate * token @ block.experts.gate_up_proj[expert]).split(
+                block.experts.intermediate_size
+            )
+            added = (torch.nn.functional.silu(first) * second) @ block.experts.down_proj[expert]
+            norms.append(float(added.norm()) / gate)
+        found.append((experts, gates, norms))
+    return found
+
+
+def switch_tokens(block: Any, hidden: Tensor, capacity: int) -> list[Token]:
+    """What each token of `[batch, seq, width]` is routed to: one expert, or none where that has no room left."""
+    found: list[Token] = []
+    for sequence in hidden:
+        taken = [0] * block.experts.num_experts
+        for token in sequence:
+            gates = (block.router.classifier.weight @ token).softmax(0)
+            expert = int(gates.argmax())
+            taken[expert] += 1
+            if taken[expert] > capacity:
+                found.append(([], [], []))
+                continue
+            module = block.experts[f"expert_{expert}"]
+            output = module.wo.weight @ (module.wi.weight @ token).relu()
+            found.append(([expert], [float(gates[expert])], [float(output.norm())]))
+    return found

@@ -330,7 +330,8 @@ def test_the_context_of_a_family_that_counts_from_behind_the_padding(made):
 
 
 def test_padding_where_model_and_tokenizer_have_none():
-    config = SimpleNamespace(pad_token_id=-1)
+    text = SimpleNamespace(pad_token_id=-1)
+    config = SimpleNamespace(get_text_config=lambda: text)
     tokenizer = SimpleNamespace(pad_token_id=None, eos_token_id=7)
     assert padding_id(SimpleNamespace(config=config), tokenizer) == 7
     assert (

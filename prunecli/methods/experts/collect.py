@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.experts.options import of_language_model
@@ -155,16 +155,10 @@ def material_of(
     """The text, and how the model of `checkpoint` is run over it.
 
     Raises:
-        UnsupportedModelError: of its family experts are cut, not measured.
         UsageError: text of the other kind.
         DataError: text that cannot be used.
     """
     is_text = of_language_model(checkpoint)
-    if not is_text and checkpoint.architecture is None:
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: experts of a model of type {checkpoint.model_type} are not measured",
-            "Choose them with prune-experts --experts FILE or --metric random.",
-        )
     if isinstance(choice, TextChoice):
         if is_text:
             raise UsageError(

@@ -92,17 +92,13 @@ class ExpertOptions:
 
 
 def of_language_model(checkpoint: Checkpoint) -> bool:
-    """Whether its statistics are of texts, not of pairs of languages: of every family but encoder-decoders."""
-    return checkpoint.resolved.family.auto_class != SEQ2SEQ
+    """Whether its statistics are of texts, not of pairs of languages: of every family but those that translate."""
+    return checkpoint.architecture is None or checkpoint.architecture.auto_class != SEQ2SEQ
 
 
 def default_ratio(checkpoint: Checkpoint) -> float:
     """Fraction of the experts that goes where no amount is given."""
-    return (
-        DEFAULT_TEXT_RATIO
-        if of_language_model(checkpoint) or checkpoint.architecture is None
-        else DEFAULT_RATIO
-    )
+    return DEFAULT_TEXT_RATIO if of_language_model(checkpoint) else DEFAULT_RATIO
 
 
 def check_kind(options: ExpertOptions, is_text: bool) -> None:

@@ -226,7 +226,7 @@ def _request(
         raise UsageError(f"--min-per-layer {minimum}: the router picks {least} experts for each token.")
     balance = options.balance or (
         Fraction(1)
-        if of_language_model(checkpoint) or checkpoint.architecture is None
+        if of_language_model(checkpoint)
         else default_balance(layer.original_experts for layer in layers)
     )
     step = lcm(groups, options.round_to)

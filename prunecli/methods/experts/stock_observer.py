@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prunecli.architectures.records import Side
 from prunecli.errors import PruneError, UnsupportedModelError
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.model.mixtures import SparseLayer
-from prunecli.modules.stock_experts import ExpertUse, own_experts
+from prunecli.modules.stock_experts import ExpertUse
+from prunecli.modules.tapped_experts import observed_experts
 from prunecli.results.gates import COUNTS, TEXT_SUMS, GateSums
 
 COLUMNS = (
@@ -46,7 +48,7 @@ class StockObserver:
     def __init__(self, layers: Sequence[SparseLayer]) -> None:
         self._layers = layers
         self._sums: dict[int, tuple[int, Tensor, Tensor]] = {}
-        self._real: Tensor | None = None
+        self._real: dict[Side, Tensor] = {}
 
     @contextmanager
     def watching(self, model: Any) -> Iterator[None]:
@@ -55,7 +57,7 @@ class StockObserver:
         Raises:
             UnsupportedModelError: its modules are not the layers of the checkpoint, or cannot be observed.
         """
-        with own_experts(model) as modules:
+        with observed_experts(model) as modules:
             held = [module.num_experts for module in modules.values()]
             if held != [layer.num_experts for layer in self._layers]:
                 raise UnsupportedModelError(
@@ -68,13 +70,22 @@ class StockObserver:
             yield
 
     @contextmanager
-    def reading(self, mask: Tensor | None) -> Iterator[None]:
-        """While the block runs a pass, the tokens count that are 1 in `mask` `[batch, seq]`; None: all."""
-        self._real = None if mask is None or bool(mask.all()) else mask.reshape(-1).bool()
+    def reading(self, mask: Tensor | None, encoder_mask: Tensor | None = None) -> Iterator[None]:
+        """While the block runs a pass, the tokens count that are 1 in `mask` `[batch, seq]`; None: all.
+
+        Args:
+            encoder_mask: the same of the encoder's tokens, where there is one.
+        """
+        masks: dict[Side, Tensor | None] = {"decoder": mask, "encoder": encoder_mask}
+        self._real = {
+            side: found.reshape(-1).bool()
+            for side, found in masks.items()
+            if found is not None and not bool(found.all())
+        }
         try:
             yield
         finally:
-            self._real = None
+            self._real = {}
 
     def take(self) -> LayerSums:
         """The sums since the last call, `[1]` and `[1, experts]` in original expert ids, of layers that ran.
@@ -100,14 +111,19 @@ class StockObserver:
         return taken
 
     def _observe(self, index: int, use: ExpertUse) -> None:
-        experts, weights, norms = use.experts, use.weights.double(), use.norms.double()
-        if self._real is not None:
-            real = self._real.to(experts.device)
+        experts, weights, norms, routed = use.experts, use.weights.double(), use.norms.double(), use.routed
+        layer = self._layers[index]
+        if (mask := self._real.get(layer.side)) is not None:
+            real = mask.to(experts.device)
             experts, weights, norms = experts[real], weights[real], norms[real]
-        count = self._layers[index].num_experts
-        sums = _by_expert(experts.reshape(-1), _columns(experts, weights, norms), count)
-        largest = norms.new_zeros(count).scatter_reduce_(0, experts.reshape(-1), norms.reshape(-1), "amax")
-        tokens = len(experts)
+            routed = None if routed is None else routed[real]
+        tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
+        norms = norms.reshape(-1)
+        if routed is not None:
+            taken = routed.reshape(-1)
+            ids, columns, norms = ids[taken], columns[taken], norms[taken]
+        sums = _by_expert(ids, columns, layer.num_experts)
+        largest = norms.new_zeros(layer.num_experts).scatter_reduce_(0, ids, norms, "amax")
         if (before := self._sums.get(index)) is not None:
             tokens, sums = tokens + before[0], sums + before[1]
             largest = torch.maximum(largest, before[2])

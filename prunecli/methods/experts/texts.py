@@ -19,13 +19,14 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.stock_model import REMEDY, refused_by_layer
 from prunecli.results.gates import TEXT_SUMS, GateSums, Mode
-from prunecli.running.encoding import padding_id, require_task
+from prunecli.running.encoding import decoder_inputs, padding_id, require_task
 from prunecli.running.layerwise.budget import stock_activation_bytes, stock_state_bytes
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import window_length
 from prunecli.running.runner import Advance, BatchCost, Run, Runner
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.corpus import Corpus, token_rows
+from prunecli.text.denoising import Marks, marks_of, masked
 
 Window = Sequence[int]
 """Token ids; arrays, since a text is held as a whole."""
@@ -62,18 +63,21 @@ class Texts:
         """See `Material`.
 
         Raises:
-            UnsupportedModelError: not a language model.
+            UnsupportedModelError: not a language model, nor one that restores masked text.
             UsageError: the model has fewer positions than the context.
             DataError: a text without tokens, or a chat that the tokenizer cannot take.
         """
-        require_task(runner.model, "lm")
+        restores = bool(runner.model.config.is_encoder_decoder)
+        require_task(runner.model, "translation" if restores else "lm")
+        marks = marks_of(tokenizer) if restores else None
         length = window_length(runner.model, tokenizer, self.options.context)
         windows = {
             corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens)
             for corpus in self.corpora
         }
         padding = padding_id(runner.model, tokenizer)
-        return TextPasses(runner, windows, self.options.batch_tokens, padding, StockObserver(layers))
+        given = runner, windows, self.options.batch_tokens, padding, StockObserver(layers)
+        return TextPasses(*given) if marks is None else DenoisingPasses(*given, marks)
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,31 @@ class TextPasses:
         with self.observer.reading(given):
             model.base_model(
                 input_ids=ids.to(self.runner.device, torch.int64), attention_mask=given, use_cache=False
+            )
+
+
+@dataclass(frozen=True)
+class DenoisingPasses(TextPasses):
+    """Each batch of windows once, masked, through the encoder, and what was masked through the decoder. `Passes`.
+
+    Attributes:
+        marks: what stands for masked spans.
+    """
+
+    marks: Marks
+
+    def _read(self, batch: TextBatch) -> None:
+        model, device = self.runner.model, self.runner.device
+        inputs, targets = zip(*(masked(window, self.marks) for window in batch.windows), strict=True)
+        (ids, mask), (labels, labels_mask) = (
+            tuple(tensor.to(device) for tensor in pad(rows, self.padding)) for rows in (inputs, targets)
+        )
+        with self.observer.reading(labels_mask, mask):
+            model.base_model(
+                input_ids=ids,
+                attention_mask=mask,
+                decoder_input_ids=decoder_inputs(model, labels),
+                use_cache=False,
             )
 
 

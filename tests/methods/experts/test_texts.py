@@ -20,11 +20,12 @@ from prunecli.results.gates import TEXT_SUMS, GateStatistics
 from prunecli.running import runner
 from prunecli.running.runner import InMemory
 from prunecli.text.corpus import Corpus
+from prunecli.text.denoising import marks_of, masked
 from prunecli.text.tokens import load_tokenizer
 from tests.process_groups import at_once
 from tests.reference.routed_outputs import sums
-from tests.reference.stock_experts import every_output, expert_calls
-from tests.stock_mixtures import tiny_mixture
+from tests.reference.stock_experts import block_inputs, every_output, expert_calls, switch_tokens
+from tests.stock_mixtures import tiny_mixture, write_sentinels
 from tests.tiny import write_plain_tokenizer
 
 TEXTS = (
@@ -37,9 +38,8 @@ OPTIONS = CollectOptions(batch_tokens=24, context=8)
 class Subject:
     """A tiny mixture with a tokenizer, and its checkpoint."""
 
-    def __init__(self, folder: Path) -> None:
-        write_plain_tokenizer(folder)
-        self.tokenizer, self.model = load_tokenizer(folder), tiny_mixture("qwen3_moe")
+    def __init__(self, folder: Path, model_type: str = "qwen3_moe", **config: Any) -> None:
+        self.tokenizer, self.model = load_tokenizer(folder), tiny_mixture(model_type, **config)
         self.model.save_pretrained(folder)
         self.checkpoint = open_model(folder)
 
@@ -52,7 +52,9 @@ class Subject:
 
 @pytest.fixture(scope="module")
 def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    return Subject(tmp_path_factory.mktemp("tokenizer"))
+    folder = tmp_path_factory.mktemp("tokenizer")
+    write_plain_tokenizer(folder)
+    return Subject(folder)
 
 
 def assert_same(one: GateStatistics, other: GateStatistics) -> None:
@@ -113,6 +115,47 @@ def test_a_run_goes_on_from_any_state_that_was_written(subject: Subject, tmp_pat
         assert_same(subject.collect(state=read_state(tmp_path / "state", {"a": 1})), whole)
     with pytest.raises(StatisticsError, match="lacks prose"):
         subject.collect(state=State(states[-1].batches, {}))
+
+
+@pytest.fixture(scope="module")
+def restoring(tmp_path_factory: pytest.TempPathFactory) -> Subject:
+    """An encoder with a decoder whose experts overflow, and a tokenizer with sentinels."""
+    folder = tmp_path_factory.mktemp("restoring")
+    write_sentinels(folder)
+    return Subject(folder, "switch_transformers", vocab_size=80, expert_capacity=2)
+
+
+def test_an_encoder_reads_masked_text_and_its_decoder_what_was_masked(restoring: Subject) -> None:
+    options = CollectOptions(batch_tokens=40, context=16)
+    found = restoring.collect(options)
+    assert (found.mode, found.top_k) == ("text", 1)
+    assert [name.split(".")[0] for name in found.layers] == ["encoder", "encoder", "decoder", "decoder"]
+    model, marks = restoring.model, marks_of(restoring.tokenizer)
+    for corpus in TEXTS:
+        routed: list[list[Any]] = [[] for _ in found.layers]
+        for window in text_windows(restoring.tokenizer, corpus, 16):
+            inputs, targets = masked(window, marks)
+            sides = {
+                "input_ids": torch.tensor([inputs]),
+                "decoder_input_ids": torch.tensor([[0, *targets[:-1]]]),
+            }
+            with torch.inference_mode():
+                blocks = block_inputs(model, "SwitchTransformersSparseMLP", **sides)
+                for index, (block, hidden) in enumerate(blocks.values()):
+                    routed[index] += switch_tokens(block, hidden, 2)
+        entry = found.entries[corpus.name]
+        assert entry.tokens.tolist() == [len(tokens) for tokens in routed]
+        assert (entry.routed.sum(axis=1) <= entry.tokens).all()
+        for index, tokens in enumerate(routed):
+            for name, expected in sums(tokens, 8).items():
+                np.testing.assert_allclose(
+                    getattr(entry, name)[index], expected, rtol=1e-4, atol=1e-6, err_msg=name
+                )
+
+
+def test_a_tokenizer_without_sentinels_is_refused(subject: Subject, restoring: Subject) -> None:
+    with pytest.raises(UnsupportedModelError, match="no <extra_id_0>"):
+        score(InMemory(restoring.model), restoring.checkpoint, subject.tokenizer, Texts(TEXTS, OPTIONS))
 
 
 def test_windows_do_not_overlap_and_hold_every_token(subject: Subject) -> None:

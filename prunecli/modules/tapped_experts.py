@@ -1,0 +1,136 @@
+"""Experts of stock classes, observed; of two classes too that let nobody run their experts for them.
+
+Llama 4 multiplies a token by its weight before the expert reads it, so that what an expert E adds to the layer's output
+is E(g x). Its output f before the weight is taken to be E(g x) / g: then g‖f‖ is the norm of what it adds, as it is in
+all other families (2510.13999, eq. 9). The stock class has every expert compute every token, most of them times 0; here
+the chosen ones do.
+
+Switch Transformers picks one expert a token, which takes `expert_capacity` tokens of a sequence; further ones pass the
+layer by, and are not routed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.modules.grouped import dispatch
+from prunecli.modules.stock_experts import (
+    ExpertUse,
+    ExpertWeights,
+    combine,
+    norms_of,
+    outputs_of,
+    own_experts,
+)
+
+Undo = Callable[[], None]
+
+
+@contextmanager
+def observed_experts(model: Any) -> Iterator[dict[str, Any]]:
+    """`own_experts`, and its like for the classes that run experts in ways of their own.
+
+    Yields:
+        Name -> module of experts, with `num_experts`; see `own_experts`.
+
+    Raises:
+        UnsupportedModelError: the model's class does not let its experts be observed.
+    """
+    blocks = {
+        name: (module, _TAPS[type(module).__name__])
+        for name, module in model.named_modules()
+        if type(module).__name__ in _TAPS
+    }
+    if not blocks:
+        with own_experts(model) as modules:
+            yield modules
+        return
+    undo: list[Undo] = []
+    try:
+        for block, tap in blocks.values():
+            undo += tap(block)
+        yield {f"{name}.experts": block.experts for name, (block, _) in blocks.items()}
+    finally:
+        for one in undo:
+            one()
+        for block, _ in blocks.values():
+            block.experts.observer = None
+
+
+class _Llama4Experts:
+    """Llama 4's experts, described as other classes describe theirs."""
+
+    has_gate, has_bias, is_transposed, has_post_expert_norm = True, False, True, False
+
+    def __init__(self, module: Any) -> None:
+        self.gate_up_proj, self.down_proj, self._act = module.gate_up_proj, module.down_proj, module.act_fn
+
+    def _apply_gate(self, hidden: Tensor) -> Tensor:
+        gate, up = hidden.chunk(2, dim=-1)
+        found: Tensor = up * self._act(gate)
+        return found
+
+
+def _tap_llama4(block: Any) -> list[Undo]:
+    block.forward = partial(_run_llama4, block)
+    return [lambda: delattr(block, "forward")]
+
+
+def _run_llama4(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """The block's forward pass, each expert on its own tokens; the output and the router's logits."""
+    hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
+    scores, logits = block.router(hidden)
+    experts = torch.topk(logits, block.router.top_k, dim=1).indices
+    weights = scores.gather(1, experts)
+    plan = dispatch(experts, block.experts.num_experts)
+    gates = torch.empty_like(weights).reshape(-1).scatter_(0, plan.position.reshape(-1), weights.reshape(-1))
+    rows = hidden.index_select(0, plan.source) * gates.unsqueeze(-1)
+    held = _Llama4Experts(block.experts)
+    observer: Callable[[ExpertUse], None] | None = getattr(block.experts, "observer", None)
+    outputs, norms = outputs_of(
+        held, rows, ExpertWeights.of(held), plan.counts, with_norms=observer is not None
+    )
+    if observer is not None and norms is not None:
+        given = weights.float()
+        added = norms[plan.position]
+        observer(ExpertUse(experts, weights, torch.where(given > 0, added / given, added)))
+    mixed: Tensor = block.shared_expert(hidden)
+    return mixed + combine(outputs, torch.ones_like(weights), plan).to(mixed.dtype), logits
+
+
+def _tap_switch(block: Any) -> list[Undo]:
+    """Hooks on each expert, and one on all of them, which is called after these."""
+    norms: dict[int, Tensor] = {}
+
+    def keep(number: int, _expert: nn.Module, _args: Any, output: Tensor) -> None:
+        norms[number] = norms_of(output)
+
+    def observe(module: Any, args: tuple[Tensor, Tensor, Tensor], _output: Tensor) -> None:
+        observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
+        _, chosen, weights = args  # [tokens, 1, experts], 0 or 1, and [tokens, 1]
+        found = weights.new_zeros(weights.shape, dtype=torch.float32)
+        for number, norm in norms.items():
+            found[chosen[:, 0, number] == 1, 0] = (
+                norm  # in the order of the tokens, as the expert is given them
+            )
+        norms.clear()
+        if observer is not None:
+            observer(ExpertUse(chosen.argmax(dim=-1), weights, found, chosen.any(dim=-1)))
+
+    experts = [block.experts[f"expert_{number}"] for number in range(block.experts.num_experts)]
+    handles = [expert.register_forward_hook(partial(keep, number)) for number, expert in enumerate(experts)]
+    handles.append(block.experts.register_forward_hook(observe))
+    return [handle.remove for handle in handles]
+
+
+_TAPS: dict[str, Callable[[Any], list[Undo]]] = {
+    "Llama4TextMoe": _tap_llama4,
+    "SwitchTransformersSparseMLP": _tap_switch,
+}
+"""Class of a block -> what lets its experts be observed; returns what takes that back."""
