@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli.commands import console
+from prunecli.text.hub_data import is_hub_data, parse_hub_data
 from prunecli.text.named import TextFile
 
 DemoName = Literal["translation", "lm"]
@@ -63,11 +64,13 @@ def checkpoints_here() -> list[Path]:
 
 
 def texts_or_demo(given: Sequence[TextFile] | None, demo: DemoName, split: str) -> tuple[TextFile, ...]:
-    """The files of `given`; else, with `--demo lm`, that demo's text, said in one line.
+    """The files of `given`; else, with `--demo lm`, that demo's text. It, and data sets of the hub, are said.
 
     Args:
         split: of the demo's text, val or test.
     """
+    for path in (file.path for file in given or () if is_hub_data(file.path)):
+        console.note(f"Streaming {parse_hub_data(path)} from the hub.")
     if given or demo != "lm":
         return tuple(given or ())
     from prunecli.demo import LM_DATA, LM_TEXTS

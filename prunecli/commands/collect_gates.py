@@ -119,7 +119,7 @@ def collect_gates(
             from prunecli.methods.experts.collect import collect_gates as collect
             from prunecli.methods.experts.score import CollectOptions
 
-            texts = read_corpora(files, whole_files=whole_files) if files else None
+            texts = read_corpora(files, whole_files=whole_files, max_tokens=max_tokens) if files else None
         collected = collect(
             opened,
             choice if texts is None else texts,

@@ -100,7 +100,8 @@ NamedTextOption = Annotated[
     typer.Option(
         "--text",
         parser=parse_text_file,
-        help="File of plain text, one a line; may be given again. With NAME= what is measured is told apart by name.",
+        help="File of plain text, one a line, or hf://ORG/NAME:SPLIT[:1000]:COLUMN; may be given again. With NAME= "
+        "what is measured is told apart by name.",
         metavar="[NAME=]FILE",
         show_default=False,
     ),

@@ -24,6 +24,7 @@ from prunecli.recipes.text import (
     substitute,
 )
 from prunecli.tensors.hub.names import HubName, checkpoint_path, hub_name
+from prunecli.text.hub_data import is_hub_data
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,8 @@ def _resolve_step(
                     paths["input"] += [path] if model is None else []
                     models += [] if model is None else [model]
             elif parameter.role != "value" and fault is None:
-                paths[parameter.role] += map(parameter.path, _texts(value, parameter))
+                named = map(parameter.path, _texts(value, parameter))
+                paths[parameter.role] += (path for path in named if not is_hub_data(path))
     for parameter in parameters.values():
         # Without it the recipe would not know what the step makes.
         needed = parameter.required or (parameter.name == "output" and parameter.role == "output")

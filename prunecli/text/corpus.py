@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.errors import DataError, UsageError
+from prunecli.text.hub_data import is_hub_data, read_hub_data
 from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.named import TextFile, names_of
 from prunecli.text.plain import read_plain
@@ -42,16 +43,21 @@ class Corpus:
         return digest.hexdigest()
 
 
-def read_corpora(files: Sequence[TextFile], *, whole_files: bool = False) -> tuple[Corpus, ...]:
+def read_corpora(
+    files: Sequence[TextFile], *, whole_files: bool = False, max_tokens: int | None = None
+) -> tuple[Corpus, ...]:
     """Read files of text; those of one name are one corpus, the first of a name says where it stands.
 
-    A file called `.jsonl` holds an object a line: `text`, or `messages`. Any other is plain text in UTF-8.
+    A file called `.jsonl` holds an object a line: `text`, or `messages`; `hf://…` is a data set of the hub. Any other
+    is plain text in UTF-8.
 
     Args:
         whole_files: each file of plain text is one text; else each of its lines is.
+        max_tokens: that are needed of each name; of a data set no more is read.
 
     Raises:
-        UsageError: no file is given.
+        UsageError: no file is given, or a data set without a bound.
+        PruneError: a data set, and `datasets` is not installed.
         DataError: no such file, an empty one, or one that is not as it should be (with the line).
     """
     if not files:
@@ -59,11 +65,13 @@ def read_corpora(files: Sequence[TextFile], *, whole_files: bool = False) -> tup
     found: dict[str, Corpus] = {}
     for name, file in zip(names_of(files), files, strict=True):
         before = found.get(name, Corpus(name, (), ()))
-        documents: tuple[str | Chat, ...] = (
-            read_json_lines(file.path)
-            if is_json_lines(file.path)
-            else read_plain([file.path], whole_files=whole_files).texts
-        )
+        documents: tuple[str | Chat, ...]
+        if is_hub_data(file.path):
+            documents = read_hub_data(file.path, max_tokens)
+        elif is_json_lines(file.path):
+            documents = read_json_lines(file.path)
+        else:
+            documents = read_plain([file.path], whole_files=whole_files).texts
         found[name] = Corpus(name, (*before.files, file.path), (*before.documents, *documents))
     return tuple(found.values())
 

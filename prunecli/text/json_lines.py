@@ -43,12 +43,20 @@ def _json_line(where: str, line: str) -> str | Chat:
         raise DataError(f"{where}: not JSON ({error})", _REMEDY) from error
     if has_lone_surrogates(row):
         raise DataError(f"{where}: holds text that no file could ({LONE})", "Correct the escape.")
+    document = document_of(row)
+    if document is None:
+        raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
+    return document
+
+
+def document_of(row: Any) -> str | Chat | None:
+    """The `text` or the chat of `messages` that a row holds; None: neither, or both."""
     text, messages = (row.get("text"), row.get("messages")) if isinstance(row, dict) else (None, None)
     if messages is None and isinstance(text, str):
         return text
     if text is None and isinstance(messages, list) and messages and all(map(_is_message, messages)):
         return tuple(messages)
-    raise DataError(f'{where}: neither a "text" nor a chat of "messages"', _REMEDY)
+    return None
 
 
 def _is_message(value: Any) -> bool:

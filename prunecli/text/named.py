@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prunecli.errors import UsageError
+from prunecli.text.hub_data import is_hub_data, parse_hub_data
 
 _FORM = "Write --text FILE, or --text NAME=FILE."
 
 
 @dataclass(frozen=True)
 class TextFile:
-    """A file of text.
+    """A file of text, or a data set of the hub.
 
     Attributes:
         name: that was given to it; several files may have one and are one text then. None: none was given.
@@ -26,12 +27,15 @@ class TextFile:
 def parse_text_file(value: str) -> TextFile:
     """`FILE` or `NAME=FILE`; where a file is called like the whole of it, it is that file.
 
-    What stands before the first `=` is no name where there is a `/` in it.
+    What stands before the first `=` is no name where there is a `/` in it. A file may be `hf://…`, a data set.
 
     Raises:
-        UsageError: an empty name or file, or a name with a comma, which separates names elsewhere.
+        UsageError: an empty name or file, a name with a comma, which separates names elsewhere, or a data set that is
+            named in another form.
     """
     name, equals, file = value.partition("=")
+    if is_hub_data(value) or is_hub_data(file):
+        parse_hub_data(value if is_hub_data(value) else file)
     if not equals or "/" in name or Path(value).is_file():
         return TextFile(Path(value))
     name = name.strip()
@@ -43,16 +47,22 @@ def parse_text_file(value: str) -> TextFile:
 
 
 def names_of(files: Sequence[TextFile]) -> tuple[str, ...]:
-    """The name of each file: the one that was given, else the file's own without its endings.
+    """The name of each file: the one that was given, else the file's own without its endings, or the data set's.
 
     Two files without names whose own are the same, or one with the name that another was given, have their whole path.
     """
-    own = [file.path.name.lstrip(".").split(".")[0] or file.path.name for file in files]
+    own = [_own_name(file.path) for file in files]
     taken = [one if file.name is None else file.name for one, file in zip(own, files, strict=True)]
     return tuple(
         str(file.path) if file.name is None and taken.count(name) > 1 else name
         for name, file in zip(taken, files, strict=True)
     )
+
+
+def _own_name(path: Path) -> str:
+    if is_hub_data(path):
+        return parse_hub_data(path).name.rpartition("/")[2]
+    return path.name.lstrip(".").split(".")[0] or path.name
 
 
 def given_names(files: Sequence[TextFile]) -> tuple[str, ...]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
-from prunecli.text.json_lines import is_json_lines, read_json_lines
+from prunecli.text.hub_data import is_hub_data, read_hub_data
+from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.lines import read_lines, require_count
 
 
@@ -62,7 +63,7 @@ def read_plain(
 ) -> PlainText:
     r"""Read UTF-8 text; blank lines are skipped, a byte order mark and the `\r` of line ends are left out.
 
-    A file called `.jsonl` holds an object a line, whose `text` is one.
+    A file called `.jsonl` holds an object a line, whose `text` is one; `hf://…` is a data set of the hub.
 
     Args:
         files: in the order in which they are to be read.
@@ -70,7 +71,8 @@ def read_plain(
         names: of each file; empty: they have none.
 
     Raises:
-        UsageError: no file is given.
+        UsageError: no file is given, or a data set without a bound.
+        PruneError: a data set, and `datasets` is not installed.
         DataError: no such file, an empty one, or one that is not UTF-8 (with the line), or a chat.
     """
     if not files:
@@ -79,8 +81,10 @@ def read_plain(
     texts: list[str] = []
     owners: list[str] = []
     for number, path in enumerate(paths):
-        if is_json_lines(path):
-            texts += _texts_alone(path)
+        if is_hub_data(path):
+            texts += _texts_alone(path, read_hub_data(path))
+        elif is_json_lines(path):
+            texts += _texts_alone(path, read_json_lines(path))
         else:
             lines = read_lines(path)
             texts += ["\n".join(lines)] if whole_files else [line for line in lines if line.strip()]
@@ -89,8 +93,7 @@ def read_plain(
     return PlainText(paths, tuple(texts), tuple(owners))
 
 
-def _texts_alone(path: Path) -> list[str]:
-    documents = read_json_lines(path)
+def _texts_alone(path: Path, documents: Sequence[str | Chat]) -> list[str]:
     texts = [document for document in documents if isinstance(document, str) and document.strip()]
     if any(not isinstance(document, str) for document in documents) or not texts:
         held = "chats" if documents else "no text"
