@@ -203,6 +203,10 @@ EXPERTS_ONLY: dict[str, Architecture] = {
 }
 """Model type -> its record; the numbers are transformers' defaults of the experts per token."""
 
+ONE_COUNT = ("switch_transformers", "kimi_k2", "minimax_m1", "hunyuan")
+"""Types of which every layer has the same number of experts: Switch draws experts, and counts the tokens that each
+takes, by one number; of the others transformers has no class, so that prunecli cannot give layers their own."""
+
 BY_LAYER = (
     "qwen3_moe",
     "qwen2_moe",

@@ -36,6 +36,7 @@ import os
 from transformers import PreTrainedModel
 
 SPREAD = ("balanced", "balanced_low_0", "sequential")
+FAULTS = ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs")
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "revision", "token")
 
 
@@ -57,9 +58,8 @@ class PrunecliModel(PreTrainedModel):
             device_map = next(iter(device_map.values()))
         if isinstance(device_map, int):
             device_map = f"cuda:{device_map}"
-        for option in ("quantization_config", "output_loading_info"):
-            if options.get(option):
-                raise ValueError(f"{option}: prunecli does not know this option.")
+        if options.get("quantization_config"):
+            raise ValueError("quantization_config: prunecli does not know this option.")
         if not os.path.isdir(path):
             from huggingface_hub import snapshot_download
 
@@ -67,7 +67,9 @@ class PrunecliModel(PreTrainedModel):
             path = snapshot_download(str(path), **hub)
         kind = torch_dtype if dtype is None else dtype
         device = "auto" if str(device_map) in SPREAD else device_map or "cpu"
-        return prunecli.load_model(path, dtype=kind or "auto", device=device, model_class=cls.model_class)
+        model = prunecli.load_model(path, dtype=kind or "auto", device=device, model_class=cls.model_class)
+        # It refuses a checkpoint with a tensor that is missing, unexpected or misshapen.
+        return (model, {key: [] for key in FAULTS}) if options.get("output_loading_info") else model
 '''
 _CLASS = '''
 
@@ -101,16 +103,14 @@ def result_config(
     family = result.family
     config = {key: value for key, value in result.config.items() if key not in (KEY, "auto_map", WEIGHTS_KEY)}
     config["model_type"] = family.model_type
-    auto_map = (
-        _foreign(source.config.get("auto_map")) if family.stacks else source.config.get("auto_map") or {}
-    )
+    keeps_code = not family.stacks and support.is_stock
+    auto_map = _foreign(source.config.get("auto_map"), keeps_code=keeps_code)
     classes = tuple(classes or class_names(source.config))
     output = structure.embedding.output
     if output is not None and output.map_dim is None and family.embedding and family.embedding.apart:
         config[TIE_KEY] = False
-    if support.is_stock:
-        config = with_keys(config, support.config)
-    else:
+    config = with_keys(config, support.config)
+    if not support.is_stock:
         names = source.tensors if tensors is None else tensors
         opened_by = auto_classes(family, readable(result, names), classes)
         auto_map |= {auto: f"{SHIM}.{CLASS_PREFIX}{name}" for auto, name in opened_by.items()}
@@ -181,12 +181,20 @@ def readable(layout: ModelLayout, names: Collection[str]) -> frozenset[str]:
     return frozenset((*names, *layout.ties, *(() if layout.tables is None else layout.tables.tensors)))
 
 
-def _foreign(auto_map: Any) -> dict[str, Any]:
-    """What an `auto_map` says of anything but the model and its config: the tokenizer's own code travels along."""
+def _foreign(auto_map: Any, *, keeps_code: bool) -> dict[str, Any]:
+    """What an `auto_map` says of anything but the model and its config: the tokenizer's own code travels along.
+
+    Args:
+        keeps_code: whether the source's own code of the model does too, since it opens the result.
+    """
     if not isinstance(auto_map, Mapping):
         return {}
     return {
         str(key): value
         for key, value in auto_map.items()
-        if not str(key).startswith(("AutoModel", "AutoConfig"))
+        if not (
+            str(value).startswith(f"{SHIM}.")
+            if keeps_code
+            else str(key).startswith(("AutoModel", "AutoConfig"))
+        )
     }

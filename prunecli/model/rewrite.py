@@ -43,7 +43,9 @@ def rewritten(
         UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
-    if source.runs_stock and (support := stock_support(source, structure)).reason is not None:
+    if source.runs_stock and not (
+        (support := stock_support(source, structure)).is_stock or support.is_fitted
+    ):
         raise UnsupportedModelError(
             f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
             f"Use {support.nearest or 'prune-experts, prune-layers, prune-heads --uniform or trim-vocabulary'}.",

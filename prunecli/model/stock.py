@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from prunecli.architectures.mixtures import ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.names import quantisation
 from prunecli.model.structure import Structure
 
 
@@ -22,11 +24,14 @@ class StockSupport:
         config: what the stock config holds instead of the source's values; empty where there is none.
         reason: why there is none; None: there is.
         nearest: the choice that comes nearest and has one; None: there is none, or none is needed.
+        is_fitted: whether there is none for the numbers of experts alone, which prunecli gives each layer of the stock
+            class; `config` then holds the rest.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
     reason: str | None = None
     nearest: str | None = None
+    is_fitted: bool = False
 
     @property
     def is_stock(self) -> bool:
@@ -66,11 +71,13 @@ def stock_support(source: Checkpoint, structure: Structure) -> StockSupport:
         _ffns(result),
         _embeddings(result),
     ]
+    config = {key: value for part in parts for key, value in part.config.items()}
     faults = [part for part in parts if part.reason is not None]
-    if faults:
-        reasons = ", and ".join(str(part.reason) for part in faults)
-        return StockSupport(reason=reasons, nearest=faults[0].nearest if len(faults) == 1 else None)
-    return StockSupport({key: value for part in parts for key, value in part.config.items()})
+    if not faults:
+        return StockSupport(config)
+    reasons = ", and ".join(str(part.reason) for part in faults)
+    nearest, is_fitted = faults[0].nearest if len(faults) == 1 else None, all(f.is_fitted for f in faults)
+    return StockSupport(config if is_fitted else {}, reasons, nearest, is_fitted)
 
 
 def uniform_heads(source: Checkpoint) -> tuple[int, ...]:
@@ -98,10 +105,10 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
     kept = {count for count in counts if count}
     if len(kept) > 1:
         reason = f"experts differ between layers ({_range(kept)})"
-        nearest = (
-            "`prune-experts --balance 1:1`" if len({layer.side for layer in source.mixtures}) > 1 else None
-        )
-        return StockSupport(reason=reason, nearest=nearest)
+        sides = {layer.side for layer in source.mixtures}
+        nearest = f"`prune-experts {'--balance 1:1' if len(sides) > 1 else '--strategy per-layer'}`"
+        is_fitted = source.model_type not in ONE_COUNT and not quantisation(source.config)
+        return StockSupport(reason=reason, nearest=nearest, is_fitted=is_fitted)
     before, after = source.mixtures[0].num_experts, kept.pop()
     keys = tuple(stated_counts(result.sizes, mixture)) or mixture.counts[:1]
     config = dict.fromkeys(keys, after)

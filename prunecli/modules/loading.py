@@ -12,11 +12,13 @@ import torch
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
+from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.precision import fitting_dtype
+from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_model import stock_class
+from prunecli.modules.stock_model import fitted_class, stock_class
 
 
 def load_model(
@@ -131,11 +133,13 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
 
 def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None) -> Any:
     """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`."""
-    model_class = stock_class(checkpoint, name)
+    stock, model_class = stock_class(checkpoint, name), fitted_class(checkpoint, name)
+    # Where a result would name the file of its weights it says why no stock class opens it.
+    options = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
     try:
         with no_bars():
             model, info = model_class.from_pretrained(
-                checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True
+                checkpoint.path, dtype=dtype, local_files_only=True, output_loading_info=True, **options
             )
     except Exception as error:  # of any kind, for a damaged file or value
         raise CheckpointError(
@@ -144,6 +148,10 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, nam
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
+    if model_class is not stock:
+        model.__class__ = stock
+        config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
+        model = keeping_config(model, checkpoint, config)
     return model.to(device).eval()
 
 

@@ -29,14 +29,43 @@ REFUSED = {
 """Options of transformers' `save_pretrained` that would write what nothing opens."""
 
 
-class SavesAsStored:
-    """Mixed into the stock class of a loaded model, whose own `save_pretrained` knows nothing of stacked experts.
+class KeepsConfig:
+    """Mixed into the stock class of a loaded model: what it saves says how the model differs from the class's own."""
+
+    _parts: tuple[Any, Any]
+    _stored_config: Mapping[str, Any]
+
+    def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
+        """Write the model as a checkpoint that `prunecli.load_model` opens; options as in transformers.
+
+        Raises:
+            ValueError: `push_to_hub`, `variant` or `distributed_checkpoint` is asked for.
+        """
+        for option, remedy in REFUSED.items():
+            if options.get(option):
+                raise ValueError(f"{option}={options[option]}: not for a model that prunecli loads; {remedy}")
+        super().save_pretrained(save_directory, **options)  # type: ignore[misc]
+        directory = Path(save_directory)
+        if not options.get("is_main_process", True) or not directory.is_dir():
+            return
+        _remove_stale(directory)
+        path = directory / "config.json"
+        values = {**json.loads(path.read_text(encoding="utf-8")), **self._stored_config}
+        path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        if classes := shim_classes(values):
+            (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The class is made at run time, so that pickle cannot find it under its name.
+        return _empty, self._parts, self.__dict__
+
+
+class SavesAsStored(KeepsConfig):
+    """The same where experts are stacked, of which the stock class knows nothing.
 
     What it would write, the stock class would open and fill the experts with random numbers.
     """
 
-    _stock_class: Any
-    _stored_config: Mapping[str, Any]
     _stored_layers: Sequence[SparseLayer]
     _shared_names: Mapping[str, str]
     _own_ties: Mapping[str, str] | None = None
@@ -64,34 +93,12 @@ class SavesAsStored:
         )
 
     def save_pretrained(self, save_directory: str | Path, **options: Any) -> None:
-        """Write the model as a checkpoint that `prunecli.load_model` opens; options as in transformers.
-
-        The tensors of stacked experts are written from views, with no second copy of the weights.
-
-        Raises:
-            ValueError: `push_to_hub`, `variant` or `distributed_checkpoint` is asked for.
-        """
-        for option, remedy in REFUSED.items():
-            if options.get(option):
-                raise ValueError(f"{option}={options[option]}: not for a model that prunecli loads; {remedy}")
+        """As in `KeepsConfig`; the tensors of stacked experts are written from views, with no second copy."""
         model: Any = self
         state = options.pop("state_dict", None)
         state = stock_names(model.state_dict() if state is None else state, self._stored_layers)
         state = without_shared(state, self._shared_names)
-        super().save_pretrained(save_directory, state_dict=state, **options)  # type: ignore[misc]
-        directory = Path(save_directory)
-        if not options.get("is_main_process", True) or not directory.is_dir():
-            return
-        _remove_stale(directory)
-        path = directory / "config.json"
-        values = {**json.loads(path.read_text(encoding="utf-8")), **self._stored_config}
-        path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        if classes := shim_classes(values):
-            (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # The class is made at run time, so that pickle cannot find it under its name.
-        return _empty, (self._stock_class,), self.__dict__
+        super().save_pretrained(save_directory, state_dict=state, **options)
 
 
 def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, Any]) -> Any:
@@ -102,12 +109,7 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
         config: config.json of what is saved; what stock classes do not know of it is written again.
     """
     layout = checkpoint.layout
-    stock: Any = type(model)
-    model.__class__ = _saving_class(stock)
-    # T5's class changes what its config says of ties.
-    counts = layout.family.mixture.counts if layout.family.mixture else ()
-    keys = ("model_type", "architectures", KEY, "auto_map", WEIGHTS_KEY, TIE_KEY, *counts)
-    model._stored_config = {key: config[key] for key in keys if key in config}
+    model = keeping_config(model, checkpoint, config, SavesAsStored)
     model._stored_layers = tuple(_in_model(model, layer) for layer in checkpoint.mixtures)
     model._shared_names = {
         module_name(model, f"{ffn.name}.{suffix}"): module_name(model, f"{ffn.prefix}{suffix}")
@@ -124,6 +126,27 @@ def saving_as_stored(model: Any, checkpoint: Checkpoint, config: Mapping[str, An
         ties = {a: name for a, name in aliases.items() if has_module(model, a.rpartition(".")[0])}
         model._own_ties = model.all_tied_weights_keys = ties
         model._shared_names |= ties
+    return model
+
+
+def keeping_config(
+    model: Any, checkpoint: Checkpoint, config: Mapping[str, Any], kind: Any = KeepsConfig
+) -> Any:
+    """`model`, which from now on writes what stock classes do not know of `config` again when it saves itself."""
+    stock: Any = type(model)
+    model.__class__ = _saving_class(kind, stock)
+    mixture = checkpoint.resolved.family.mixture
+    # T5's class changes what its config says of ties.
+    keys = (
+        "model_type",
+        "architectures",
+        KEY,
+        "auto_map",
+        WEIGHTS_KEY,
+        TIE_KEY,
+        *(mixture.counts if mixture else ()),
+    )
+    model._stored_config = {key: config[key] for key in keys if key in config}
     return model
 
 
@@ -186,11 +209,11 @@ def _remove_stale(directory: Path) -> None:
 
 
 @cache
-def _saving_class(stock: Any) -> Any:
-    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "_stock_class": stock}
-    return type(stock.__name__, (SavesAsStored, stock), members)
+def _saving_class(kind: Any, stock: Any) -> Any:
+    members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "_parts": (kind, stock)}
+    return type(stock.__name__, (kind, stock), members)
 
 
-def _empty(stock: Any) -> Any:
+def _empty(kind: Any, stock: Any) -> Any:
     """What pickle and copy fill."""
-    return object.__new__(_saving_class(stock))
+    return object.__new__(_saving_class(kind, stock))

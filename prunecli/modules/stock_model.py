@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,12 @@ from torch import nn
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.mixtures import SparseLayer
+from prunecli.model.declared import class_names
+from prunecli.model.mixtures import SparseLayer, stated_counts
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors
 from prunecli.modules.filling import Destination, expert_names, require_shape
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
+from prunecli.modules.uneven import class_of_counts
 
 REMEDY = "Leave --memory out on a machine that holds the model."
 
@@ -91,8 +94,7 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     import transformers
 
     if name is None:
-        names = checkpoint.config.get("architectures")
-        name = str(names[0]) if isinstance(names, list) and names else ""
+        name = next(iter(class_names(checkpoint.config)), "")
     found = getattr(transformers, name, None)
     config_class = getattr(found, "config_class", None)
     # `architectures` alone is not believed: a class of another family would fill what it lacks with random numbers.
@@ -103,6 +105,31 @@ def stock_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
             "Check model_type and architectures in its config.json.",
         )
     return found
+
+
+def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
+    """`stock_class`; where layers differ in their number of experts, a subclass of it that gives each its own.
+
+    Raises:
+        UnsupportedModelError: as `stock_class`.
+    """
+    stock, family = stock_class(checkpoint, name), checkpoint.family
+    mixture = None if family is None else family.mixture
+    if mixture is None:
+        return stock
+    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
+    counts = {layer.num_experts for layer in layers}
+    stated = {*stated_counts(checkpoint.resolved.sizes, mixture).values()} or counts
+    return (
+        stock if counts <= stated else class_of_counts(stock, mixture, partial(_counts, checkpoint, layers))
+    )
+
+
+def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -> dict[str, int]:
+    """Name of each layer of the model that has experts -> how many."""
+    names = _Names(checkpoint, model)
+    places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
+    return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
 
 
 def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype) -> StockModel:
@@ -140,7 +167,7 @@ def compute_buffers(model: Any, device: torch.device) -> None:
 
 
 def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
-    stock = stock_class(checkpoint)
+    stock = fitted_class(checkpoint)
     try:
         config = stock.config_class.from_pretrained(checkpoint.path, local_files_only=True)
         with torch.device("meta"), NoValues():
@@ -205,7 +232,8 @@ class _Names:
         if self.stacked(name) is not None:
             raise self.refusal(name)
         found = self.renamed(name)
-        return found if has_tensor(self.model, found) else self._prefix + found
+        places = (found, self._prefix + found, found.removeprefix(self._prefix))
+        return next((place for place in places if has_tensor(self.model, place)), found)
 
 
 def has_tensor(model: Any, name: str) -> bool:

@@ -36,8 +36,11 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def write_statistics(path: Path, model: Path) -> None:
-    """Of the layers that a forward pass runs; of `code` expert 3 saw 2 tokens, the others 200 or more."""
+def write_statistics(path: Path, model: Path, power: int = 1) -> None:
+    """Of the layers that a forward pass runs; of `code` expert 3 saw 2 tokens, the others 200 or more.
+
+    Sums of the first layer are to this power: the higher, the more lies on few experts.
+    """
     with open_model(model) as checkpoint:
         layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
         shape = len(layers), layers[0].num_experts
@@ -48,6 +51,8 @@ def write_statistics(path: Path, model: Path) -> None:
                 name: draw.integers(200, 999, shape) if name in COUNTS else draw.random(shape)
                 for name in TEXT_SUMS[1:]
             }
+            for array in arrays.values():
+                array[0] **= power
             if text == "code":
                 arrays["routed"][:, 3] = 2
             entries[text] = GateSums(np.full(shape[0], 999), **arrays)
@@ -156,6 +161,26 @@ def test_experts_that_saw_little_are_told_of(model: Path, folder: Path) -> None:
     assert "saw fewer" not in run(model, "--dry-run").err  # with the tokens of both texts
 
 
+def test_one_threshold_for_all_layers(model: Path, folder: Path) -> None:
+    write_statistics(folder / "skewed.json", model, power=3)
+    result = run(
+        model, "--gates", "skewed.json", "--strategy", "global-threshold", "--ratio", 0.35, "-o", "out"
+    )
+    assert result.status == 0, result.err
+    assert "Threshold theta" in result.err
+    with open_model(model) as checkpoint:
+        layers = checkpoint.mixtures
+    groups, held = layers[0].groups.count, sum(layer.num_experts for layer in layers)
+    chosen = kept(folder / "out")
+    counts = [len(ids) for ids in chosen.values()]
+    assert len(set(counts)) > 1
+    assert sum(counts) == held * 13 // 20 // groups * groups
+    assert min(counts) >= 4
+    for ids in chosen.values():  # as many of each group
+        per_group = [sum(number * groups // 8 == group for number in ids) for group in range(groups)]
+        assert len(set(per_group)) == 1
+
+
 def test_by_weights_alone(model: Path, folder: Path) -> None:
     (folder / "gates.json").unlink()
     result = run(model, "--metric", "aimer", "--ratio", 0.5, "-o", "out")
@@ -176,7 +201,7 @@ def test_by_ids_under_the_names_on_disk(model: Path, folder: Path) -> None:
     [
         (("--for", "cod"), "Did you mean code?", 1),
         (("--source", "eng_Latn"), "Name the texts whose statistics count with --for", 2),
-        (("--strategy", "global-threshold"), "one number for all", 2),
+        (("--strategy", "side-threshold"), "is of encoders and decoders", 2),
         (("--experts-per-layer", "6,4"), "Give one number", 2),
         (("--round-to", 16), "no multiple of 16", 2),
         (("--ratio", 0.9), "would stay", 2),

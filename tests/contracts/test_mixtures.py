@@ -15,11 +15,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.architectures import EXPERTS_ONLY
+from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.errors import UnsupportedModelError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
+from tests.commands.calls import call
 from tests.families.mixtures import EXPERTS, TINY
+from tests.tiny import write_plain_tokenizer
 
 
 def stock_class(model_type: str) -> Any:
@@ -125,6 +131,91 @@ def test_the_stock_class_opens_the_masked_model(model_type: str, tmp_path: Path)
     pruned = logits(model.eval(), model_type)
     assert not torch.equal(pruned, before)
     torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)
+
+
+UNEVEN = {
+    "qwen3_moe": ((0, 3, 4, 5, 7), (1, 2, 6)),
+    "mixtral": (tuple(range(8)), (7, 2), (0, 1, 2, 3, 4, 6)),  # of which a stock class would know the first
+    "deepseek_v3": ((0, 1, 2, 3, 4, 5, 6, 7), (1, 2, 4, 7)),
+    "deepseek_v2": ((0, 3, 4, 7), (0, 1, 2, 3, 4, 5, 6, 7)),
+    "gpt_oss": ((1, 3), (0, 1, 2, 3, 4), (2, 4, 6)),
+    "granitemoe": ((1, 3), (0, 1, 2, 3, 4), (2, 4, 6)),
+    "nemotron_h": ((0, 1, 6), (3, 4)),
+    "lfm2_moe": ((0, 1, 6), (3, 4)),
+}
+"""Family -> experts that stay of each layer: own tensors, stacked ones, correction biases, groups, other blocks."""
+
+
+@pytest.mark.parametrize("model_type", UNEVEN)
+def test_layers_with_numbers_of_their_own(model_type: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source, output, again = (
+        save_tiny(tmp_path / "source", model_type),
+        tmp_path / "pruned",
+        tmp_path / "again",
+    )
+    with open_model(source) as checkpoint:
+        kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN[model_type], strict=True))
+        applied = apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        full = stock_class(model_type).from_pretrained(source).eval()
+        before = logits(full, model_type)
+        with without(full, checkpoint, kept):
+            expected = logits(full, model_type)
+    assert "experts differ between layers" in applied.stock_support.line
+    pruned = load_model(output, device="cpu", dtype="float32")
+    assert isinstance(pruned, stock_class(model_type))
+    assert not torch.equal(logits(pruned, model_type), before)
+    torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
+    pruned.save_pretrained(again)
+    for path in (output, again):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=True, dtype=torch.float32, output_loading_info=True
+        )
+        assert not any(info.values())
+        assert torch.equal(logits(model, model_type), logits(pruned, model_type))
+        with pytest.raises(Exception, match="experts differ between layers"):
+            stock_class(model_type).from_pretrained(path)
+
+
+def test_they_are_measured_and_pruned_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In memory and layer by layer; what then has one number for all layers is a stock model again."""
+    source, output = save_tiny(tmp_path / "source", "qwen3_moe"), tmp_path / "pruned"
+    write_plain_tokenizer(source)
+    with open_model(source) as checkpoint:
+        kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["qwen3_moe"], strict=True))
+        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("the hen and a hat in the inn\n" * 20)
+    found = []
+    for name, *options in (("whole.json",), ("layers.json", "--memory", "4GiB")):
+        result = call(collect_gates, output, "--text", "one=text", *options, "-o", name)
+        assert result.status == 0, result.err
+        found.append(json.loads((tmp_path / name).read_text()))
+        del found[-1]["command"]
+    assert found[0] == found[1]
+    result = call(prune_experts, output, "--gates", "whole.json", "--experts-per-layer", 2, "-o", "even")
+    assert result.status == 0, result.err
+    config = json.loads((tmp_path / "even" / "config.json").read_text())
+    assert config["num_local_experts"] == 2
+    assert not {"auto_map", "transformers_weights"} & set(config)
+    assert sorted(path.name for path in (tmp_path / "even").glob("*.py")) == []
+    _, info = stock_class("qwen3_moe").from_pretrained(tmp_path / "even", output_loading_info=True)
+    assert not any(info.values())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config"),
+    [("switch_transformers", {}), ("mixtral", {"quantization_config": {"quant_method": "fp8"}})],
+)
+def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], tmp_path: Path) -> None:
+    source = save_tiny(tmp_path / "source", model_type)
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    with open_model(source) as checkpoint:
+        kept = {layer.name: (1, 2, 5)[: 2 + number % 2] for number, layer in enumerate(checkpoint.mixtures)}
+        with pytest.raises(UnsupportedModelError, match="experts differ between layers"):
+            rewrite_experts(checkpoint, ExpertPlan(kept))
 
 
 def to_float8(directory: Path) -> None:

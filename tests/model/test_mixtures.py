@@ -273,14 +273,3 @@ def test_what_there_is_not_is_refused(
 ) -> None:
     with open_model(saved("qwen3_moe")) as checkpoint, pytest.raises(PruneError, match=message):
         plan_experts(checkpoint, options)
-
-
-def test_layers_of_different_numbers_are_refused_where_no_class_opens_them(
-    saved: Callable[[str], Path],
-) -> None:
-    with open_model(saved("qwen3_moe")) as checkpoint:
-        kept = {layer.name: tuple(range(4 + layer.layer)) for layer in checkpoint.mixtures}
-        with pytest.raises(PruneError, match=r"experts differ between layers \(4 to 6\)"):
-            rewrite_experts(checkpoint, ExpertPlan(kept))
-        with pytest.raises(PruneError, match=r"experts differ between layers \(3 to 8\)"):
-            rewrite_experts(checkpoint, ExpertPlan({checkpoint.mixtures[0].name: (0, 1, 2)}))

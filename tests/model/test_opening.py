@@ -73,13 +73,18 @@ def test_types_under_either_name(tmp_path: Path, asked: dict[str, Any], option: 
         {"device_map": {"model.encoder": 0, "model.decoder": 1}},
         {"device_map": {}},
         {"quantization_config": {"load_in_8bit": True}},
-        {"output_loading_info": True},
     ],
 )
 def test_what_it_cannot_do_is_refused(tmp_path: Path, asked: dict[str, Any], options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         SPACE["PrunecliModel"].from_pretrained(tmp_path, **options)
     assert not asked
+
+
+def test_what_was_found_while_loading(tmp_path: Path, asked: dict[str, Any]) -> None:
+    _, info = SPACE["PrunecliModel"].from_pretrained(tmp_path, output_loading_info=True)
+    assert asked["path"] == tmp_path
+    assert info == {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}
 
 
 def test_the_hub_is_asked_for_what_is_no_directory(

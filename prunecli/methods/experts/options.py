@@ -124,11 +124,10 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
             "--source, --target, --granularity and --balance are of translation; this is a language model.",
             "Name the texts whose statistics count with --for.",
         )
-    if options.strategy != "per-layer":
+    if options.strategy == "side-threshold":
         raise UsageError(
-            f"--strategy {options.strategy} keeps other numbers of experts in other layers; a config of this family "
-            "holds one number for all.",
-            "Use --strategy per-layer.",
+            "--strategy side-threshold is of encoders and decoders; this is a language model.",
+            "Use --strategy global-threshold.",
         )
     if options.texts and options.experts is not None:
         raise UsageError("--for chooses statistics; --experts takes none.", "Leave one of them out.")

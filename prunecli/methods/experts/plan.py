@@ -104,6 +104,12 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         return _from_ids(checkpoint, options.experts, options, layers, originals, dropped)
     request, fit = _request(checkpoint, options, layers)
     measured = _measured(checkpoint, options, layers, is_text, progress)
+    if is_text and options.strategy != "per-layer" and any(layer.is_predicting for layer in layers):
+        raise UsageError(
+            f"--strategy {options.strategy}: layers that predict further tokens have no statistics to share a "
+            "threshold with the others.",
+            "Drop them with --mtp drop, or use --strategy per-layer.",
+        )
     selection = select_experts(
         layers, measured.values, replace(request, released=measured.mode == "published")
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from prunecli.methods.experts.budget import (
     parse_balance,
     side_counts,
 )
-from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
+from prunecli.methods.experts.thresholds import in_groups, ranked, released_threshold, threshold
 
 __all__ = [
     "MIN_PER_LAYER",
@@ -97,9 +98,14 @@ def select_experts(
             "--strategy global-threshold takes one count for the whole model, not --experts-per-layer.",
             "Give --ratio or --fit, or --strategy side-threshold.",
         )
-    lowest = sum(min(request.minimum, len(layer.experts)) for layer in layers)
-    check_feasible(request.keep, lowest, sum(len(x.experts) for x in layers), len(layers), request.minimum)
-    kept, theta = _threshold(request)(layers, values, request.keep, request.minimum)
+    groups, minimum = request.groups, ceil(request.minimum / request.groups) * request.groups
+    lowest = sum(min(minimum, len(layer.experts)) for layer in layers)
+    check_feasible(request.keep, lowest, sum(len(x.experts) for x in layers), len(layers), minimum)
+    if groups > 1:
+        keep = request.keep // groups * groups
+        kept, theta = threshold(layers, values, keep, minimum, groups)
+    else:
+        kept, theta = _threshold(request)(layers, values, request.keep, minimum)
     return Selection(kept, {"model": theta})
 
 
@@ -120,10 +126,7 @@ def first_of_groups(layer: Layer, order: Sequence[int], count: int, groups: int 
             f"{layer.name}: {groups} groups divide not both the {held} experts that it holds and the {count} to keep.",
             f"Keep a multiple of {groups} in each layer.",
         )
-    place = {expert: number * groups // held for number, expert in enumerate(layer.experts)}
-    chosen = [
-        [expert for expert in order if place[expert] == group][: count // groups] for group in range(groups)
-    ]
+    chosen = (own[: count // groups] for own in in_groups(layer, order, groups))
     return tuple(sorted(expert for own in chosen for expert in own))
 
 

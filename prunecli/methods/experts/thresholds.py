@@ -43,20 +43,31 @@ def ranked(layer: Layer, values: NDArray[Any]) -> tuple[list[int], NDArray[np.fl
     return [layer.experts[index] for index in order], importance[order] / total
 
 
+def in_groups(layer: Layer, order: Sequence[int], groups: int) -> list[list[int]]:
+    """`order`, all of the layer's experts, parted into its groups: runs of equal length, by their places in it."""
+    held = len(layer.experts)
+    group_of = {expert: place * groups // held for place, expert in enumerate(layer.experts)}
+    parted: list[list[int]] = [[] for _ in range(groups)]
+    for expert in order:
+        parted[group_of[expert]].append(expert)
+    return parted
+
+
 def threshold(
-    layers: Sequence[Layer], values: Values, count: int, minimum: int
+    layers: Sequence[Layer], values: Values, count: int, minimum: int, groups: int = 1
 ) -> tuple[dict[str, tuple[int, ...]], float]:
     """Global threshold (eq. 5): sum_k max(minimum, min(n_k | sum_{i <= n_k} phi(e_ki) >= theta)) = count.
 
     An expert stays while the mass before it is below theta, so the `count` experts with the least mass before
     them stay, after the first `minimum` of each layer. Equal masses go by rank, then by layer: the count is
-    exact.
+    exact. Where a router picks groups first, the experts of one rank within their groups stay or go together.
 
     Args:
         layers: at least one.
         values: the metric.
-        count: experts to keep in these layers.
-        minimum: experts to keep in each.
+        count: experts to keep in these layers, a multiple of `groups`.
+        minimum: experts to keep in each, too.
+        groups: of like size, in each layer.
 
     Returns:
         Layer's name -> kept ids, ascending; and theta: the least mass before a removed expert, or 1.
@@ -66,15 +77,17 @@ def threshold(
     kept: list[int] = []
     for number, layer in enumerate(layers):
         experts, shares = ranked(layer, values[layer.name])
-        mass = np.cumsum(shares)
+        by_rank = [*zip(*in_groups(layer, experts, groups), strict=True)]
+        order.append([expert for ranks in by_rank for expert in ranks])
+        share_of = dict(zip(experts, shares, strict=True))
+        mass = np.cumsum([sum(share_of[expert] for expert in ranks) for ranks in by_rank])
         before = np.concatenate(([0.0], mass[:-1] / mass[-1]))  # exactly 1 before experts of no importance
-        order.append(experts)
         kept.append(min(minimum, len(experts)))
-        waiting += [(float(before[rank]), rank, number) for rank in range(kept[-1], len(experts))]
+        waiting += [(float(before[rank]), rank, number) for rank in range(kept[-1] // groups, len(by_rank))]
     waiting.sort()
-    more = count - sum(kept)
+    more = (count - sum(kept)) // groups
     for _, _, number in waiting[:more]:
-        kept[number] += 1
+        kept[number] += groups
     theta = waiting[more][0] if more < len(waiting) else 1.0
     return _first(layers, order, kept), theta
 

@@ -19,8 +19,7 @@ from prunecli.methods.experts.options import Amount, ExpertOptions, check_kind
         ({"targets": ("eng_Latn",)}, "--source, --target"),
         ({"granularity": "global"}, "--granularity"),
         ({"balance": Fraction(3)}, "--balance"),
-        ({"strategy": "global-threshold"}, "one number for all"),
-        ({"strategy": "side-threshold"}, "one number for all"),
+        ({"strategy": "side-threshold"}, "encoders and decoders"),
         ({"texts": ("code",), "experts": Path("ids.json")}, "--experts takes none"),
         ({"amount": Amount(per_layer={"encoder": 36, "decoder": 12})}, "--experts-per-layer E,D"),
     ],
@@ -32,7 +31,13 @@ def test_what_a_language_model_does_not_take(options: dict[str, Any], message: s
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"texts": ("code",)}, {"amount": Amount(per_layer={"encoder": 12, "decoder": 12})}, {"round_to": 8}],
+    [
+        {},
+        {"texts": ("code",)},
+        {"amount": Amount(per_layer={"encoder": 12, "decoder": 12})},
+        {"round_to": 8},
+        {"strategy": "global-threshold"},
+    ],
 )
 def test_what_a_language_model_takes(options: dict[str, Any]) -> None:
     check_kind(ExpertOptions(**options), True)

@@ -308,6 +308,46 @@ def test_the_released_threshold_differs_from_equation_5_where_mass_lies_on_few_e
     assert theta == 0.141
 
 
+@given(
+    st.integers(1, 4),
+    st.lists(st.lists(st.integers(1, 60), min_size=12, max_size=12, unique=True), min_size=1, max_size=3),
+    st.integers(0, 12),
+)
+def test_the_global_threshold_keeps_as_many_of_each_group(
+    groups: int, metric: list[list[int]], more: int
+) -> None:
+    """Eq. 5 of one expert for each rank, as important as those of the rank are together."""
+    layers = [Layer(f"model.layers.{n}.mlp", "decoder", tuple(range(12))) for n in range(len(metric))]
+    values = {
+        layer.name: np.asarray(layer_metric) for layer, layer_metric in zip(layers, metric, strict=True)
+    }
+    width = 12 // groups
+    together = [
+        [
+            sum(
+                sorted(own[group * width : (group + 1) * width], reverse=True)[rank]
+                for group in range(groups)
+            )
+            for rank in range(width)
+        ]
+        for own in metric
+    ]
+    keep = min(len(metric) + more, len(metric) * width)  # of the ranks, one at least in each layer
+    request = Request(keep=keep * groups, strategy="global-threshold", minimum=1, groups=groups)
+    kept = select_experts(layers, values, request).kept
+    counts = [len(kept[layer.name]) // groups for layer in layers]
+    below, above = expert_selection.global_threshold(together, keep, 1)
+    assert sum(counts) == keep
+    assert all(low <= count <= high for low, count, high in zip(below, counts, above, strict=True))
+    for layer, count, own in zip(layers, counts, metric, strict=True):
+        best = {
+            number
+            for group in range(groups)
+            for number in sorted(range(group * width, (group + 1) * width), key=lambda e: -own[e])[:count]
+        }
+        assert set(kept[layer.name]) == best
+
+
 @pytest.mark.parametrize("strategy", ["global-threshold", "side-threshold"])
 def test_the_released_threshold_is_asked_for(strategy: str) -> None:
     layers = [Layer("e", "encoder", tuple(range(8))), Layer("d", "decoder", tuple(range(8)))]
