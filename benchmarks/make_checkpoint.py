@@ -23,13 +23,14 @@ import ml_dtypes
 import numpy as np
 
 from prunecli import demo
-from prunecli.architectures import FAMILIES
-from prunecli.model.declared import ties
+from prunecli.architectures import FAMILIES, WHOLE_MIXTURES
+from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 from prunecli.tensors.quantities import parse_size
 
+DECLARED = {**FAMILIES, **WHOLE_MIXTURES}
 POOL = 1 << 22
 """Random values that all tensors are cut from."""
 
@@ -52,7 +53,7 @@ def config_of(options: argparse.Namespace) -> dict[str, Any]:
 
 def stock_config(options: argparse.Namespace) -> dict[str, Any]:
     """A family's sizes as transformers has them by default."""
-    family = FAMILIES[options.family]
+    family = DECLARED[options.family]
     sizes = {key: value for key, value in family.attributes.items() if not isinstance(value, str)}
     return {
         **sizes,
@@ -95,7 +96,7 @@ def nllb_moe_config(options: argparse.Namespace) -> dict[str, Any]:
 
 def task_head(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Name -> shape of what the stock class stores beyond what all of the family's classes do."""
-    family = FAMILIES[config["model_type"]]
+    family = DECLARED[config["model_type"]]
     if not family.extras:
         return {}
     import torch
@@ -104,7 +105,7 @@ def task_head(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         stock = transformers.AutoConfig.for_model(**config)
         model = getattr(transformers, family.model_class)(stock)
-    tied = {*ties(family, config), *model.all_tied_weights_keys}
+    tied = {*Sizes(family, config).ties(), *model.all_tied_weights_keys}
     return {
         name: tuple(value.shape)
         for name, value in model.state_dict().items()
@@ -189,7 +190,7 @@ def make(options: argparse.Namespace) -> int:
     """Write the checkpoint; returns the bytes of its tensors."""
     directory, dtype = Path(options.directory), parse_dtype(options.dtype)
     config = config_of(options)
-    shapes = {**resolve(FAMILIES[options.family], config, Structure()).shapes, **task_head(config)}
+    shapes = {**resolve(DECLARED[options.family], config, Structure()).shapes, **task_head(config)}
     shards = shards_of(shapes, itemsize(dtype), parse_size(options.shard_bytes))
     total = sum(int(np.prod(shape)) for shape in shapes.values()) * itemsize(dtype)
     directory.mkdir(parents=True, exist_ok=True)
@@ -218,7 +219,7 @@ def main() -> None:
     """Parse, write, say how much."""
     parser = argparse.ArgumentParser(description="Write a random checkpoint.")
     parser.add_argument("directory")
-    parser.add_argument("--family", default="nllb-moe", choices=FAMILIES)
+    parser.add_argument("--family", default="nllb-moe", choices=DECLARED)
     parser.add_argument(
         "--set", dest="changes", action="append", default=[], metavar="KEY=VALUE", help="a key of config.json"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from importlib import import_module
 from pathlib import Path
 
 TESTS = Path(__file__).parent
@@ -64,3 +66,16 @@ def test_every_test_is_named_after_its_module() -> None:
 
 def test_exceptions_are_of_tests_that_exist() -> None:
     assert [name for name in ACROSS if not (TESTS / name).is_file()] == []
+
+
+def test_scripts_import_what_there_is() -> None:
+    scripts = [*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    for script in scripts:
+        for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "prunecli":
+                continue
+            module = import_module(str(node.module))
+            absent = [name.name for name in node.names if not hasattr(module, name.name)]
+            for name in absent:
+                import_module(f"{node.module}.{name}")
+    assert scripts

@@ -201,9 +201,14 @@ def _expected(layout: ModelLayout) -> dict[str, Declared]:
         assert mixture is not None
         assert mixture.expert is not None
         add(ffn.prefix, stack.ffn.router, experts=experts)
-        for expert in range(experts):
-            prefix = f"{ffn.prefix}{mixture.expert.format(expert=expert)}."
-            add(prefix, stack.ffn.expert_tensors, part="experts")
+        prefixes = [f"{ffn.prefix}{mixture.expert.format(expert=expert)}." for expert in range(experts)]
+        if not prefixes:
+            return
+        add(prefixes[0], stack.ffn.expert_tensors, part="experts")
+        names = [spec.name for spec in stack.ffn.expert_tensors]
+        first = [(name, tensors[prefixes[0] + name]) for name in names if prefixes[0] + name in tensors]
+        for prefix in prefixes[1:]:  # there may be tens of thousands, all alike
+            tensors.update((prefix + name, declared) for name, declared in first)
 
     add("", sizes.family.tensors)
     if tables is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -118,7 +119,7 @@ class Output:
     shape: tuple[int, ...]
     expression: Expression
 
-    @property
+    @cached_property
     def info(self) -> TensorInfo:
         """Name, type and shape."""
         return TensorInfo(self.name, self.dtype, self.shape)
