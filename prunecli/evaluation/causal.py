@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UsageError
 from prunecli.evaluation.continuations import Ids, agreement, choose_prompts, continue_greedily
@@ -120,7 +121,7 @@ class CausalModels:
     ) -> Compared:
         if not is_compared:
             nats, tokens = measure_losses(runner, batches, count, what, progress)
-            return Compared(nats, tokens, np.zeros(count), np.zeros(count, np.int64))
+            return Compared(nats, tokens[:, None], np.zeros((count, 1)), np.zeros(count, np.int64))
         if self._reference is not None:
             return self._reference.compare(runner, what, progress)
         self._reference = Reference(batches, self._options.spill_directory)
@@ -131,7 +132,7 @@ class CausalModels:
     ) -> dict[str, Any]:
         """Of some of the texts."""
         texts = [self._text.texts[row] for row in rows]
-        losses = TextLosses(found.nats[rows], found.tokens[rows])
+        losses = TextLosses(found.nats[rows], found.tokens[rows].sum(axis=1))
         tokens = int(losses.tokens.sum())
         if not tokens:
             raise DataError(f"{name}: the text has no token to predict", "Leave it out, or give longer text.")
@@ -145,6 +146,7 @@ class CausalModels:
         if compared:
             scores["kl_divergence"] = float(found.divergence[rows].sum() / tokens)
             scores["top1_agreement"] = float(found.agreed[rows].sum() / tokens)
+            scores["by_position"] = _by_position(found.tokens[rows], found.divergence[rows])
         return scores
 
     def _continue(
@@ -183,6 +185,16 @@ class CausalModels:
         if self._options.continuations:
             raise UsageError(line, "Leave --continuations out, or compare models of one tokenizer.")
         self._say(f"{line}.")
+
+
+def _by_position(tokens: NDArray[np.int64], divergence: NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Mean divergence by how many tokens of the window come before (2510.13999, Figure 4c), of `Compared`'s spans."""
+    both = zip(tokens.sum(axis=0).tolist(), divergence.sum(axis=0).tolist(), strict=True)
+    return [
+        {"first": 1 << n, "last": (2 << n) - 1, "tokens": count, "kl_divergence": round(nats / count, 6)}
+        for n, (count, nats) in enumerate(both)
+        if count
+    ]
 
 
 def _agreement(first: Sequence[Ids], other: Sequence[Ids]) -> dict[str, Any]:

@@ -42,8 +42,9 @@ class Compared:
 
     Attributes:
         nats: `[examples]` float64: sum of -log q over its counted tokens.
-        tokens: `[examples]` int64: how many those are.
-        divergence: `[examples]` float64: sum over them of KL(p || q), in nats; 0 of p itself.
+        tokens: `[examples, spans]` int64: how many those are, by where they stand: in span n have 2^n to 2^(n + 1) - 1
+            tokens of the window before them.
+        divergence: `[examples, spans]` float64: sum over them of KL(p || q), in nats; 0 of p itself.
         agreed: `[examples]` int64: of how many of them p and q have the same most probable token; all of p itself.
     """
 
@@ -65,6 +66,7 @@ class Reference:
 
     def __init__(self, batches: Sequence[Batch], spill_directory: Path | None = None) -> None:
         self._batches, self._count = batches, sum(len(batch.indices) for batch in batches)
+        self._longest = max(batch.labels.shape[1] for batch in batches)
         sizes = sum(batch.labels.numel() for batch in batches)
         # Four bytes of at most so many values a position: pages that are never used cost nothing.
         self._states = StateStore(min(STATES, sizes << 16), spill_directory)
@@ -88,7 +90,7 @@ class Reference:
             DataError: a loss is not finite.
             UsageError, CheckpointError, OutputError: as `runner` does.
         """
-        found = _Sums(self._count)
+        found = _Sums(self._count, self._longest)
 
         def forward(batch: Batch) -> tuple[Tensor, Tensor, Logits]:
             mask = batch.labels != IGNORED
@@ -127,7 +129,7 @@ class Reference:
             DataError: a loss is not finite.
             CheckpointError, OutputError: as `runner` does.
         """
-        found = _Sums(self._count)
+        found = _Sums(self._count, self._longest)
 
         def forward(batch: Batch) -> tuple[Tensor, Tensor]:
             mask = batch.labels != IGNORED
@@ -160,24 +162,32 @@ class Reference:
 
 
 class _Sums:
-    """What is added up of each of so many examples."""
+    """What is added up of each of so many examples, the longest of so many tokens."""
 
-    def __init__(self, count: int) -> None:
-        self._sums, self._tokens = np.zeros((3, count)), np.zeros(count, np.int64)
+    def __init__(self, count: int, longest: int) -> None:
+        self._nats, self._agreed = np.zeros(count), np.zeros(count, np.int64)
+        # The label at place t has t + 1 tokens before it.
+        self._spans = [slice((1 << n) - 1, (2 << n) - 1) for n in range(longest.bit_length())]
+        self._divergence = np.zeros((count, len(self._spans)))
+        self._tokens = np.zeros((count, len(self._spans)), np.int64)
 
     def add(self, batch: Batch, mask: Tensor, values: Tensor) -> None:
         """Of each of three measures `values` `[3, positions]`, of the positions in `mask` `[B, T]`."""
         here, where = list(batch.indices), mask.to(values.device)
-        for sums, value in zip(self._sums, values, strict=True):
-            of_examples = value.new_zeros(mask.shape).masked_scatter(where, value).sum(dim=1)
-            require_finite(of_examples, batch)
-            sums[here] = of_examples.double().cpu().numpy()
-        self._tokens[here] = mask.sum(dim=1).numpy()
+        nats, divergence, agreed = (
+            value.new_zeros(mask.shape).masked_scatter(where, value) for value in values
+        )
+        by_span = torch.stack([divergence[:, span].sum(dim=1) for span in self._spans], dim=1)
+        for found in (nats.sum(dim=1), by_span.sum(dim=1)):
+            require_finite(found, batch)
+        self._nats[here] = nats.sum(dim=1).double().cpu().numpy()
+        self._agreed[here] = agreed.sum(dim=1).double().cpu().numpy()
+        self._divergence[here] = by_span.double().cpu().numpy()
+        self._tokens[here] = torch.stack([mask[:, span].sum(dim=1) for span in self._spans], dim=1).numpy()
 
     @property
     def compared(self) -> Compared:
-        nats, divergence, agreed = self._sums
-        return Compared(nats, self._tokens, divergence, agreed.astype(np.int64))
+        return Compared(self._nats, self._tokens, self._divergence, self._agreed)
 
 
 def _differences(first: Tensor, other: Tensor, targets: Tensor) -> Tensor:

@@ -38,8 +38,8 @@ class TextLosses:
 
 
 def of_texts(values: NDArray[Number], windows: Sequence[Window], count: int) -> NDArray[Number]:
-    """Sums `[count]` over the windows of each text of `values` `[windows]`, in their type."""
-    sums = np.zeros(count, values.dtype)
+    """Sums `[count, …]` over the windows of each text of `values` `[windows, …]`, in their type."""
+    sums = np.zeros((count, *values.shape[1:]), values.dtype)
     np.add.at(sums, np.array([window.text for window in windows]), values)
     return sums
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -116,7 +117,7 @@ def _timed(latency: Latency, label: str, fingerprint: str) -> list[Timed]:
 def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Html:
     scores = [score for score in SCORES if any(score in row.scores for row in rows)]
     unit, lost = _lost(rows)
-    charts = _charts(scores[0], rows, unit, lost) if scores else []
+    charts = [*(_charts(scores[0], rows, unit, lost) if scores else []), *_by_position(rows)]
     by_pair = bool(scores) and 1 < len(evaluation.pairs) <= MOST_PAIRS and len(rows) <= MOST_CHECKPOINTS
     return join(
         [
@@ -125,6 +126,7 @@ def _evaluation(name: str, evaluation: Evaluation, rows: Sequence[Row]) -> Html:
             *([row_of(*charts)] if charts else []),
             _table(evaluation, rows, scores, unit, lost),
             *([_by_pair(evaluation, rows, scores[0])] if by_pair else []),
+            *([_by_text(rows, scores)] if any(row.result.by_text for row in rows) else []),
         ]
     )
 
@@ -247,6 +249,36 @@ def _by_pair(evaluation: Evaluation, rows: Sequence[Row], score: str) -> Html:
         for row in rows
     }
     return table(f"{SCORES[score]} by pair", evaluation.pairs, {"pair": lambda pair: pair} | columns)
+
+
+def _by_text(rows: Sequence[Row], scores: Sequence[str]) -> Html:
+    """Scores on the texts of one name, a row for each checkpoint."""
+    members = [
+        (name, row, numbers(row.result.by_text[name]))
+        for name in dict.fromkeys(name for row in rows for name in row.result.by_text)
+        for row in rows
+        if name in row.result.by_text
+    ]
+    shown = [score for score in scores if any(score in own for _, _, own in members)]
+    cells = {SCORES[score]: lambda member, score=score: _cell(score, member[2]) for score in shown}
+    heads = {"text": lambda member: member[0], "checkpoint": lambda member: member[1].result.checkpoint}
+    return table("Quality by text", members, heads | cells)
+
+
+def _by_position(rows: Sequence[Row]) -> list[Html]:
+    """Divergence against how many tokens come before (2510.13999, Figure 4c)."""
+    series = []
+    for row in rows:
+        spans = [numbers(span) for span in row.result.scores.get("by_position", [])]
+        label = row.result.checkpoint
+        points = [Point(math.log2(span["first"]), span["kl_divergence"], label) for span in spans]
+        series += [Series(label, tuple(points), joined=True)] if len(points) > 1 else []
+    if not series:
+        return []
+    name = SCORES["kl_divergence"]
+    return [
+        chart(f"{name} by position", series, "tokens before, log₂", f"{name} (lower is better)", named=False)
+    ]
 
 
 def _cell(score: str, scores: Mapping[str, float]) -> str | None:

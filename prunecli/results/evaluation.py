@@ -47,7 +47,9 @@ class Evaluation(Document):
     results: list[Evaluated] = Field(min_length=1)
 
     def _tables(self) -> Tables:
-        """`pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`, `f1_by_class`."""
+        """`pairs`, `mean`, `by_source`, `by_target`, `by_group`; other tasks: `scores`, `by_text`,
+        `by_position`, `f1_by_class`.
+        """
         return self._translation() if self.task == "translation" else self._other()
 
     def _translation(self) -> Tables:
@@ -76,7 +78,7 @@ class Evaluation(Document):
         return found
 
     def _other(self) -> Tables:
-        found: Tables = {"scores": [], "by_text": [], "f1_by_class": []}
+        found: Tables = {"scores": [], "by_text": [], "by_position": [], "f1_by_class": []}
         for result in self.results:
             name, fields = {"checkpoint": result.checkpoint}, result.to_json()
             found["scores"].append(
@@ -85,6 +87,9 @@ class Evaluation(Document):
             found["by_text"] += [
                 {**name, "text": text, **scalars(scores)} for text, scores in result.by_text.items()
             ]
+            for text, scores in {"": result.scores, **result.by_text}.items():
+                of_text = {**name, **({"text": text} if text else {})}
+                found["by_position"] += [{**of_text, **span} for span in scores.get("by_position", [])]
             by_class = result.scores.get("f1_by_class", {})
             found["f1_by_class"] += [
                 {**name, "class": label, "f1": value} for label, value in by_class.items()

@@ -44,18 +44,25 @@ def test_by_name_and_in_all(models: dict[str, Path]) -> None:
         ids = [tokenizer(LINES[row])["input_ids"] for row in rows]
         count = sum(len(one) - 1 for one in ids)
         kl = agreed = 0.0
+        early: list[float] = []
         for one in ids:
             both = [reference.distributions(model, one, len(one) - 1) for model in loaded]
-            for p, q in zip(*both, strict=True):
+            for place, (p, q) in enumerate(zip(*both, strict=True), start=1):
                 kl += reference.divergence(p, q)
+                early += [reference.divergence(p, q)] if place in (2, 3) else []
                 agreed += reference.top(p) == reference.top(q)
         for result, model in zip((first, other), loaded, strict=True):
             scores = result["scores"] if name is None else result["by_text"][name]
             nats = sum(causal_nll(model, one, len(one) - 1) for one in ids)
             assert scores["loss"] == pytest.approx(nats / count, abs=2e-6)
             assert scores["tokens"] == count
-            assert ("kl_divergence" in scores) == (result is other)
+            assert ("kl_divergence" in scores) == ("by_position" in scores) == (result is other)
         assert scores["kl_divergence"] == pytest.approx(kl / count, abs=2e-6)
+        one, few, *_ = scores["by_position"]
+        assert (one["first"], one["last"], one["tokens"]) == (1, 1, len(ids))
+        assert (few["first"], few["last"], few["tokens"]) == (2, 3, len(early))
+        assert few["kl_divergence"] == pytest.approx(sum(early) / len(early), abs=2e-6)
+        assert sum(span["tokens"] for span in scores["by_position"]) == count
         assert scores["top1_agreement"] == pytest.approx(agreed / count, abs=2e-6)
     assert list(other["by_text"]) == ["a", "b"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +46,22 @@ def batches(size: int = 24) -> list[Batch]:
     return window_examples(WINDOWS, 1).batches(size)
 
 
-def expected(first: Any, other: Any) -> tuple[list[float], list[int]]:
+def expected(first: Any, other: Any) -> tuple[list[list[float]], list[int]]:
+    """Of each window, by how many tokens come before: 1, 2 to 3, 4 to 7, 8 to 15; and how often both agree."""
     sums, agreed = [], []
     for window in WINDOWS:
         both = [reference.distributions(model, window.ids, window.counted) for model in (first, other)]
         rows = list(zip(*both, strict=True))
-        sums.append(sum(reference.divergence(p, q) for p, q in rows))
+        spans = [0.0] * 4
+        for place, (p, q) in enumerate(rows, start=len(window.ids) - window.counted):
+            spans[int(math.log2(place))] += reference.divergence(p, q)
+        sums.append(spans)
         agreed.append(sum(reference.top(p) == reference.top(q) for p, q in rows))
     return sums, agreed
+
+
+TOKENS = [[1, 2, 4, 4], [0, 0, 2, 1], [1, 0, 0, 0], [1, 2, 4, 4]]
+"""Counted tokens of WINDOWS by how many come before."""
 
 
 def measured(first: Any, *others: Any, runner: Any = InMemory) -> list[Compared]:
@@ -82,16 +91,16 @@ def undeclared(model_type: str, seed: int) -> Any:
     return model.eval()
 
 
-def assert_right(found: list[Compared], wanted: tuple[list[float], list[int]]) -> None:
+def assert_right(found: list[Compared], wanted: tuple[list[list[float]], list[int]]) -> None:
     itself, same, other = found
     assert (itself.divergence == 0).all()
-    assert (itself.agreed == itself.tokens).all()
+    assert (itself.agreed == itself.tokens.sum(axis=1)).all()
     assert (same.divergence == 0).all(), "a model does not diverge from itself"
-    assert (same.agreed == same.tokens).all()
+    assert (same.agreed == same.tokens.sum(axis=1)).all()
     assert np.array_equal(same.nats, itself.nats)
-    assert other.tokens.tolist() == [window.counted for window in WINDOWS]
-    assert other.divergence == pytest.approx(wanted[0], rel=1e-4, abs=1e-5)
-    assert max(wanted[0]) > 1e-3
+    assert other.tokens.tolist() == TOKENS
+    assert other.divergence == pytest.approx(np.array(wanted[0]), rel=1e-4, abs=1e-5)
+    assert max(map(max, wanted[0])) > 1e-3
     assert other.agreed.tolist() == wanted[1]
 
 

@@ -84,6 +84,18 @@ def test_scores_of_other_tasks(tmp_path):
     assert "chrF++" not in found.text
 
 
+def test_scores_by_text_and_divergence_by_position(tmp_path):
+    write_json(tmp_path / "lm.json", results.language_model_by_text())
+    found = page(tmp_path)
+    for text in ("Quality by text", "code", "5.25", "6.25", "prose", "40.5", "41.5"):
+        assert text in found.text, text
+    assert "KL divergence, nats by position" in found.figures
+    assert "small: tokens before, log₂ 1, KL divergence, nats (lower is better) 0.5" in found.text
+    write_json(tmp_path / "lm.json", results.language_model())
+    assert "by position" not in page(tmp_path).text
+    assert "Quality by text" not in page(tmp_path).text
+
+
 def test_a_test_on_few_texts_is_not_shown(tmp_path):
     payload = results.language_model()
     write_json(tmp_path / "lm.json", {**payload, "data": {**payload["data"], "texts": 29}})
