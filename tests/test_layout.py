@@ -31,6 +31,7 @@ ACROSS = {
     "training/test_features.py": "training of encoders without a head",
     "training/test_processes.py": "training by several processes",
     "training/test_reduced.py": "training of reduced models",
+    "training/test_stock_models.py": "training of models that run in their stock classes",
 }
 """Tests of what no module does alone -> what that is."""
 

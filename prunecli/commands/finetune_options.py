@@ -9,7 +9,7 @@ import typer
 from prunecli.commands.options import computed_dtype
 from prunecli.errors import UsageError
 
-TrainedPart = Literal["all", "routers", "embeddings"]
+TrainedPart = Literal["all", "routers", "embeddings", "experts"]
 """Values of --train."""
 
 

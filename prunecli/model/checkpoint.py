@@ -16,7 +16,7 @@ from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
-from prunecli.model.names import nearest_family, same_values, stored_names, text_type
+from prunecli.model.names import nearest_family, quantisation, same_values, stored_names, text_type
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
@@ -185,7 +185,7 @@ class Checkpoint(TensorReader):
         if self.family is not None and self.architecture is None:
             raise UnsupportedModelError(
                 f"{self.path}: of a model of type {self.model_type} prunecli changes the experts alone",
-                "prune-experts, collect-gates, evaluate and bench-latency work, and inspect without --fit.",
+                "prune-experts, collect-gates, finetune, evaluate and bench-latency work, and inspect without --fit.",
             )
         if self.architecture is None:
             supported = ", ".join((*FAMILIES, *WHOLE_MIXTURES))
@@ -204,11 +204,25 @@ class Checkpoint(TensorReader):
         family = self.require_architecture()
         if family.must_be_stock:
             raise UnsupportedModelError(
-                f"{self.path}: a model of type {self.model_type} runs in its stock class alone: prunecli does not "
-                "train it, and collect-gates alone runs it layer by layer",
-                "Leave --memory or inspect's --fit out; train its results with transformers, which opens them.",
+                f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which collect-gates "
+                "alone runs layer by layer",
+                "Leave --memory or inspect's --fit out.",
             )
         return family
+
+    def require_trainable(self) -> None:
+        """Refuse a model that cannot be trained here.
+
+        Raises:
+            UnsupportedModelError: not even its experts are declared, or its weights are quantised.
+        """
+        if self.family is None:
+            self.require_architecture()
+        if method := quantisation(self.config):
+            raise UnsupportedModelError(
+                f"{self.path}: its weights are quantised ({method}), which are not trained",
+                "Train the same model in floating point, and quantise the result.",
+            )
 
     def _resembles(self) -> str:
         """What an undeclared family has in common with a declared one."""

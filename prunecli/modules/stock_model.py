@@ -23,9 +23,8 @@ from prunecli.model.mixtures import SparseLayer, stated_counts
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors
 from prunecli.modules.filling import Destination, expert_names, require_shape
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
+from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
 from prunecli.modules.uneven import class_of_counts
-
-REMEDY = "Leave --memory out on a machine that holds the model."
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype) -> StockModel:
     """
     checkpoint.check()
     model = _on_meta(checkpoint, dtype)
-    names = _Names(checkpoint, model)
+    names = StockNames(checkpoint, model)
     mixtures = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
     taken = expert_names(layer for layer in checkpoint.mixtures if layer.is_predicting)
     experts = _experts(checkpoint, names, mixtures, expert_modules(model))
@@ -176,77 +175,8 @@ def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
         raise cannot_make(checkpoint, error) from error
 
 
-class _Names:
-    """From names in the checkpoint to those of the model, as transformers turns them."""
-
-    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter
-
-        self.model = model
-        self._path, self._prefix = checkpoint.path, f"{model.base_model_prefix}."
-        rules = get_model_conversion_mapping(model)
-        self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
-        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-
-    def renamed(self, name: str) -> str:
-        """The name in the model, before conversions."""
-        for rule in self._renamings:
-            name, _ = rule.rename_source_key(name)
-        return name
-
-    def stacked(self, name: str) -> tuple[str, int] | None:
-        """Parameter of the model whose first axis is the expert, and the place among those that its rows come from.
-
-        None where the tensor is not converted.
-
-        Raises:
-            UnsupportedModelError: it is turned into something else.
-        """
-        for rule in self._converters:
-            found, pattern = rule.rename_source_key(self.renamed(name))
-            if pattern is None:
-                continue
-            kinds = [type(operation).__name__ for operation in rule.operations]
-            axes = [getattr(operation, "dim", None) for operation in rule.operations]
-            known = (["MergeModulelist"], [0]), (["MergeModulelist", "Concatenate"], [0, 1])
-            if (kinds, axes) not in known or len(rule.target_patterns) != 1:
-                raise self.refusal(name)
-            # Patterns are completed where they are given; their order stays.
-            return found, list(rule.source_patterns).index(pattern)
-        return None
-
-    def refusal(self, name: str) -> UnsupportedModelError:
-        """Transformers makes something else of a tensor."""
-        return UnsupportedModelError(
-            f"{self._path}: transformers turns {name} into another tensor, which prunecli does not do layer by layer",
-            REMEDY,
-        )
-
-    def place(self, name: str) -> str:
-        """The name in the model of a tensor that is not converted; with or without the prefix of the base model.
-
-        Raises:
-            UnsupportedModelError: it is turned into something else.
-        """
-        if self.stacked(name) is not None:
-            raise self.refusal(name)
-        found = self.renamed(name)
-        places = (found, self._prefix + found, found.removeprefix(self._prefix))
-        return next((place for place in places if has_tensor(self.model, place)), found)
-
-
-def has_tensor(model: Any, name: str) -> bool:
-    """Whether the model has a parameter or buffer of the name."""
-    owner, _, attribute = name.rpartition(".")
-    try:
-        return isinstance(getattr(model.get_submodule(owner), attribute), torch.Tensor)
-    except AttributeError:
-        return False
-
-
 def _experts(
-    checkpoint: Checkpoint, names: _Names, mixtures: Sequence[SparseLayer], modules: dict[str, Any]
+    checkpoint: Checkpoint, names: StockNames, mixtures: Sequence[SparseLayer], modules: dict[str, Any]
 ) -> dict[str, StockExperts]:
     if [module.num_experts for module in modules.values()] != [layer.num_experts for layer in mixtures]:
         raise UnsupportedModelError(
@@ -291,7 +221,7 @@ def _names_of(held: StockExperts) -> Iterator[str]:
 
 
 def _targets(
-    checkpoint: Checkpoint, names: _Names, stored: Iterable[str], dtype: torch.dtype
+    checkpoint: Checkpoint, names: StockNames, stored: Iterable[str], dtype: torch.dtype
 ) -> Iterator[tuple[str, Destination]]:
     output = names.model.get_output_embeddings()
     wide = _kept_wide(names.model, dtype)

@@ -7,6 +7,9 @@ Over the N scored tokens of an update, with logits z of the model, z' of the tea
     KL_t = sum_v q_t(v) (log q_t(v) - log s_t(v)), q = softmax(z'/T), s = softmax(z/T)
     MSE_t = mean over the width of the squared difference of the last hidden states
 
+A mixture of experts adds a x its stock class's term for even use of all experts, where config.json asks for that
+(`output_router_logits`; a is `router_aux_loss_coef`), in training alone.
+
 The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
 each over its own real tokens, scaled so that a token of the input weighs as much as one of the output. Models without a
 head, sentence encoders among them, learn the last hidden states of a teacher alone.
@@ -66,6 +69,9 @@ class Objective:
         total = torch.stack(logits.each(loss)).sum()
         if taught is not None and options.hidden:
             total = total + options.hidden * hidden_distance(logits.outputs, taught.outputs, batch)
+        if model.training and (balance := getattr(logits.outputs, "aux_loss", None)) is not None:
+            config = getattr(model, "module", model).config.get_text_config()
+            total = total + config.router_aux_loss_coef * kept.sum() * balance
         return total
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 ValidationMetric = Literal["loss", "chrf++"]
 
-TrainedPart = Literal["all", "routers", "embeddings"]
+TrainedPart = Literal["all", "routers", "embeddings", "experts"]
 
 SCRATCH_RATE, SCRATCH_WARMUP = 7e-4, 4000
 """2309.01826, section 3: Adam's learning rate and warm-up of a model that is trained from scratch."""

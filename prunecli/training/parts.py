@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
 from prunecli.errors import PruneError, UsageError
-from prunecli.model.layout import ModelLayout
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.mixtures import parts_of
 from prunecli.modules.attention import module_name
+from prunecli.modules.stock_names import StockNames
 from prunecli.training.options import TrainedPart, TrainingOptions
 
-PARTS = {"routers": "router", "embeddings": "embeddings"}
+PARTS = {"routers": "router", "embeddings": "embeddings", "experts": "experts"}
 """Values of --train -> the part of a layout."""
+
+OF_A_LAYER = re.compile(r"\.\d+\.")
+"""Found in the names of tensors of layers."""
 
 APART = ("token_dropout", "layerdrop")
 """Endings of the rates that are no dropout of hidden states: whole outputs of experts, whole layers."""
 
 
-def prepare(model: Any, layout: ModelLayout, options: TrainingOptions) -> None:
+def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> None:
     """Set the model's dropouts, which of its parameters learn, and whether activations are kept.
+
+    Args:
+        model: loaded of `checkpoint`.
 
     Raises:
         UsageError: the model has no such part, or always keeps its activations.
@@ -31,9 +39,9 @@ def prepare(model: Any, layout: ModelLayout, options: TrainingOptions) -> None:
     if options.dropout is not None:
         _set_dropouts(model, options.dropout)
     if options.train != "all":
-        _freeze_others(model, layout, options.train)
+        _freeze_others(model, checkpoint, options.train)
     if options.lora is not None:
-        _adapt(model, layout, options.lora, options.seed)
+        _adapt(model, checkpoint, options.lora, options.seed)
     if options.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UsageError(f"--gradient-checkpointing: {type(model).__name__} cannot", "Leave it out.")
@@ -42,15 +50,31 @@ def prepare(model: Any, layout: ModelLayout, options: TrainingOptions) -> None:
         getattr(model, "activation_checkpointing_enable", older)({"use_reentrant": False})
 
 
-def trained_parameters(layout: ModelLayout, options: TrainingOptions) -> int:
-    """How many parameters learn, by names and shapes alone."""
+def trained_parameters(checkpoint: Checkpoint, options: TrainingOptions) -> int:
+    """How many parameters of a part, or of updates of low rank, learn, by names and shapes alone."""
+    tensors = checkpoint.tensors
     if options.lora is not None:
-        return sum(options.lora * sum(layout.shapes[name]) for name in _matrices(layout))
-    return sum(
-        prod(shape)
-        for shape, part in layout.tensors.values()
-        if options.train == "all" or part == PARTS[options.train]
-    )
+        return sum(options.lora * sum(tensors[name].shape) for name in _matrices(checkpoint))
+    part = PARTS.get(options.train)
+    return sum(tensors[name].numel for name, own in _stored_parts(checkpoint).items() if part in (None, own))
+
+
+def _stored_parts(checkpoint: Checkpoint) -> dict[str, str]:
+    """Name of each tensor that a forward pass uses -> its part; "other" where it is not declared."""
+    if checkpoint.architecture is not None:
+        return {name: checkpoint.layout.part(name) for name in checkpoint.tensors}
+    parts = dict.fromkeys(checkpoint.tensors, "other")
+    rows = checkpoint.config.get("text_config", checkpoint.config).get("vocab_size")
+    parts |= {
+        name: "embeddings"
+        for name, info in checkpoint.tensors.items()
+        if len(info.shape) == 2 and info.shape[0] == rows and not OF_A_LAYER.search(name)
+    }
+    layers = checkpoint.mixtures
+    parts |= parts_of(tuple(layer for layer in layers if not layer.is_predicting))
+    for name, _ in parts_of(tuple(layer for layer in layers if layer.is_predicting)):
+        del parts[name]
+    return parts
 
 
 def _set_dropouts(model: nn.Module, rate: float) -> None:
@@ -62,19 +86,42 @@ def _set_dropouts(model: nn.Module, rate: float) -> None:
                 setattr(module, name, rate)
 
 
-def _freeze_others(model: nn.Module, layout: ModelLayout, train: TrainedPart) -> None:
-    part = PARTS[train]
-    # A mixture of experts holds its router without the stock module around it.
-    names = {
-        module_name(model, name).replace(".router.classifier.", ".router.")
-        for name, (_, kind) in layout.tensors.items()
-        if kind == part
-    }
-    learns = [name for name, _ in model.named_parameters() if name in names]
-    if not learns:
+def _freeze_others(model: nn.Module, checkpoint: Checkpoint, train: TrainedPart) -> None:
+    names = _part(model, checkpoint, train)
+    if not any(name in names for name, _ in model.named_parameters()):
         raise UsageError(f"--train {train}: the model has none", "Leave it out.")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in names)
+
+
+def _part(model: Any, checkpoint: Checkpoint, train: TrainedPart) -> set[str]:
+    """The model's names of the parameters that a value of --train chooses, and others that it has no parameter of."""
+    layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
+    if checkpoint.runs_stock:
+        if train == "embeddings":
+            tables = {id(table.weight) for table in _tables(model)}
+            return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in tables}
+        to_model = StockNames(checkpoint, model)
+        if train == "routers":
+            return {to_model.parameter(name) for layer in layers for name in layer.router_tensors}
+        return {name for layer in layers for name in to_model.of_experts(layer)}
+    if train == "experts":
+        return {
+            f"{module_name(model, layer.name)}.{suffix.replace('.', '_')}"
+            for layer in layers
+            for suffix in layer.expert_tensors
+        }
+    # A mixture of experts holds its router without the stock module around it.
+    return {
+        module_name(model, name).replace(".router.classifier.", ".router.")
+        for name, (_, part) in checkpoint.layout.tensors.items()
+        if part == PARTS[train]
+    }
+
+
+def _tables(model: Any) -> list[nn.Module]:
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return [table for table in tables if table is not None]
 
 
 def require_peft() -> None:
@@ -93,35 +140,55 @@ def require_peft() -> None:
         ) from error
 
 
-def _matrices(layout: ModelLayout) -> list[str]:
+def _matrices(checkpoint: Checkpoint) -> list[str]:
     """Weights of the linear layers of attentions and FFNs; experts lie in stacks and are none."""
+    kinds = ("attention", "ffn") if checkpoint.architecture is not None else ("other",)
     return [
         name
-        for name, (shape, part) in layout.tensors.items()
-        if part in ("attention", "ffn") and len(shape) == 2
+        for name, part in _stored_parts(checkpoint).items()
+        if part in kinds and len(checkpoint.tensors[name].shape) == 2
     ]
 
 
-def _adapt(model: nn.Module, layout: ModelLayout, rank: int, seed: int) -> None:
+def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
+    """The model's names of its linear layers of attentions and FFNs; routers and experts are none."""
+    from transformers.pytorch_utils import Conv1D
+
+    modules = dict(model.named_modules(remove_duplicate=False))
+    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear | Conv1D)}
+    if not checkpoint.runs_stock:
+        named = {module_name(model, name).rpartition(".")[0] for name in _matrices(checkpoint)}
+        return sorted(linear & named)
+    apart = _part(model, checkpoint, "routers") | _part(model, checkpoint, "experts")
+    tables = _tables(model)
+    # Kernels of Mamba multiply by that weight themselves: they know nothing of an update beside it.
+    fused = {f"{name}.out_proj" for name, module in modules.items() if hasattr(module, "A_log")}
+    return sorted(
+        name for name in linear - fused if f"{name}.weight" not in apart and modules[name] not in tables
+    )
+
+
+def _adapt(model: nn.Module, checkpoint: Checkpoint, rank: int, seed: int) -> None:
     """Give each linear layer of attentions and FFNs an update of this rank, which learns alone (arXiv 2106.09685).
 
     The update counts twice (alpha = 2 r), as is usual. A layer that several FFNs share has one.
     """
     require_peft()
     import peft
-    from transformers.pytorch_utils import Conv1D
 
     modules = dict(model.named_modules(remove_duplicate=False))
-    named = {module_name(model, name).rpartition(".")[0] for name in _matrices(layout)}
-    targets = sorted(name for name in named if isinstance(modules.get(name), nn.Linear | Conv1D))
+    targets = _linears(model, checkpoint)
     if not targets:
         raise UsageError("--lora: the model has no linear layers of attentions or FFNs", "Leave it out.")
     originals = {name: modules[name] for name in targets}
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
+    # Around a model whose type it knows, peft would take layers called as experts once were for the stacks of today.
+    around = nn.ModuleDict({"model": model})
+    named = [f"model.{name}" for name in targets]
+    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=named)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of GPT-2's transposed layers, which it sets right
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(config, model)
+        peft.inject_adapter_in_model(config, around)
     adapted = {id(original): model.get_submodule(name) for name, original in originals.items()}
     for name, module in modules.items():  # the other names of a shared layer
         if id(module) in adapted and model.get_submodule(name) is module:

@@ -15,6 +15,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import history_step, named
 from prunecli.modules.attention import module_name
 from prunecli.modules.saving import stock_names
+from prunecli.modules.stock_names import stored_tensors
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
 from prunecli.tensors.writer import SINGLE_FILE
@@ -49,7 +50,13 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
 
 
 def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
-    """Stock name -> trained value, of what `source` holds and the model has."""
+    """Stock name -> trained value, of what `source` holds and the model has.
+
+    Where a stock class runs the model, of all that `source` holds: what the class does not run is as it was.
+    """
+    if source.runs_stock:
+        found = stored_tensors(merged_state(model), model, source)
+        return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
     layers = source.mixtures
     state = stock_names(merged_state(model), layers)
     # A tied tensor is held once, under whichever of its names the model has.

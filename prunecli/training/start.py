@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX, Architecture
+from prunecli.architectures import (
+    EXPERTS_ONLY,
+    FAMILIES,
+    OLDER_TYPES,
+    REDUCED_PREFIX,
+    WHOLE_MIXTURES,
+    Architecture,
+)
+from prunecli.architectures.mixtures import IMAGES
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
@@ -22,6 +30,13 @@ SPECIAL_IDS = ("pad_token_id", "eos_token_id", "bos_token_id")
 """Which config and tokenizer must agree on, as far as both have them."""
 
 GENERATION_FILE = "generation_config.json"
+
+KNOWN: dict[str, Architecture] = {
+    **{name: family for name, family in EXPERTS_ONLY.items() if family.auto_class != IMAGES},
+    **WHOLE_MIXTURES,
+    **FAMILIES,
+}
+"""Model type -> the family's record, of all that are trained from random weights."""
 
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 """One of them at least is in a directory with a tokenizer."""
@@ -62,7 +77,7 @@ class Start:
             _fit(_file(self.config), values, words)
             return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
         with open_model(self.path) as checkpoint:
-            checkpoint.require_built()
+            checkpoint.require_trainable()
             return {
                 "source": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,
@@ -92,9 +107,10 @@ class Start:
             with open_model(self.path) as checkpoint:
                 return training_task_of(checkpoint)
         values = read_config(self.config)
-        family = FAMILIES[str(values["model_type"])]
+        family = KNOWN[str(values["model_type"])]
         name = next(iter(class_names(values)), family.model_class)
-        return task_of_class(name, is_pair=len(family.stacks) > 1)
+        is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
+        return task_of_class(name, is_pair=is_pair)
 
 
 def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:
@@ -117,9 +133,11 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
 
     file = _file(config)
     values = read_config(config)
-    family = FAMILIES[values["model_type"]]
+    family = KNOWN[values["model_type"]]
     words = _tokenizer(file, tokenizer)
     _fit(file, values, words)
+    if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
+        values.pop(KEY, None)
     if KEY in values:
         # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.
         steps = [
@@ -165,10 +183,10 @@ def read_config(config: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: holds no JSON object", "Give a config.json.")
     model_type = str(values.get("model_type")).removeprefix(REDUCED_PREFIX)
     values["model_type"] = OLDER_TYPES.get(model_type, model_type)
-    if values.get("model_type") not in FAMILIES:
+    if values.get("model_type") not in KNOWN:
         raise UnsupportedModelError(
             f'{file}: the model family "{values.get("model_type")}" is not supported',
-            f"Set model_type to one of {', '.join(FAMILIES)}.",
+            f"Set model_type to one of {', '.join(KNOWN)}.",
         )
     return values
 
@@ -204,10 +222,18 @@ def _random_model(file: Path, values: dict[str, Any], family: Architecture, seed
     names = (*class_names(values), family.model_class)
     classes: list[Any] = [getattr(transformers, name, None) for name in names]
     model_class = next(
-        known
-        for known in classes
-        if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type
+        (
+            known
+            for known in classes
+            if getattr(getattr(known, "config_class", None), "model_type", None) == family.model_type
+        ),
+        None,
     )
+    if model_class is None:
+        raise UnsupportedModelError(
+            f"{file}: transformers has no class of its own for a model of type {family.model_type}",
+            "Choose a config of a family that it has one for.",
+        )
     torch.manual_seed(seed)
     try:
         config = CONFIG_MAPPING[family.model_type].from_dict({**values, "dtype": None})

@@ -18,11 +18,13 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules.loading import load_model
 from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each, place_name
+from prunecli.modules.stock_names import not_run
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Examples
 from prunecli.tensors.dtypes import is_float, parse_dtype
 from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.side_files import in_one_line
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
 from prunecli.training.data import TrainingData, encode_examples, make_validation
@@ -141,7 +143,7 @@ class _Run:
 def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
     options, data, state = run.options, run.data, run.state
     with source() as checkpoint:
-        checkpoint.require_built()
+        checkpoint.require_trainable()
         _require_floats(checkpoint)
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in data.pairs for name in pair} if languages(tokenizer) else ():
@@ -153,7 +155,9 @@ def _trained(run: _Run, source: Callable[[], Checkpoint]) -> Trained:
             require_room(checkpoint, options, run.arguments.device, run.process_group, run.report)
         model = load_model(checkpoint.path, device="cpu", dtype="float32")
         choose_attention(model, run.arguments.device, options.dtype)
-        prepare(model, checkpoint.layout, options)
+        if checkpoint.runs_stock and (kept := not_run(model, checkpoint)):
+            run.report(f"Not run by {type(model).__name__}, written as they are: {in_one_line(kept)}")
+        prepare(model, checkpoint, options)
         _require_tokens(tokenizer, model, checkpoint)
         if done is None:
             done = _train(run, model, tokenizer, checkpoint)
@@ -260,9 +264,10 @@ def _steps(examples: Examples, options: TrainingOptions, process_group: ProcessG
 
 def _require_tokens(tokenizer: Tokenizer, model: Any, checkpoint: Checkpoint) -> None:
     highest = max(tokenizer.get_vocab().values(), default=0)
-    if highest >= model.config.vocab_size:
+    size = model.config.get_text_config().vocab_size
+    if highest >= size:
         raise UsageError(
-            f"{checkpoint.path}: the tokenizer has ids up to {highest:,}, the model {model.config.vocab_size:,} tokens",
+            f"{checkpoint.path}: the tokenizer has ids up to {highest:,}, the model {size:,} tokens",
             "Tokenizer and model are not of one checkpoint; copy both again.",
         )
 
@@ -292,7 +297,7 @@ def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: 
     weights = weight_bytes(checkpoint, "F32")
     trained = weights
     if options.train != "all" or options.lora is not None:
-        trained = 4 * trained_parameters(checkpoint.layout, options)
+        trained = 4 * trained_parameters(checkpoint, options)
     parts = {WEIGHTS: weights, "gradients": trained, "Adam's moments": 2 * trained}
     if options.lora is not None:
         parts["low-rank updates"] = trained

@@ -216,7 +216,7 @@ def test_what_no_stock_class_holds_is_refused(source: Path, model_type: str, tmp
             rewrite_heads(checkpoint, HeadPlan(uneven))
         with pytest.raises(UnsupportedModelError, match="which has ordinary tables"):
             plan_embeddings(checkpoint, EmbeddingOptions(map_dim=8))
-        with pytest.raises(UnsupportedModelError, match="prunecli does not train it"):
+        with pytest.raises(UnsupportedModelError, match="runs in its stock class alone"):
             assemble(checkpoint, torch.device("meta"), torch.float32)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from prunecli.training.loss import Objective, distillation, hidden_distance, smoothed_cross_entropy
 from prunecli.training.options import LossOptions
 from tests.reference.training_loss import divergence, smoothed, squared_distance
+from tests.stock_mixtures import tiny_mixture
 
 
 def logits_and_labels(seed: int, batch: int, length: int, vocabulary: int):
@@ -124,3 +125,24 @@ def test_bfloat16_logits_are_summed_in_float32():
     logits, labels = logits_and_labels(5, 2, 4, 6)
     loss = smoothed_cross_entropy(logits.bfloat16(), labels, 0.1)
     assert loss.dtype == torch.float32
+
+
+def test_even_use_of_experts_where_the_config_asks_for_it():
+    """Eq. 4 of 2101.03961 over all layers: experts x sum of share of tokens x mean probability, times its weight."""
+    model = tiny_mixture("qwen3_moe", output_router_logits=True, router_aux_loss_coef=0.25)
+    ids = torch.randint(3, 64, (2, 9), generator=torch.Generator().manual_seed(1))
+    labels = ids.roll(-1, dims=1)
+    labels[:, -1] = -100
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    objective = Objective(LossOptions(0.0))
+    plain = float(objective(model.eval(), batch).detach())
+    with torch.no_grad():
+        outputs = model(ids)
+    expected = sum(smoothed(outputs.logits[at].tolist(), int(labels[at]), 0.0) for at in scored(labels))
+    assert plain == pytest.approx(expected, rel=1e-4)  # while it is validated nothing is added
+    probabilities = torch.cat([logits.softmax(dim=-1) for logits in outputs.router_logits])
+    chosen = torch.zeros_like(probabilities).scatter_(1, probabilities.topk(2).indices, 1.0)
+    balance = 8 * float((chosen.mean(dim=0) * probabilities.mean(dim=0)).sum())
+    assert balance > 2.0
+    trained = float(objective(model.train(), batch).detach())
+    assert trained == pytest.approx(plain + 0.25 * 16 * balance, rel=1e-4)

@@ -46,7 +46,7 @@ def test_routers_alone(tmp_path):
     with open_model(tmp_path / "pruned") as source:
         routers = {name for layer in source.mixtures for name in layer.router_tensors}
         count = sum(source.tensors[name].numel for name in routers)
-        assert trained_parameters(source.layout, chosen) == count == trained.log["parameters"]
+        assert trained_parameters(source, chosen) == count == trained.log["parameters"]
         weights = 4 * sum(info.numel for info in source.tensors.values())
         parts = {"weights": weights, "gradients": 4 * count, "Adam's moments": 8 * count}
         assert training_bytes(source, chosen, 1) == parts
@@ -77,13 +77,13 @@ def test_dropouts_of_the_training_alone(tmp_path, family):
     if model.config.is_encoder_decoder:
         tokens["decoder_input_ids"] = tokens["input_ids"]
     with open_model(path) as source:
-        prepare(model, source.layout, options(dropout=0.3))
+        prepare(model, source, options(dropout=0.3))
     rates = {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)}
     assert rates <= {0.3}
     first, second = (model(**tokens)[0] for _ in range(2))
     assert not torch.equal(first, second)
     with open_model(path) as source:
-        prepare(model, source.layout, options(dropout=0.0))
+        prepare(model, source, options(dropout=0.0))
     if family != "nllb-moe":  # a whole expert's output is still left out
         first, second = (model(**tokens)[0] for _ in range(2))
         assert torch.equal(first, second) or model.config.to_dict().get("encoder_layerdrop")
@@ -185,7 +185,7 @@ def test_updates_of_low_rank_begin_as_the_seed_says(tmp_path):
         model = load_model(path, device="cpu")
         torch.manual_seed(before)  # whatever the process has drawn by then
         with open_model(path) as source:
-            prepare(model, source.layout, options(lora=2, seed=seed))
+            prepare(model, source, options(lora=2, seed=seed))
         drawn = [value.flatten() for name, value in model.named_parameters() if "lora_A" in name]
         return torch.cat(drawn)
 
@@ -197,7 +197,7 @@ def test_adapted_and_merged_compute_the_same(tmp_path):
     path = tiny_family(tmp_path / "model", "bart")
     model = load_model(path, device="cpu")
     with open_model(path) as source:
-        prepare(model, source.layout, options(lora=3))
+        prepare(model, source, options(lora=3))
     for name, value in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(value, std=0.1)

@@ -1,0 +1,159 @@
+"""Names of tensors in the files of a model that runs in its stock class, and in that class: both ways.
+
+From the files to the class by transformers' own rules for opening a checkpoint, of whose conversions those alone are
+followed that stack experts. Back by its rules for saving one, which are the same turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.mixtures import SparseLayer
+from prunecli.modules.filling import DTYPES, chunk_for, read_into
+
+REMEDY = "Leave --memory out on a machine that holds the model."
+
+
+class StockNames:
+    """From names in the checkpoint to those of the model, as transformers turns them."""
+
+    def __init__(self, checkpoint: Checkpoint, model: Any) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter
+
+        self.model = model
+        self._path, self._prefix = checkpoint.path, f"{model.base_model_prefix}."
+        rules = get_model_conversion_mapping(model)
+        self._renamings = [rule for rule in rules if not isinstance(rule, WeightConverter)]
+        self._converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+
+    def renamed(self, name: str) -> str:
+        """The name in the model, before conversions."""
+        for rule in self._renamings:
+            name, _ = rule.rename_source_key(name)
+        return name
+
+    def stacked(self, name: str) -> tuple[str, int] | None:
+        """Parameter of the model whose first axis is the expert, and the place among those that its rows come from.
+
+        None where the tensor is not converted.
+
+        Raises:
+            UnsupportedModelError: it is turned into something else.
+        """
+        for rule in self._converters:
+            found, pattern = rule.rename_source_key(self.renamed(name))
+            if pattern is None:
+                continue
+            kinds = [type(operation).__name__ for operation in rule.operations]
+            axes = [getattr(operation, "dim", None) for operation in rule.operations]
+            known = (["MergeModulelist"], [0]), (["MergeModulelist", "Concatenate"], [0, 1])
+            if (kinds, axes) not in known or len(rule.target_patterns) != 1:
+                raise self.refusal(name)
+            # Patterns are completed where they are given; their order stays.
+            return found, list(rule.source_patterns).index(pattern)
+        return None
+
+    def parameter(self, name: str) -> str:
+        """The name in the model of what a tensor ends up in, converted or not."""
+        for rule in self._converters:
+            found, pattern = rule.rename_source_key(self.renamed(name))
+            if pattern is not None:
+                return str(found)
+        return self._prefixed(self.renamed(name))
+
+    def of_experts(self, layer: SparseLayer) -> set[str]:
+        """The names in the model of what a layer's experts end up in."""
+        found = {self.parameter(name) for name in layer.stacked_tensors}
+        for suffix in layer.expert_tensors:
+            for number in range(layer.num_experts):
+                name = self.parameter(layer.expert_tensor(number, suffix))
+                if name in found and number:
+                    break  # they are stacked
+                found.add(name)
+        return found
+
+    def refusal(self, name: str) -> UnsupportedModelError:
+        """Transformers makes something else of a tensor."""
+        return UnsupportedModelError(
+            f"{self._path}: transformers turns {name} into another tensor, which prunecli does not do layer by layer",
+            REMEDY,
+        )
+
+    def place(self, name: str) -> str:
+        """The name in the model of a tensor that is not converted; with or without the prefix of the base model.
+
+        Raises:
+            UnsupportedModelError: it is turned into something else.
+        """
+        if self.stacked(name) is not None:
+            raise self.refusal(name)
+        return self._prefixed(self.renamed(name))
+
+    def _prefixed(self, name: str) -> str:
+        places = (name, self._prefix + name, name.removeprefix(self._prefix))
+        return next((place for place in places if has_tensor(self.model, place)), name)
+
+
+def has_tensor(model: Any, name: str) -> bool:
+    """Whether the model has a parameter or buffer of the name."""
+    owner, _, attribute = name.rpartition(".")
+    try:
+        return isinstance(getattr(model.get_submodule(owner), attribute), torch.Tensor)
+    except AttributeError:
+        return False
+
+
+def not_run(model: Any, source: Checkpoint) -> tuple[str, ...]:
+    """Names of the tensors of `source` that `model`, loaded of it, has no place for: of layers for further tokens, say.
+
+    Raises:
+        UnsupportedModelError: what the model holds is not what `source` does under other names; nothing could be
+            written as it was stored.
+    """
+    held = _as_stored(model, {name: tensor.to("meta") for name, tensor in model.state_dict().items()})
+    tied = {*_as_stored(model, {alias: torch.empty(0) for alias in model.all_tied_weights_keys})}
+    odd = [
+        name
+        for name, tensor in held.items()
+        if (name not in source.tensors and name not in tied)
+        or (name in source.tensors and tuple(tensor.shape) != source.info(name).shape)
+    ]
+    if odd:
+        raise UnsupportedModelError(
+            f"{source.path}: transformers reads its tensors otherwise than it writes them ({odd[0]})",
+            "Open it with transformers and save it once, then train what that wrote.",
+        )
+    return tuple(name for name in source.tensors if name not in held)
+
+
+def stored_tensors(state: Mapping[str, Tensor], model: Any, source: Checkpoint) -> dict[str, Tensor]:
+    """The tensors of `source` with the values of a state dict of `model`; those that it has no place for as they are.
+
+    Args:
+        model: loaded of `source`, for which `not_run` raises nothing.
+    """
+    held = _as_stored(model, state)
+    absent = [name for name in source.tensors if name not in held]
+    buffer, tensors = chunk_for(source, absent), {}
+    for name in source.tensors:
+        if name in held:
+            tensors[name] = held[name]
+            continue
+        info = source.info(name)
+        tensors[name] = torch.empty(info.shape, dtype=DTYPES[info.dtype])
+        read_into(tensors[name], source, name, buffer)
+    return tensors
+
+
+def _as_stored(model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    from transformers.core_model_loading import revert_weight_conversion
+
+    found: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
+    return found

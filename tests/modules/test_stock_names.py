@@ -1,0 +1,107 @@
+"""What a stock class holds goes back to the names and layout of the files that it was read from, to the last bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from prunecli import load_model
+from prunecli.errors import UnsupportedModelError
+from prunecli.model.checkpoint import open_model
+from prunecli.modules.stock_names import not_run, stored_tensors
+from tests.families.mixtures import TINY
+from tests.stock_mixtures import tiny_mixture
+
+WEIGHTS = "model.safetensors"
+
+
+def saved(folder: Path, model_type: str, **config: Any) -> Path:
+    tiny_mixture(model_type, **config).save_pretrained(folder)
+    return folder
+
+
+def assert_as_stored(folder: Path, absent: set[str] = frozenset()) -> None:
+    """The model that is loaded of a directory goes back to its file, tensor by tensor."""
+    model = load_model(folder, device="cpu", dtype="float32")
+    files = load_file(folder / WEIGHTS)
+    with open_model(folder) as source:
+        assert {*not_run(model, source)} == absent
+        found = stored_tensors(model.state_dict(), model, source)
+    assert found.keys() == files.keys()
+    for name, tensor in files.items():
+        assert found[name].dtype == tensor.dtype, name
+        assert torch.equal(found[name], tensor), name
+
+
+@pytest.mark.parametrize("model_type", TINY)
+def test_every_family(tmp_path: Path, model_type: str) -> None:
+    assert_as_stored(saved(tmp_path, model_type))
+
+
+def test_layers_for_further_tokens_stay_as_they_are(tmp_path: Path) -> None:
+    """In types that the model does not run in, too."""
+    folder = saved(tmp_path, "qwen3_next")
+    tensors = load_file(folder / WEIGHTS)
+    beyond = {
+        "mtp.fc.weight": torch.randn(32, 64).bfloat16(),
+        "mtp.layers.0.mlp.gate.weight": torch.randn(8, 32).half(),
+        **{
+            f"mtp.layers.0.mlp.experts.{number}.{part}_proj.weight": torch.randn(shape)
+            for number in range(8)
+            for part, shape in (("gate", (24, 32)), ("up", (24, 32)), ("down", (32, 24)))
+        },
+    }
+    save_file({**tensors, **beyond}, folder / WEIGHTS, metadata={"format": "pt"})
+    assert_as_stored(folder, {*beyond})
+
+
+def stacked(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts of Qwen3.5 in the layout in which some of its models are published: all of a layer in two tensors."""
+    blocks = {name.partition(".experts.")[0] for name in tensors if ".experts." in name}
+    made = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for block in blocks:
+
+        def every(part: str, block: str = block) -> Tensor:
+            return torch.stack([tensors[f"{block}.experts.{number}.{part}.weight"] for number in range(8)])
+
+        made[f"{block}.experts.gate_up_proj"] = torch.cat([every("gate_proj"), every("up_proj")], dim=1)
+        made[f"{block}.experts.down_proj"] = every("down_proj")
+    return made
+
+
+def test_a_family_of_two_layouts_keeps_its_own(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "qwen3_5_moe_text")
+    made = stacked(load_file(folder / WEIGHTS))
+    assert sum("experts" in name for name in made) == 6
+    save_file(made, folder / WEIGHTS, metadata={"format": "pt"})
+    assert_as_stored(folder)
+
+
+def test_a_tied_output_is_not_stored(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "gpt_oss", tie_word_embeddings=True)
+    assert "lm_head.weight" not in load_file(folder / WEIGHTS)
+    assert_as_stored(folder)
+
+
+def test_what_would_be_written_otherwise_is_refused(tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path / "one", "qwen3_moe"), device="cpu")
+    narrow = saved(tmp_path / "other", "qwen3_moe", moe_intermediate_size=16)
+    with open_model(narrow) as source, pytest.raises(UnsupportedModelError, match="otherwise than it writes"):
+        not_run(model, source)
+    config = json.loads((tmp_path / "one/config.json").read_text())
+    tensors = load_file(tmp_path / "one" / WEIGHTS)
+    save_file(
+        {f"model.{name}" if "embed" in name else name: one for name, one in tensors.items()}, narrow / WEIGHTS
+    )
+    (narrow / "config.json").write_text(json.dumps({**config, "model_type": "flex_olmo"}))
+    with (
+        open_model(narrow) as source,
+        pytest.raises(UnsupportedModelError, match=r"model\.embed_tokens\.weight"),
+    ):
+        not_run(model, source)

@@ -1,0 +1,242 @@
+"""Mixture-of-experts language models are trained in their stock classes; results are what those classes open."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from prunecli.architectures import EXPERTS_ONLY
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.errors import UnsupportedModelError
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.model.checkpoint import open_model
+from prunecli.model.rewrite import rewritten
+from prunecli.pipeline import apply
+from prunecli.running.windows import packed_examples
+from prunecli.text.choice import TextChoice
+from prunecli.text.tokens import load_tokenizer
+from prunecli.training.finetune import Destination, finetune
+from prunecli.training.options import LossOptions
+from prunecli.training.parts import trained_parameters
+from prunecli.training.result import outputs_of
+from prunecli.training.start import Start
+from tests.commands.calls import raising
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
+from tests.training.runs import language_model, lines, options, staged, train
+
+WEIGHTS = "model.safetensors"
+SPECIALS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
+"""Of `write_plain_tokenizer`."""
+
+
+def saved(folder, model_type, **config):
+    tiny_mixture(model_type, **{**SPECIALS, **config}).save_pretrained(folder)
+    write_plain_tokenizer(folder)
+    return folder
+
+
+def stock(model_type, folder):
+    """The model that plain transformers opens, nothing missing and nothing left over."""
+    import transformers
+
+    made = getattr(transformers, EXPERTS_ONLY[model_type].model_class)
+    model, info = made.from_pretrained(folder, dtype="float32", output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model
+
+
+def written(source, trained, output):
+    with open_model(source) as before, open_model(trained.staged) as weights:
+        outputs = outputs_of(before, weights, None)
+        apply(weights, rewritten(weights, before.structure, outputs, {"command": "finetune"}), output)
+    return output
+
+
+def changed(source, trained):
+    """Names of the tensors that the training changed."""
+    with open_model(source) as before, open_model(trained.staged) as after:
+        assert dict(after.tensors) == dict(before.tensors)
+        return {n for n in before.tensors if not np.array_equal(before.read(n), after.read(n))}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "granitemoe", "deepseek_v3"])
+def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
+    """Three of them on one window, by transformers' eager experts and torch's Adam."""
+    source = saved(tmp_path / "model", model_type)
+    data = language_model(8, 0)
+    model, tokenizer = stock(model_type, source), load_tokenizer(source)
+    stream = [0] + [token for text in data.train.texts for token in (*tokenizer(text)["input_ids"], 2)]
+    window = torch.tensor([stream[:-1]])
+    examples = packed_examples(tokenizer, model, data.train.texts, len(stream) - 1)
+    assert examples.batch([0]).inputs["input_ids"].tolist() == window.tolist()
+    made = options(steps=3, eval_every=1, learning_rate=1e-3, warmup=1, batch_tokens=window.numel())
+    trained = train(source, tmp_path / "state", replace(made, context=window.numel()), data)
+    model.set_experts_implementation("eager")
+    adam = torch.optim.Adam(model.parameters(), betas=made.betas)
+    for row in trained.log["training"]:
+        loss = functional.cross_entropy(
+            model.train()(window).logits[0], torch.tensor(stream[1:]), label_smoothing=0.1
+        )
+        assert row["loss"] == pytest.approx(loss.item(), rel=1e-4)
+        adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in adam.param_groups:
+            group["lr"] = row["learning_rate"]
+        adam.step()
+    rates = sum(row["learning_rate"] for row in trained.log["training"])
+    assert rates > 1e-3
+    found = dict(stock(model_type, written(source, trained, tmp_path / "out")).named_parameters())
+    for name, expected in model.named_parameters():
+        torch.testing.assert_close(found[name], expected, rtol=0, atol=0.02 * rates, msg=name)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe"])
+def test_parts_alone(tmp_path, model_type):
+    source = saved(tmp_path / "model", model_type)
+    with open_model(source) as checkpoint:
+        layers = checkpoint.mixtures
+        experts = {name for layer in layers for name in layer.stacked_tensors} | {
+            layer.expert_tensor(number, suffix)
+            for layer in layers
+            for number in range(layer.num_experts)
+            for suffix in layer.expert_tensors
+        }
+        routers = {name for layer in layers for name in layer.router_tensors}
+        tables = {"model.embed_tokens.weight", "lm_head.weight"}
+        counts = {name: info.numel for name, info in checkpoint.tensors.items()}
+    for part, names in (("experts", experts), ("routers", routers), ("embeddings", tables)):
+        chosen = options(steps=2, learning_rate=1e-2, train=part)
+        trained = train(source, tmp_path / part, chosen, language_model())
+        moved = changed(source, trained)
+        # An expert to which no token was sent stays.
+        assert moved <= names if part == "experts" else moved == names
+        assert len(moved) > len(names) / 2
+        assert trained.log["parameters"] == sum(counts[name] for name in names)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h"])
+def test_updates_of_low_rank_leave_experts_and_routers(tmp_path, model_type):
+    source = saved(tmp_path / "model", model_type)
+    chosen = options(steps=3, lora=2, learning_rate=1e-2)
+    trained = train(source, tmp_path / "state", chosen, language_model())
+    moved = changed(source, trained)
+    with open_model(source) as before, open_model(trained.staged) as after:
+        apart = {name for layer in before.mixtures for name in layer.cut}
+        assert moved
+        assert not any(".experts." in name or name in apart or "embed" in name for name in moved)
+        has_more = model_type != "gpt_oss"  # linear layers beside experts: dense FFNs, shared experts
+        assert any("down_proj" in name for name in moved) == has_more
+        for name in moved:
+            update = after.read(name).astype(np.float64) - before.read(name)
+            assert 0 < np.linalg.matrix_rank(update, tol=1e-5) <= 2, name
+        if model_type != "nemotron_h":  # where one kind of layer is left out
+            assert trained.log["parameters"] == trained_parameters(before, chosen)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path):
+    source, data = saved(tmp_path / "model", "qwen3_moe"), language_model()
+    whole = train(source, tmp_path / "whole", options(steps=5), data)
+
+    def stop(line):
+        if line.startswith("step 2"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(source, tmp_path / "parts", options(steps=5), data, report=stop)
+    assert staged(train(source, tmp_path / "parts", options(steps=5), data)) == staged(whole)
+
+
+def test_activations_that_are_computed_again_change_nothing(tmp_path):
+    source = saved(tmp_path / "model", "gpt_oss")
+    chosen = options(steps=2, dtype="bfloat16")
+    one, other = (
+        train(source, tmp_path / f"{way}", replace(chosen, gradient_checkpointing=way), language_model())
+        for way in (True, False)
+    )
+    assert staged(one) == staged(other)
+
+
+def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
+    """Of a Qwen3-MoE as it is published, its count under another key than transformers writes now."""
+    source = saved(tmp_path / "model", "qwen3_moe")
+    config = json.loads((source / "config.json").read_text())
+    config["num_experts"] = config.pop("num_local_experts")
+    (source / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
+    raising(prune_experts, source, "--metric", "random", "--ratio", 0.5, "-o", tmp_path / "pruned")
+    (tmp_path / "text").write_text("".join(f"{' '.join(line)}\n" for line in lines(60)))
+    text, held_out = (TextChoice(files=(tmp_path / "text",), max_sentences=count) for count in (60, 9))
+    loss = LossOptions(0.0, distill=0.9)
+    chosen = options(steps=30, eval_every=10, learning_rate=1e-2, teacher=source, loss=loss)
+    destination, said = Destination(tmp_path / "out", save_every=20), []
+    training, support = finetune(
+        Start(tmp_path / "pruned"), text, destination, chosen, valid=held_out, say=said.append
+    )
+    assert support.is_stock
+    losses = [row["loss"] for row in training.to_json()["validation"]]
+    assert losses[-1] < losses[0] - 0.2
+    before, after = (json.loads((tmp_path / name / "config.json").read_text()) for name in ("pruned", "out"))
+    history = after["prunecli"].pop("history")
+    assert [step["command"] for step in history] == ["prune-experts", "finetune"]
+    assert history[-1]["arguments"]["teacher"]["path"].endswith("model")
+    assert before["prunecli"].pop("history") == history[:1]
+    assert after == before
+    assert after["num_experts"] == 4
+    assert "finetune" in (tmp_path / "out/README.md").read_text()
+    assert stock("qwen3_moe", tmp_path / "out").config.num_local_experts == 4
+    stock("qwen3_moe", tmp_path / "out.steps/step-20")
+    with open_model(tmp_path / "pruned") as one, open_model(tmp_path / "out") as other:
+        assert dict(one.tensors) == dict(other.tensors)
+
+
+def test_tensors_that_are_not_run_are_kept_and_named(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    source = saved(tmp_path / "model", "qwen3_next")
+    beyond = {"mtp.norm.weight": torch.randn(32), "mtp.fc.weight": torch.randn(32, 64)}
+    save_file({**load_file(source / WEIGHTS), **beyond}, source / WEIGHTS, metadata={"format": "pt"})
+    said = []
+    trained = train(source, tmp_path / "state", options(steps=2), language_model(), report=said.append)
+    assert "Not run by Qwen3NextForCausalLM, written as they are: mtp.fc.weight, mtp.norm.weight" in said
+    after = load_file(trained.staged / WEIGHTS)
+    assert all(torch.equal(after[name], tensor) for name, tensor in beyond.items())
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
+def test_from_random_weights_of_a_pruned_config(tmp_path, model_type):
+    source = saved(tmp_path / "model", model_type)
+    with open_model(source) as checkpoint:
+        kept = {layer.name: (1, 4, 5) for layer in checkpoint.mixtures}
+        rewrite = rewrite_experts(checkpoint, ExpertPlan(kept))
+        apply(checkpoint, rewrite, tmp_path / "config", weights=False)
+    assert not (tmp_path / "config" / WEIGHTS).exists()
+    (tmp_path / "text").write_text("".join(f"{' '.join(line)}\n" for line in lines(40)))
+    text = TextChoice(files=(tmp_path / "text",))
+    finetune(Start(None, tmp_path / "config"), text, Destination(tmp_path / "out"), options(steps=2))
+    model = stock(model_type, tmp_path / "out")
+    assert model.config.num_local_experts == 3
+    with open_model(tmp_path / "out") as made:
+        (step,) = made.structure.history
+        assert step["arguments"]["from_scratch"] == model_type
+        assert not made.structure.experts
+
+
+def test_quantised_weights_are_refused(tmp_path):
+    source = saved(tmp_path / "model", "qwen3_moe")
+    config = json.loads((source / "config.json").read_text())
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (source / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    with pytest.raises(
+        UnsupportedModelError, match=r"its weights are quantised \(fp8\), which are not trained"
+    ):
+        finetune(Start(source), TextChoice(files=(Path("text"),)), tmp_path / "out", options())
