@@ -126,7 +126,7 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
 
 def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -> dict[str, int]:
     """Name of each layer of the model that has experts -> how many."""
-    names = _Names(checkpoint, model)
+    names = StockNames(checkpoint, model)
     places = {names.place(layer.router_tensors[0]): layer.num_experts for layer in layers}
     return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
 

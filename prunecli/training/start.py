@@ -22,6 +22,7 @@ from prunecli.architectures.mixtures import IMAGES
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
+from prunecli.model.opening import WEIGHTS_KEY
 from prunecli.model.structure import KEY
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
@@ -137,6 +138,11 @@ def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, se
     words = _tokenizer(file, tokenizer)
     _fit(file, values, words)
     if family.must_be_stock:  # of a reduced model config.json says all, since its stock class runs it
+        if WEIGHTS_KEY in values:
+            raise UnsupportedModelError(
+                f"{file}: a mixture whose layers differ in their number of experts is not trained from random weights",
+                "Give a config of one number for all.",
+            )
         values.pop(KEY, None)
     if KEY in values:
         # Nothing is left of the models that it was made of, nor does what was measured on them hold for it.

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from prunecli import load_model
 from prunecli.architectures import EXPERTS_ONLY
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.errors import UnsupportedModelError
@@ -28,7 +29,7 @@ from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
 from prunecli.training.parts import trained_parameters
 from prunecli.training.result import outputs_of
-from prunecli.training.start import Start
+from prunecli.training.start import Start, initial_checkpoint
 from tests.commands.calls import raising
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
@@ -37,6 +38,8 @@ from tests.training.runs import language_model, lines, options, staged, train
 WEIGHTS = "model.safetensors"
 SPECIALS = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": 2}
 """Of `write_plain_tokenizer`."""
+
+UNEVEN = ((0, 1, 5), (2, 3, 4, 7), (1, 2))
 
 
 def saved(folder, model_type, **config):
@@ -197,6 +200,24 @@ def test_a_pruned_model_recovers_with_the_original_as_teacher(tmp_path):
     stock("qwen3_moe", tmp_path / "out.steps/step-20")
     with open_model(tmp_path / "pruned") as one, open_model(tmp_path / "out") as other:
         assert dict(one.tensors) == dict(other.tensors)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
+def test_layers_may_differ_in_their_number_of_experts(tmp_path, model_type):
+    source = saved(tmp_path / "model", model_type)
+    with open_model(source) as checkpoint:
+        kept = {layer.name: ids for layer, ids in zip(checkpoint.mixtures, UNEVEN, strict=False)}
+        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), tmp_path / "pruned")
+    trained = train(tmp_path / "pruned", tmp_path / "state", options(steps=2), language_model())
+    moved = changed(tmp_path / "pruned", trained)
+    assert any("experts" in name for name in moved)
+    output = written(tmp_path / "pruned", trained, tmp_path / "out")
+    with open_model(tmp_path / "pruned") as before, open_model(output) as after:
+        assert [layer.num_experts for layer in after.mixtures] == [len(ids) for ids in kept.values()]
+        assert after.structure.experts == before.structure.experts
+    assert torch.isfinite(load_model(output, device="cpu")(torch.tensor([[5, 6, 7]])).logits).all()
+    with pytest.raises(UnsupportedModelError, match="not trained from random weights"):
+        initial_checkpoint(output, None, tmp_path / "new", 0)
 
 
 def test_tensors_that_are_not_run_are_kept_and_named(tmp_path):
