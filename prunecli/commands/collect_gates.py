@@ -70,6 +70,13 @@ def collect_gates(
             "--max-tokens", min=1, metavar="N", help="Use only the first N tokens of each --text name."
         ),
     ] = None,
+    mean_outputs: Annotated[
+        bool,
+        typer.Option(
+            "--mean-outputs",
+            help="Of language models: also write OUTPUT.outputs.safetensors, for prune-experts --constant-experts.",
+        ),
+    ] = False,
     batch_tokens: BatchTokensOption = 4096,
     max_sentences: MaxSentencesOption = None,
     memory: MemoryOption = None,
@@ -101,7 +108,7 @@ def collect_gates(
 
     ask_huge_pages()  # though --memory be left out: a model that does not fit is run by layers too
     budget = None if memory is None else parse_size(memory)
-    options = ("forced" if mode is None else mode, beam, batch_tokens, context, max_tokens)
+    options = ("forced" if mode is None else mode, beam, batch_tokens, context, max_tokens, mean_outputs)
     choice = TextChoice(
         data, split, source_file, target_file, langs, pairs, max_sentences=max_sentences, demo=DATA
     )
@@ -110,6 +117,7 @@ def collect_gates(
         _refuse_beside_text(choice, mode)
     else:
         _refuse_without_text({"--whole-files": whole_files, "--context": context, "--max-tokens": max_tokens})
+        _refuse_without_text({"--mean-outputs": mean_outputs})
     with processes.together() as process_group, ExitStack() as stack:
         with process_group.in_step():
             if process_group.is_main:  # before a model is fetched

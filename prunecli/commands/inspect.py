@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from prunecli.evaluation.capacity import Capacity
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.model.inventory import Inventory
+    from prunecli.model.mixtures import SparseLayer
     from prunecli.model.names import Surmise
 
 
@@ -160,7 +161,8 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
     console.show(console.table("Parameters", ("part", "tensors", "parameters", "bytes", "share"), rows))
     if inventory.layers:
         experts = [
-            [layer.name, _held(layer.num_experts, layer.original_experts)] for layer in inventory.layers
+            [layer.name, _held(len(layer.computed), layer.original_experts) + _constants(layer)]
+            for layer in inventory.layers
         ]
         console.show(console.table("Experts", ("sparse layer", "experts"), experts))
     if inventory.attentions:
@@ -244,6 +246,10 @@ def _heads(inventory: Inventory) -> list[list[str]]:
         else:
             rows += [[layer.name, "1", _held(layer.num_heads, layer.original_heads)] for layer in layers]
     return rows
+
+
+def _constants(layer: SparseLayer) -> str:
+    return f", {len(layer.constants)} constants" if layer.constants else ""
 
 
 def _held(held: int, original: int) -> str:

@@ -222,6 +222,14 @@ def prune_experts(
             help="Of language models: warn of experts that saw fewer tokens than this.",
         ),
     ] = MIN_TOKENS,
+    constant_experts: Annotated[
+        bool,
+        typer.Option(
+            "--constant-experts",
+            help="Of language models: experts that go leave their mean output behind (collect-gates --mean-outputs); "
+            "the router stays, layers may differ, and vLLM from 0.33 on opens it.",
+        ),
+    ] = False,
     dtype: DtypeOption = None,
     fit_batch: FitBatchOption = FIT_BATCH,
     fit_beam: FitBeamOption = FIT_BEAM,
@@ -245,7 +253,7 @@ def prune_experts(
     from prunecli.methods.experts.options import Amount, ExpertOptions, default_ratio
     from prunecli.tensors.quantities import parse_size
 
-    if experts is not None and gates:
+    if experts is not None and gates and not constant_experts:
         raise UsageError("--gates and --experts exclude each other.", "Give statistics, or ids.")
     per_layer = None if experts_per_layer is None else _per_layer(experts_per_layer)
     options = ExpertOptions(
@@ -264,6 +272,7 @@ def prune_experts(
         round_to=round_to,
         mtp=mtp,
         active=active,
+        constant=constant_experts,
         dtype=dtype,
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
@@ -278,6 +287,7 @@ def prune_experts(
 
 
 def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
+    from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
     from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
     from prunecli.methods.experts.options import of_language_model
     from prunecli.methods.experts.plan import plan_experts
@@ -294,7 +304,12 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
             how.note(f"No texts named: all of {files} count; --for keeps what yours need.")
         else:
             how.note(f"No languages named: all of {files} count; --source and --target keep what yours need.")
-    shown = how.apply(checkpoint, rewrite_experts(checkpoint, plan))
+    if options.constant:
+        means = mean_outputs(checkpoint, options.files, options.texts)
+        rewrite = rewrite_constant(checkpoint, plan, means)
+    else:
+        rewrite = rewrite_experts(checkpoint, plan)
+    shown = how.apply(checkpoint, rewrite)
     how.show(lambda: _document(shown, plan, options.seed), lambda: _show(shown, plan))
 
 

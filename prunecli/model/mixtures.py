@@ -19,6 +19,9 @@ OF_AN_EXPERT = re.compile(r"(?:^|\.)experts?\.")
 """What is found in the names of tensors of experts."""
 UNDECLARED = "prunecli would damage what it does not know; it changes no model of this kind."
 
+CONSTANT = "approx_value"
+"""Below an expert's name: the constant, `[width]`, that stands for its output, as vLLM knows it (2507.00390, MoNE)."""
+
 Info = TypeVar("Info")
 """What is known of a tensor."""
 
@@ -58,6 +61,7 @@ class SparseLayer:
         stacked_tensors: those of them that hold parts of experts.
         groups: those of the experts; one where the router knows none.
         is_predicting: whether its layer predicts further tokens, which no plain forward pass runs.
+        constants: numbers of the experts of which a constant is left; the router still picks them.
     """
 
     name: str
@@ -74,6 +78,12 @@ class SparseLayer:
     stacked_tensors: tuple[str, ...] = ()
     groups: Groups = Groups()
     is_predicting: bool = False
+    constants: tuple[int, ...] = ()
+
+    @property
+    def computed(self) -> tuple[int, ...]:
+        """Numbers of the experts that are no constants."""
+        return tuple(number for number in range(self.num_experts) if number not in self.constants)
 
     def expert_tensor(self, expert_index: int, suffix: str) -> str:
         """Full name of a tensor of the expert that is stored as number `expert_index`."""
@@ -206,7 +216,8 @@ def _sparse_layer(
     if not routers:
         raise CheckpointError(f"{where} has experts but no router")
     count = len(experts) if experts else next(iter(rest[stacked[0]].shape), 0)
-    suffixes = _suffixes(where, experts)
+    constants = tuple(sorted(number for number, own in experts.items() if {*own} == {CONSTANT}))
+    suffixes = _suffixes(where, experts, constants)
     cut = {
         **dict.fromkeys(routers, 0),
         **{suffix: axis for suffix, axis in mixture.vectors.items() if suffix in rest},
@@ -254,6 +265,7 @@ def _sparse_layer(
         stacked_tensors=tuple(f"{name}.{suffix}" for suffix in stacked),
         groups=_groups(sizes, mixture, count),
         is_predicting=_is_predicting(sizes, mixture, name, number),
+        constants=constants,
     )
 
 
@@ -288,15 +300,20 @@ def experts_of(
     return experts, rest
 
 
-def _suffixes(where: str, experts: Mapping[int, Mapping[str, TensorInfo]]) -> tuple[str, ...]:
-    """The tensors that every expert has, relative to it."""
+def _suffixes(
+    where: str, experts: Mapping[int, Mapping[str, TensorInfo]], constants: tuple[int, ...]
+) -> tuple[str, ...]:
+    """The tensors that every expert has, relative to it, but for those that are constants."""
     absent = sorted(set(range(len(experts))) - set(experts))
     if absent:
         raise CheckpointError(f"{where} lacks expert {absent[0]} (its last is {max(experts)})")
     if not experts:
         return ()
-    first = experts[0]
-    for number, own in experts.items():
+    computed = {number: own for number, own in sorted(experts.items()) if number not in constants}
+    if not computed:
+        raise CheckpointError(f"{where} holds constants in the place of all of its experts")
+    reference, first = next(iter(computed.items()))
+    for number, own in computed.items():
         if own.keys() != first.keys():
             odd = sorted(own.keys() ^ first.keys())
             path, _, name = where.rpartition(": ")
@@ -307,8 +324,8 @@ def _suffixes(where: str, experts: Mapping[int, Mapping[str, TensorInfo]]) -> tu
             if info.shape != first[suffix].shape:
                 path, _, name = where.rpartition(": ")
                 raise CheckpointError(
-                    f"{path}: {suffix} of expert {number} of {name} has the shape {list(info.shape)}, that of expert 0 "
-                    f"{list(first[suffix].shape)}"
+                    f"{path}: {suffix} of expert {number} of {name} has the shape {list(info.shape)}, that of expert "
+                    f"{reference} {list(first[suffix].shape)}"
                 )
     return tuple(first)
 
@@ -346,6 +363,8 @@ def parts_of(layers: tuple[SparseLayer, ...]) -> Iterator[tuple[str, str]]:
     for layer in layers:
         for name in layer.cut:
             yield name, "experts" if name in layer.stacked_tensors else "router"
-        for number in range(layer.num_experts):
+        for number in layer.constants:
+            yield layer.expert_tensor(number, CONSTANT), "experts"
+        for number in layer.computed:
             for suffix in layer.expert_tensors:
                 yield layer.expert_tensor(number, suffix), "experts"

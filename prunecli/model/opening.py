@@ -117,8 +117,9 @@ def result_config(
         config[WEIGHTS_KEY] = (
             f"{support.line} Open it with trust_remote_code=True, or with prunecli.load_model."
         )
-    if classes:
-        config["architectures"] = [name if support.is_stock else f"{CLASS_PREFIX}{name}" for name in classes]
+    if classes:  # vLLM opens experts that are constants by the stock name
+        is_named = support.is_stock or bool(structure.constants)
+        config["architectures"] = [name if is_named else f"{CLASS_PREFIX}{name}" for name in classes]
     return {**config, **({"auto_map": auto_map} if auto_map else {}), KEY: structure.to_json()}
 
 

@@ -100,6 +100,12 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
     mixture = result.family.mixture
     if mixture is None or not source.mixtures:
         return StockSupport()
+    if result.structure.constants:
+        return StockSupport(
+            reason="constants stand for experts",
+            nearest="`prune-experts` without --constant-experts",
+            is_fitted=True,
+        )
     # A layer that predicts further tokens may be gone as a whole: it keeps none.
     counts = [len(result.structure.kept_experts(layer.name, layer.num_experts)) for layer in source.mixtures]
     kept = {count for count in counts if count}

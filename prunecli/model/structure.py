@@ -9,7 +9,9 @@ from typing import Any
 from prunecli.errors import CheckpointError
 from prunecli.model.changes import AttentionChange, EmbeddingChange, FfnChange
 
-VERSION = 2
+VERSION = 3
+SECOND = 2
+"""Version of a structure without constants in the place of experts."""
 FIRST = 1
 """Version of a structure that the first prunecli reads too: of all layers and attentions, with a unit that it knows."""
 KEY = "prunecli"
@@ -23,6 +25,7 @@ class Structure:
     Attributes:
         experts: sparse layer's name -> ids of the experts it keeps, in the order in which they are stored.
         original_experts: sparse layer's name -> how many experts the original layer had.
+        constants: sparse layer's name -> ids, of those that it keeps, of the experts of which a constant is left.
         heads: attention's name -> ids of the heads it keeps, in the order in which they are stored.
         original_heads: attention's name -> how many heads the original attention had.
         attention: attention's name -> whose tensors it runs, or that it is gone; the others are left out. Of one that
@@ -37,6 +40,7 @@ class Structure:
 
     experts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     original_experts: Mapping[str, int] = field(default_factory=dict)
+    constants: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     original_heads: Mapping[str, int] = field(default_factory=dict)
     attention: Mapping[str, AttentionChange] = field(default_factory=dict)
@@ -49,7 +53,7 @@ class Structure:
     @property
     def is_stock(self) -> bool:
         """Whether nothing was removed, shared, factorised or made of another size."""
-        parts = (self.experts, self.heads, self.attention, self.ffn, self.layers)
+        parts = (self.experts, self.constants, self.heads, self.attention, self.ffn, self.layers)
         return not any(parts) and self.embedding.is_stock
 
     def original_layer(self, side: str, number: int) -> int:
@@ -97,9 +101,14 @@ class Structure:
         unit = self.embedding.input
         is_newer = bool(layers or attention) or (unit is not None and unit.is_newer)
         return {
-            "version": VERSION if is_newer else FIRST,
+            "version": VERSION if self.constants else SECOND if is_newer else FIRST,
             "experts": {layer: list(ids) for layer, ids in self.experts.items()},
             "original_experts": dict(self.original_experts),
+            **(
+                {"constants": {name: list(ids) for name, ids in self.constants.items()}}
+                if self.constants
+                else {}
+            ),
             "heads": {name: list(ids) for name, ids in self.heads.items()},
             "original_heads": dict(self.original_heads),
             **({"attention": attention} if attention else {}),
@@ -125,6 +134,7 @@ class Structure:
             return cls(
                 experts=_ids(value, "experts"),
                 original_experts=_counts(value, "original_experts"),
+                constants=_ids(value, "constants"),
                 heads=_ids(value, "heads"),
                 original_heads=_counts(value, "original_heads"),
                 attention={

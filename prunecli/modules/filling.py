@@ -105,7 +105,7 @@ def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
     return {
         layer.expert_tensor(number, suffix)
         for layer in layers
-        for number in range(layer.num_experts)
+        for number in layer.computed
         for suffix in layer.expert_tensors
     }
 

@@ -14,6 +14,7 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.modules.building import build_model, missing_tensors
+from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.precision import fitting_dtype
 from prunecli.modules.saving import keeping_config
@@ -148,7 +149,9 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, nam
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
-    if model_class is not stock:
+    if checkpoint.family is not None and any(layer.constants for layer in checkpoint.mixtures):
+        fill_constants(model, checkpoint)
+    elif model_class is not stock:
         model.__class__ = stock
         config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
         model = keeping_config(model, checkpoint, config)

@@ -47,12 +47,16 @@ class ExpertUse:
         weights: `[tokens, top_k]`, what their outputs are multiplied by.
         norms: `[tokens, top_k]` float32, Euclidean norms of their outputs before that.
         routed: `[tokens, top_k]` bool, whether the expert took the token; None: every one did.
+        outputs: `[assignments, width]`, the outputs themselves, sorted by expert; None: they are gone.
+        position: `[tokens, top_k]`, the row of each in `outputs`.
     """
 
     experts: Tensor
     weights: Tensor
     norms: Tensor
     routed: Tensor | None = None
+    outputs: Tensor | None = None
+    position: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
     outputs, norms = outputs_of(module, rows, held, plan.counts, with_norms=observer is not None)
     if observer is not None and norms is not None:
-        observer(ExpertUse(experts, weights, norms[plan.position]))
+        observer(ExpertUse(experts, weights, norms[plan.position], None, outputs, plan.position))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 
 

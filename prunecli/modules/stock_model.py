@@ -21,6 +21,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import SparseLayer, stated_counts
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors
+from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, expert_names, require_shape
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
@@ -77,6 +78,8 @@ class StockModel:
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:
     """Why a mixture that runs in its stock class is not run layer by layer; None: it is."""
+    if any(layer.constants for layer in checkpoint.mixtures):
+        return f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
     if checkpoint.model_type not in BY_LAYER:
         return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
     if "quantization_config" in checkpoint.config:
@@ -117,6 +120,8 @@ def fitted_class(checkpoint: Checkpoint, name: str | None = None) -> Any:
     if mixture is None:
         return stock
     layers = [layer for layer in checkpoint.mixtures if not layer.is_predicting]
+    if any(layer.constants for layer in layers):
+        return class_of_constants(stock, mixture, layers)
     counts = {layer.num_experts for layer in layers}
     stated = {*stated_counts(checkpoint.resolved.sizes, mixture).values()} or counts
     return (

@@ -10,8 +10,6 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import nn
-
 from prunecli.architectures.records import Mixture
 
 
@@ -30,11 +28,8 @@ def class_of_counts(stock: Any, mixture: Mixture, counts_of: Callable[[Any], Map
         for number in sorted(set(counts.values())):
             other = with_count(config, mixture, number)
             donor = stock(other)
-            own = dict(zip(map(id, _configs(other)), _configs(config), strict=True))
             for path in (path for path, count in counts.items() if count == number):
-                layer = donor.get_submodule(path)
-                _refer(layer, own)
-                self.set_submodule(path, layer)
+                borrow(self, donor, path, config, other)
 
     members = {"__module__": stock.__module__, "__doc__": stock.__doc__, "__init__": make}
     return type(stock.__name__, (stock,), members)
@@ -53,17 +48,22 @@ def with_count(config: Any, mixture: Mixture, count: int) -> Any:
     return changed
 
 
+def borrow(model: Any, donor: Any, path: str, config: Any, other: Any) -> Any:
+    """Put a module of `donor`, made of the config `other`, in the place of that of `model`; returns it."""
+    configs = dict(zip(map(id, _configs(other)), _configs(config), strict=True))
+    borrowed = donor.get_submodule(path)
+    for module in borrowed.modules():
+        # To the model's own configs, by which it is told later how to run.
+        for name, value in [*vars(module).items()]:
+            if id(value) in configs:
+                setattr(module, name, configs[id(value)])
+    model.set_submodule(path, borrowed)
+    return borrowed
+
+
 def _configs(config: Any) -> Iterator[Any]:
     """It, and those within it."""
     yield config
     for name in sorted(config.sub_configs):
         if getattr(config, name, None) is not None:
             yield from _configs(getattr(config, name))
-
-
-def _refer(layer: nn.Module, configs: Mapping[int, Any]) -> None:
-    """Have its modules refer to the model's own configs, by which it is told later how to run."""
-    for module in layer.modules():
-        for name, value in [*vars(module).items()]:
-            if id(value) in configs:
-                setattr(module, name, configs[id(value)])

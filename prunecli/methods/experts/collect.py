@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from prunecli.errors import UsageError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.experts.options import of_language_model
@@ -35,6 +35,7 @@ from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
+from prunecli.results.outputs import OutputSums, outputs_path
 from prunecli.running.layerwise.parts import make_stock_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
@@ -107,12 +108,21 @@ def collect_gates(
             refuse_unwritable(path, force=force)
         checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
+        if any(layer.constants for layer in checkpoint.mixtures):
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: constants stand for experts, which nothing is measured of",
+                "Measure the model that it was made of.",
+            )
         material = material_of(checkpoint, choice, options, say)
         where = _own_device(choose_device(device))
         if memory is not None and (refusal := material.whole(checkpoint)) is not None:
             raise refusal
         key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
-        partial_run = PartialRun(path, key, process_group, say)
+        outputs = material.outputs if isinstance(material, Texts) else None
+        if outputs is not None and process_group.world_size > 1:
+            raise UsageError("--mean-outputs: outputs are added up in one process", "Start it alone.")
+        # Nothing is gone on from with sums of outputs: they are too many to be kept now and then.
+        partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
     kind = _dtype(checkpoint, material, options, where, dtype, partial_run.dtype(), process_group, say)
     key["compute"] = str(kind)
     process_group.require_same({**key, "device": where.type, "memory": memory is None})
@@ -145,6 +155,8 @@ def collect_gates(
             if process_group.is_main:
                 document = {**header(statistics.format, [checkpoint], None), **statistics.to_json()}
                 write_json(path, document, force=force)
+                if outputs is not None:
+                    OutputSums(checkpoint.fingerprint, outputs).write(outputs_path(path))
         forget(path)
     return Collected(statistics, report)
 
@@ -165,10 +177,12 @@ def material_of(
                 f"{checkpoint.path}: a language model is measured on named texts",
                 "Give --text NAME=FILE, once for each text.",
             )
+        if options.mean_outputs:
+            raise UsageError("--mean-outputs goes with language models.", "Leave it out.")
         return Translation(*choice.parallel(say), options)
     if not is_text:
         raise UsageError("--text goes with language models.", "Give parallel text: --data DIR.")
-    return Texts(choice, options)
+    return Texts(choice, options, outputs={} if options.mean_outputs else None)
 
 
 def _own_device(device: torch.device) -> torch.device:

@@ -61,6 +61,7 @@ class ExpertOptions:
         round_to: experts that a layer keeps are a multiple of it.
         mtp: what becomes of layers that predict further tokens: their experts are pruned too, or the layers dropped.
         active: experts that the router picks for a token from now on; None: as many as before.
+        constant: whether experts that go leave their mean output behind; see `rewrite_constant`.
         dtype: type of the result; None: as stored. `fit` reckons with it.
         seed: of the metric `random`.
         load: `batch`, `beam` and `length` that `fit` reckons with.
@@ -81,6 +82,7 @@ class ExpertOptions:
     round_to: int = 1
     mtp: Predicting = "prune"
     active: int | None = None
+    constant: bool = False
     dtype: str | None = None
     seed: int = 0
     load: Mapping[str, int] = field(default_factory=dict)
@@ -112,6 +114,8 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
             f"--round-to {options.round_to} rounds the number of each layer; --strategy {options.strategy} gives none.",
             "Use --strategy per-layer.",
         )
+    if options.constant and not is_text:
+        raise UsageError("--constant-experts is of language models; this one translates.", "Leave it out.")
     if not is_text:
         if options.texts:
             raise UsageError(
@@ -129,7 +133,7 @@ def check_kind(options: ExpertOptions, is_text: bool) -> None:
             "--strategy side-threshold is of encoders and decoders; this is a language model.",
             "Use --strategy global-threshold.",
         )
-    if options.texts and options.experts is not None:
+    if options.texts and options.experts is not None and not options.constant:
         raise UsageError("--for chooses statistics; --experts takes none.", "Leave one of them out.")
     counts = options.amount.per_layer
     if counts is not None and len(set(counts.values())) > 1:

@@ -191,6 +191,7 @@ def _from_ids(
         "target": list(options.targets),
         "mtp": options.mtp if options.mtp == "drop" else None,
         "active": options.active,
+        "constant_experts": options.constant or None,
         "dtype": options.dtype,
     }
     step = _step(checkpoint, arguments, (path,), layers, kept)
@@ -299,6 +300,7 @@ def _arguments(
         "round_to": options.round_to if options.round_to > 1 else None,
         "mtp": options.mtp if options.mtp == "drop" else None,
         "active": options.active,
+        "constant_experts": options.constant or None,
         "granularity": measured.granularity,
         "source": list(options.sources),
         "target": list(options.targets),

@@ -42,6 +42,7 @@ class CollectOptions:
         batch_tokens: padded tokens in a batch (the beams come on top).
         context: of language models, tokens of a window; None: see `window_length`.
         max_tokens: of language models, tokens of each text at most; None: all.
+        mean_outputs: of language models, whether sums of outputs go to a file beside the statistics.
     """
 
     mode: Literal["forced", "beam"] = "forced"
@@ -49,6 +50,7 @@ class CollectOptions:
     batch_tokens: int = 4096
     context: int | None = None
     max_tokens: int | None = None
+    mean_outputs: bool = False
 
 
 DEFAULT = CollectOptions()

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -43,10 +44,17 @@ class StockObserver:
 
     Args:
         layers: the mixtures of the checkpoint that a forward pass runs.
+        outputs: what outputs are added to, too: text, layer's name -> `[original experts, width]` float64.
+
+    Attributes:
+        text: name of the text that the next pass reads.
     """
 
-    def __init__(self, layers: Sequence[SparseLayer]) -> None:
-        self._layers = layers
+    def __init__(
+        self, layers: Sequence[SparseLayer], outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
+    ) -> None:
+        self.text = ""
+        self._layers, self._outputs = layers, outputs
         self._sums: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._real: dict[Side, Tensor] = {}
 
@@ -117,6 +125,8 @@ class StockObserver:
             real = mask.to(experts.device)
             experts, weights, norms = experts[real], weights[real], norms[real]
             routed = None if routed is None else routed[real]
+        if self._outputs is not None:
+            self._add_outputs(layer, use)
         tokens, ids, columns = len(experts), experts.reshape(-1), _columns(experts, weights, norms)
         norms = norms.reshape(-1)
         if routed is not None:
@@ -128,6 +138,23 @@ class StockObserver:
             tokens, sums = tokens + before[0], sums + before[1]
             largest = torch.maximum(largest, before[2])
         self._sums[index] = tokens, sums, largest
+
+    def _add_outputs(self, layer: SparseLayer, use: ExpertUse) -> None:
+        """Add the outputs of the tokens that count to those of their experts, one token after another."""
+        assert self._outputs is not None
+        if use.outputs is None or use.position is None:
+            raise UnsupportedModelError(
+                f"{layer.name}: experts of this kind hand out no outputs", "Leave --mean-outputs out."
+            )
+        mask = self._real.get(layer.side)
+        real = slice(None) if mask is None else mask.to(use.experts.device)
+        rows = use.outputs[use.position[real].reshape(-1)].double().cpu()
+        found = rows.new_zeros(layer.num_experts, rows.shape[1])
+        found.index_add_(0, use.experts[real].reshape(-1).cpu(), rows)
+        key = self.text, layer.name
+        if key not in self._outputs:
+            self._outputs[key] = np.zeros((layer.original_experts, rows.shape[1]))
+        self._outputs[key][np.asarray(layer.experts)] += found.numpy()
 
 
 def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from prunecli.architectures.records import Side
@@ -40,6 +42,8 @@ class Texts:
     corpora: Sequence[Corpus]
     options: CollectOptions = DEFAULT
     mode: Mode = "text"
+    outputs: dict[tuple[str, str], NDArray[np.float64]] | None = None
+    """See `StockObserver`."""
 
     @property
     def key(self) -> dict[str, Any]:
@@ -53,7 +57,9 @@ class Texts:
 
     def whole(self, checkpoint: Checkpoint) -> UsageError | None:
         """See `Material`."""
-        refused = refused_by_layer(checkpoint)
+        refused = (
+            refused_by_layer(checkpoint) if self.outputs is None else "--mean-outputs holds the whole model"
+        )
         return None if refused is None else UsageError(f"--memory: {refused}", REMEDY)
 
     def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:
@@ -77,7 +83,8 @@ class Texts:
             for corpus in self.corpora
         }
         padding = padding_id(runner.model, tokenizer)
-        given = runner, windows, self.options.batch_tokens, padding, StockObserver(layers)
+        observer = StockObserver(layers, self.outputs)
+        given = runner, windows, self.options.batch_tokens, padding, observer
         return TextPasses(*given) if marks is None else DenoisingPasses(*given, marks)
 
 
@@ -159,6 +166,7 @@ class TextPasses:
         return {name: sums[name,] for name in self.windows}
 
     def _read(self, batch: TextBatch) -> None:
+        self.observer.text = batch.name
         ids, mask = pad(batch.windows, self.padding)
         given: Tensor | None = None if bool(mask.all()) else mask.to(self.runner.device)
         model = self.runner.model
@@ -179,6 +187,7 @@ class DenoisingPasses(TextPasses):
     marks: Marks
 
     def _read(self, batch: TextBatch) -> None:
+        self.observer.text = batch.name
         model, device = self.runner.model, self.runner.device
         inputs, targets = zip(*(masked(window, self.marks) for window in batch.windows), strict=True)
         (ids, mask), (labels, labels_mask) = (

@@ -1,0 +1,137 @@
+"""Experts that become constants: the mean of what they put out (2507.00390, MoNE). Routers stay as they are.
+
+The mean is over the tokens that the router gives the expert. Experts that stay keep their numbers, so that vLLM opens
+the result: `approximate_experts` in its config names the others, `approx_value` below an expert's name is the constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prunecli.errors import StatisticsError, UnsupportedModelError, UsageError
+from prunecli.methods.experts.granularity import aggregate_texts
+from prunecli.methods.experts.measured import read_all
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.declared import with_keys
+from prunecli.model.mixtures import CONSTANT, SparseLayer, predicting_tensors
+from prunecli.model.names import quantisation
+from prunecli.model.rewrite import Rewrite, rewritten
+from prunecli.results.gates import ratio
+from prunecli.results.outputs import OutputSums, added, outputs_path
+from prunecli.results.published import read_gates
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.stream import Copy, Generated, Output
+
+KEY = "approximate_experts"
+
+Means = Mapping[str, NDArray[np.float64]]
+"""Layer's name -> `[original experts, width]`."""
+
+
+def mean_outputs(checkpoint: Checkpoint, files: Sequence[Path], texts: Sequence[str] = ()) -> Means:
+    """E[f] of every expert over the tokens routed to it, 0 where there are none.
+
+    Args:
+        files: statistics, each with the sums of outputs beside it.
+        texts: those that count; none: all.
+
+    Raises:
+        StatisticsError: damaged files, of another model, or without sums of outputs.
+    """
+    layers = [layer for layer in checkpoint.require_mixtures() if not layer.is_predicting]
+    statistics = read_all(checkpoint, files, layers)
+    routed = aggregate_texts(statistics, texts).routed
+    parts = []
+    for file in files:
+        part = OutputSums.read(outputs_path(file))
+        names = [layer.name for layer in layers]
+        if part.fingerprint != read_gates(file, names, statistics.num_experts).fingerprint:
+            raise StatisticsError(
+                f"{outputs_path(file)}: is of another run than {file}",
+                "Collect both again with --mean-outputs.",
+            )
+        parts.append(part)
+    names = sorted(set(texts or statistics.entries))
+    return {
+        layer: ratio(added(parts, names, layer), routed[row][:, None])
+        for row, layer in enumerate(statistics.layers)
+    }
+
+
+def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> Rewrite:
+    """The checkpoint with constants in the place of the experts that the plan does not keep.
+
+    Raises:
+        UnsupportedModelError: quantised or stacked experts, or layers that predict further tokens and are not dropped.
+        UsageError: the layer keeps no expert.
+    """
+    layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
+    gone: dict[str, tuple[int, ...]] = {}
+    for layer in layers.values():
+        if layer.is_predicting and plan.mtp == "drop":
+            continue
+        _check(checkpoint, layer, means)
+        kept = set(plan.kept[layer.name])
+        if not kept & set(layer.experts):
+            raise UsageError(f"{layer.name} would keep no expert.", "Keep more experts.")
+        places = tuple(place for place, expert in enumerate(layer.experts) if expert not in kept)
+        if places:
+            gone[layer.name] = places
+    target = None if plan.dtype is None else parse_dtype(plan.dtype)
+    replaced = {
+        layers[name].expert_tensor(place, suffix): (layers[name], place)
+        for name, places in gone.items()
+        for place in places
+        for suffix in layers[name].expert_tensors
+    }
+    dropped = predicting_tensors(checkpoint, checkpoint.resolved.sizes) if plan.mtp == "drop" else ()
+    outputs, done, unwanted = [], set(), set(dropped)
+    for name, info in checkpoint.tensors.items():
+        dtype = info.cast(target).dtype
+        if name in unwanted:
+            continue
+        if name not in replaced:
+            outputs.append(Output(name, dtype, info.shape, Copy(name)))
+            continue
+        layer, place = replaced[name]
+        constant = layer.expert_tensor(place, CONSTANT)
+        if constant not in done:  # in the place of the expert's first tensor
+            done.add(constant)
+            mean = means[layer.name][layer.experts[place]]
+            outputs.append(Output(constant, dtype, mean.shape, Generated(mean.shape, _rows(mean))))
+    structure = checkpoint.structure
+    if gone:
+        ids = {name: tuple(layers[name].experts[place] for place in places) for name, places in gone.items()}
+        structure = replace(structure, constants=ids)
+    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    stated = {str(layers[name].layer): list(places) for name, places in gone.items()}
+    mixture = checkpoint.resolved.family.mixture
+    assert mixture is not None
+    inner = "text_config." if mixture.counts[0].startswith("text_config.") else ""
+    settings = {f"{inner}{KEY}": stated, **{key: 0 for key in mixture.predicted if plan.mtp == "drop"}}
+    return replace(rewrite, config=with_keys(rewrite.config, settings if gone else {}))
+
+
+def _rows(values: NDArray[np.float64]) -> Callable[[int, int], NDArray[np.float64]]:
+    return lambda start, stop: values[start:stop]
+
+
+def _check(checkpoint: Checkpoint, layer: SparseLayer, means: Means) -> None:
+    fault = None
+    if quantisation(checkpoint.config):
+        fault = "the weights are quantised"
+    elif layer.stacked_tensors:
+        fault = f"the experts of {layer.name} are stacked in one tensor"
+    elif layer.name not in means:
+        fault = f"no text enters {layer.name}, which predicts further tokens (--mtp drop removes it)"
+    if fault is not None:
+        raise UnsupportedModelError(
+            f"{checkpoint.path}: {fault}, so that constants cannot stand for experts",
+            "Leave --constant-experts out.",
+        )

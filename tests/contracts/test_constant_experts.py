@@ -1,0 +1,252 @@
+"""`prune-experts --constant-experts`: the full model, the outputs of experts that go replaced by their mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.evaluate import evaluate
+from prunecli.commands.prune_experts import prune_experts
+from prunecli.commands.prune_layers import prune_layers
+from prunecli.errors import StatisticsError
+from prunecli.model.checkpoint import open_model
+from prunecli.modules.loading import load_model
+from prunecli.modules.stock_experts import expert_modules
+from prunecli.results.outputs import OutputSums
+from prunecli.text.tokens import load_tokenizer
+from tests.commands.calls import Result, call, refused
+from tests.contracts.test_mixtures import logits, save_tiny, stock_class
+from tests.reference.stock_experts import every_output, expert_calls
+from tests.tiny import write_plain_tokenizer
+
+FAMILIES = ("qwen3_moe", "mixtral", "deepseek_v3", "nemotron_h")
+"""Also: another name on disk, correction biases and groups, no gate."""
+PROSE = ("the hen and a hat", "a", "the hat is in the inn", "no hen")
+CODE = ("if x: return y, else no", "x - 1")
+
+collect = partial(call, collect_gates)
+prune = partial(call, prune_experts)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, lines in (("prose", PROSE), ("code", CODE)):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def measured(folder: Path, model_type: str) -> Path:
+    """A tiny model, its gates.json and what belongs to that."""
+    source = save_tiny(folder / "full", model_type)
+    write_plain_tokenizer(source)
+    texts = ("--text", "prose=prose", "--text", "code=code")
+    result = collect(source, *texts, "--mean-outputs", "--context", 8, "--batch-tokens", 32)
+    assert result.status == 0, result.err
+    return source
+
+
+def outputs_by_hand(source: Path, model_type: str, lines: tuple[str, ...]) -> list[tuple[Tensor, Tensor]]:
+    """Of each mixture: sums of outputs `[experts, width]` and tokens `[experts]`, each line alone."""
+    model = stock_class(model_type).from_pretrained(source).eval()
+    model.set_experts_implementation("eager")
+    tokenizer, modules = load_tokenizer(source), expert_modules(model)
+    found: list[tuple[Tensor, Tensor]] = []
+    with torch.no_grad():
+        for line in lines:
+            ids = torch.tensor([tokenizer(line)["input_ids"]])
+            for start in range(0, ids.shape[1], 8):
+                calls = expert_calls(model, modules, input_ids=ids[:, start : start + 8])
+                for number, (name, (hidden, experts, _)) in enumerate(calls.items()):
+                    outputs = every_output(modules[name], hidden)
+                    chosen = (
+                        torch.nn.functional.one_hot(experts, len(outputs)).sum(dim=1).T
+                    )  # [experts, tokens]
+                    if number == len(found):
+                        found.append((torch.zeros(len(outputs), outputs.shape[2]).double(), torch.zeros(8)))
+                    found[number][0].add_(torch.einsum("et,eth->eh", chosen.double(), outputs.double()))
+                    found[number][1].add_(chosen.sum(dim=1))
+    return found
+
+
+@contextmanager
+def with_constants(model: Any, constants: Mapping[str, Mapping[int, Tensor]]) -> Iterator[None]:
+    """The stock model, every output of these experts replaced before the router's weight: module's name -> those."""
+    handles = []
+
+    def replaced(
+        own: Mapping[int, Tensor], module: Any, given: tuple[Tensor, Tensor, Tensor], _: Tensor
+    ) -> Tensor | None:
+        if given[1].shape[1] == 1:  # asked by `every_output`
+            return None
+        hidden, experts, weights = given
+        outputs = every_output(module, hidden)
+        for number, value in own.items():
+            outputs[number] = value
+        rows = torch.arange(len(hidden))[:, None]
+        return (outputs.transpose(0, 1)[rows, experts] * weights[..., None]).sum(dim=1)
+
+    model.set_experts_implementation("eager")
+    for name, module in expert_modules(model).items():
+        handles.append(module.register_forward_hook(partial(replaced, constants[name])))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_full_model_with_means(model_type: str, folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    source = measured(folder, model_type)
+    by_hand = [outputs_by_hand(source, model_type, lines) for lines in (PROSE, CODE)]
+    stored = OutputSums.read(folder / "gates.outputs.safetensors")
+    with open_model(source) as checkpoint:
+        layers = checkpoint.mixtures
+    for text, own in zip(("prose", "code"), by_hand, strict=True):
+        for layer, (sums, _) in zip(layers, own, strict=True):
+            torch.testing.assert_close(
+                torch.from_numpy(stored.sums[text, layer.name]), sums, rtol=1e-5, atol=1e-6
+            )
+
+    kept = {layer.name: [[0, 5], [1, 2, 4, 6, 7], [3, 4, 5]][number] for number, layer in enumerate(layers)}
+    (folder / "ids.json").write_text(json.dumps({"kept": kept}))
+    result = prune(source, "--experts", "ids.json", "--constant-experts", "-o", "out")
+    assert result.status == 0, result.err
+
+    full = stock_class(model_type).from_pretrained(source).eval()
+    means: dict[str, dict[int, Tensor]] = {}
+    for number, (layer, name) in enumerate(zip(layers, expert_modules(full), strict=True)):
+        total, tokens = (sum(own[number][part] for own in by_hand) for part in (0, 1))
+        gone = [expert for expert in range(8) if expert not in kept[layer.name]]
+        means[name] = {e: (total[e] / tokens[e].clamp(min=1)).float() for e in gone}
+    before = logits(full, model_type)
+    with with_constants(full, means):
+        expected = logits(full, model_type)
+    pruned = load_model("out", device="cpu", dtype="float32")
+    assert isinstance(pruned, stock_class(model_type))
+    assert not torch.equal(logits(pruned, model_type), before)
+    torch.testing.assert_close(logits(pruned, model_type), expected, rtol=0, atol=1e-6)
+    same, info = AutoModelForCausalLM.from_pretrained(
+        "out", trust_remote_code=True, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(info.values())
+    assert torch.equal(logits(same, model_type), logits(pruned, model_type))
+    with pytest.raises(Exception, match="constants stand for experts"):
+        stock_class(model_type).from_pretrained("out")
+
+
+def test_as_vllm_reads_it(folder: Path) -> None:
+    source = measured(folder, "mixtral")
+    result = prune(
+        source,
+        "--ratio",
+        0.5,
+        "--strategy",
+        "global-threshold",
+        "--min-per-layer",
+        2,
+        "--constant-experts",
+        "-o",
+        "out",
+    )
+    assert result.status == 0, result.err
+    config = json.loads((folder / "out" / "config.json").read_text())
+    before, after = (load_file(folder / name / "model.safetensors") for name in ("full", "out"))
+    assert config["architectures"] == ["MixtralForCausalLM"]
+    assert config["num_local_experts"] == 8
+    assert sum(map(len, config["approximate_experts"].values())) == 12
+    for layer in range(3):
+        gone = config["approximate_experts"].get(str(layer), [])
+        prefix = f"model.layers.{layer}.block_sparse_moe.experts"
+        for expert in range(8):
+            own = {
+                name.removeprefix(f"{prefix}.{expert}.")
+                for name in after
+                if name.startswith(f"{prefix}.{expert}.")
+            }
+            assert own == ({"approx_value"} if expert in gone else {"w1.weight", "w2.weight", "w3.weight"})
+            if expert in gone:
+                assert after[f"{prefix}.{expert}.approx_value"].shape == (32,)
+    for name in set(before) & set(after):
+        assert torch.equal(before[name], after[name])
+    assert any(name.endswith("gate.weight") for name in set(before) & set(after))
+
+
+def test_it_is_evaluated_and_changed_no_more(folder: Path) -> None:
+    measured(folder, "qwen3_moe")
+    assert prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out").status == 0
+    result = call(evaluate, "full", "out", "--task", "lm", "--text", "prose=prose", "--context", 8)
+    assert result.status == 0, result.err
+    refused(collect("out", "--text", "prose=prose", "-o", "again.json"), "constants stand for experts", 1)
+    refused(
+        prune("out", "--metric", "random", "--ratio", 0.25, "-o", "again"), "constants stand for experts", 1
+    )
+    refused(call(prune_layers, "out", "--keep", "0,1", "-o", "again"), "", 1)
+    with pytest.raises(ValueError, match="copy the directory"):
+        load_model("out", device="cpu").save_pretrained("copy")
+
+
+def without_outputs(folder: Path) -> None:
+    (folder / "gates.outputs.safetensors").unlink()
+
+
+def of_another_run(folder: Path) -> None:
+    path = folder / "gates.outputs.safetensors"
+    OutputSums("sha256:0", OutputSums.read(path).sums).write(path)
+
+
+def cut_off(folder: Path) -> None:
+    path = folder / "gates.outputs.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [(without_outputs, "no such file"), (of_another_run, "is of another run"), (cut_off, "is damaged")],
+)
+def test_bad_sums_are_said_plainly(folder: Path, damage: Callable[[Path], None], said: str) -> None:
+    measured(folder, "qwen3_moe")
+    damage(folder)
+    refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), said, 1)
+    assert not (folder / "out").exists()
+
+
+def test_stacked_experts_are_refused(folder: Path) -> None:
+    measured(folder, "granitemoe")
+    refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), "are stacked in one tensor", 1)
+
+
+def refused_options(folder: Path, *options: str) -> Result:
+    save_tiny(folder / "full", "qwen3_moe")
+    write_plain_tokenizer(folder / "full")
+    return collect("full", "--text", "prose=prose", *options)
+
+
+def test_not_layer_by_layer(folder: Path) -> None:
+    refused(refused_options(folder, "--mean-outputs", "--memory", "4GiB"), "holds the whole model", 2)
+
+
+def test_a_text_without_sums(folder: Path) -> None:
+    measured(folder, "qwen3_moe")
+    path = folder / "gates.outputs.safetensors"
+    stored = OutputSums.read(path)
+    OutputSums(
+        stored.fingerprint, {key: value for key, value in stored.sums.items() if key[0] == "code"}
+    ).write(path)
+    assert prune("full", "--ratio", 0.5, "--for", "code", "--constant-experts", "-o", "out").status == 0
+    refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "other"), "'prose'", 1)
+    with pytest.raises(StatisticsError, match="no such file"):
+        OutputSums.read(folder / "nowhere")
