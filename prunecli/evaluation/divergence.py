@@ -32,6 +32,9 @@ from prunecli.running.runner import Runner
 STATES = 256 << 20
 """Bytes of last hidden states that are held in memory; what is more goes to a file."""
 
+LOGITS_BYTES = 2 * 4 * BLOCK_VALUES
+"""Of a block of the first model's logits, and of both models' in float32."""
+
 ROWS = 32
 """Positions whose divergence is computed at a time: what is held beside two blocks of logits is small."""
 
@@ -147,10 +150,15 @@ class Reference:
             found.add(batch, mask, values)
             return int(batch.inputs["attention_mask"].sum())
 
-        # The first model's logits of a block, and both models' in float32.
-        beside = 2 * 4 * BLOCK_VALUES
+        beside = self._kept_bytes + LOGITS_BYTES
         run_forward(runner, self._batches, forward, finish, (what, None, "tokens"), progress, beside=beside)
         return found.compared
+
+    @property
+    def _kept_bytes(self) -> int:
+        """Of the first model's weights that are left."""
+        model = self._model if self._head is None else self._head.model
+        return sum(weight.numel() * weight.element_size() for weight in model.parameters())
 
     def _first(self, batch: Batch, kept: Tensor) -> Callable[[int, slice], Tensor]:
         """The first model's logits of a block of a batch's positions."""

@@ -21,8 +21,11 @@ from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
+    import torch
+
     from prunecli.evaluation.causal import CausalModels
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.modules.precision import Beside
     from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.runner import RunReport
     from prunecli.running.runner import Runner
@@ -110,13 +113,26 @@ def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
     """The type of all models; layer by layer any size fits."""
     from prunecli.modules.loading import choose_device
-    from prunecli.modules.precision import candidates, dtype_name, fitting_dtype
+    from prunecli.modules.precision import candidates, dtype_name, fitting_dtype, nothing
 
     device = choose_device(options.device)
     if options.memory is not None:
         return dtype_name(candidates(options.dtype, opened.values(), device)[0])
     by_layer = "--memory" if task in LAYER_MAJOR else ""
-    return dtype_name(fitting_dtype(opened, device, options.dtype, by_layer=by_layer, say=say))
+    beside = _kept_of_first(next(iter(opened.values()))) if task == "lm" else nothing
+    return dtype_name(fitting_dtype(opened, device, options.dtype, beside=beside, by_layer=by_layer, say=say))
+
+
+def _kept_of_first(first: Checkpoint) -> Beside:
+    """The head of the model that others are compared with (see `divergence.Reference`)."""
+    from prunecli.model.cost import head_bytes
+    from prunecli.tensors.dtypes import parse_dtype
+
+    def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Mapping[str, int]:
+        kept = 0 if checkpoint is first else head_bytes(first, parse_dtype(str(dtype)))
+        return {"head of the first model": kept} if kept else {}
+
+    return parts
 
 
 def _measure(

@@ -101,6 +101,17 @@ def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
     return sum(info.cast(target).nbytes for info in checkpoint.tensors.values())
 
 
+def head_bytes(checkpoint: Checkpoint, target: str | None) -> int:
+    """Bytes of the output layer, or of the table that it shares, in the type `target`; None: as stored.
+
+    Of a family that is not declared too: its largest matrix with a row for each token. 0 where it has none.
+    """
+    inner = checkpoint.config.get("text_config")
+    stated = [held.get("vocab_size") for held in (checkpoint.config, inner) if isinstance(held, Mapping)]
+    tables = (info.cast(target) for info in checkpoint.tensors.values() if len(info.shape) == 2)
+    return max((info.nbytes for info in tables if info.shape[0] in stated), default=0)
+
+
 def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tuple[int, int]:
     """Bytes of the attention cache and of the activations, by the formulas above.
 

@@ -42,6 +42,7 @@ class Logits:
         by_states: the last hidden states are wanted too, so that the head runs by itself also where one block is all.
 
     Attributes:
+        model: not wrapped.
         outputs: what else the forward pass returned.
         has_states: whether the head takes last hidden states, each by itself; only known with `by_states`.
     """
@@ -49,14 +50,14 @@ class Logits:
     def __init__(
         self, model: Any, inputs: Mapping[str, Any], kept: Tensor, *, by_states: bool = False
     ) -> None:
-        self._model, self._inputs = getattr(model, "module", model), inputs
-        size = block_positions(_vocabulary(self._model))
+        self.model, self._inputs = getattr(model, "module", model), inputs
+        size = block_positions(_vocabulary(self.model))
         rows = kept.flatten().nonzero().squeeze(1)
         self._blocks: Sequence[Tensor] = torch.split(rows, size)
         self._body: _Body | None = None
         made = None
         if kept.dim() > 1 and (by_states or kept.numel() > size):
-            body = _Body(self._model, kept.shape)
+            body = _Body(self.model, kept.shape)
             made = body.first(model, inputs, self._blocks[0])
             self._body = body if made is not None and body.cuts else None
         self.has_states = self._body is not None
@@ -78,7 +79,7 @@ class Logits:
             first, self._held = self._held, None
             return first
         with self._body.answering(rows):
-            logits: Tensor = self._model(**self._inputs).logits[0]
+            logits: Tensor = self.model(**self._inputs).logits[0]
         return logits
 
     @property
@@ -91,7 +92,7 @@ class Logits:
         """`[positions, vocabulary]`: the head's logits of any batch's last hidden states `[positions, d_model]`."""
         assert self._body is not None
         with self._body.answering(states=states):
-            logits: Tensor = self._model(**self._inputs).logits[0]
+            logits: Tensor = self.model(**self._inputs).logits[0]
         return logits
 
     def keep_head(self) -> None:
@@ -99,7 +100,7 @@ class Logits:
         assert self._body is not None
         with torch.no_grad(), _Used() as used:
             self.of_states(self._body.states(self._blocks[0][:1]))
-        for parameter in self._model.parameters():
+        for parameter in self.model.parameters():
             if id(parameter) not in used.seen:
                 parameter.data = parameter.data.new_empty(0)
 

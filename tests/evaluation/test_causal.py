@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError, MemoryShortError, UsageError
+from prunecli.evaluation import divergence
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.evaluation.tasks import evaluate_task
+from prunecli.modules import precision
 from prunecli.modules.loading import load_model
+from prunecli.modules.logits import BLOCK_VALUES
+from prunecli.running.batches import run_forward
 from prunecli.text.choice import Dataset
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import load_tokenizer
@@ -121,6 +126,39 @@ def test_other_windows_are_not_compared(models: dict[str, Path], tmp_path: Path)
     assert any("short: no comparison of next tokens with full: it reads" in line for line in said)
     made = evaluate_task(both, Dataset("lm", TEXT, context=8), OPTIONS).results[1]
     assert made.scores["kl_divergence"] > 0
+
+
+def head_of(path: Path) -> int:
+    """Bytes in float32 of the matrix that logits are made with."""
+    head = load_model(path, device="cpu").get_output_embeddings().weight
+    return 4 * head.shape[0] * head.shape[1]
+
+
+def test_the_first_models_head_is_held_beside_the_others(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(models["full"], device="cpu")
+    weights, head = 4 * sum(value.numel() for value in model.parameters()), head_of(models["full"])
+    options = replace(OPTIONS, dtype="float32")
+    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    free = -(-(weights + head) * 10 // 9)
+    assert len(evaluate_task(models, Dataset("lm", TEXT), options).results) == 2
+    free = (weights + head) * 10 // 9 - 1
+    with pytest.raises(MemoryShortError, match=r"pruned: needs .*head of the first model"):
+        evaluate_task(models, Dataset("lm", TEXT), options)
+    assert len(evaluate_task({"full": models["full"]}, Dataset("lm", TEXT), options).results) == 1
+
+
+def test_layer_by_layer_it_is_in_the_budget(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+
+    def run(*arguments: Any, beside: int = 0, **options: Any) -> None:
+        counted.append(beside)
+        run_forward(*arguments, beside=beside, **options)
+
+    monkeypatch.setattr(divergence, "run_forward", run)
+    results(models, memory=4 << 30)
+    assert counted == [0, head_of(models["full"]) + 2 * 4 * BLOCK_VALUES]
 
 
 def test_refused(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

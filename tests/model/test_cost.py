@@ -13,13 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from prunecli import load_model
 from prunecli.architectures import FAMILIES
 from prunecli.model.checkpoint import open_model
-from prunecli.model.cost import Products, model_dim, token_products
+from prunecli.model.cost import Products, head_bytes, model_dim, token_products
 from prunecli.model.declared import Sizes
 from prunecli.model.layout import resolve
 from prunecli.model.structure import Structure
 from tests.families import DECODERS, ENCODERS, MODEL_TYPES, stock_model, tiny_config_of
 from tests.families.records import CASES
 from tests.ffn_layouts import tiny, write_changed
+from tests.stock_mixtures import tiny_images_model
 from tests.tiny import tiny_nllb_moe
 
 SENTENCES, SOURCE, TARGET = 2, 7, 5
@@ -139,3 +140,12 @@ def test_the_width_of_hidden_states_is_that_of_the_embeddings(model_type: str) -
     family = FAMILIES[model_type]
     table = next(spec for spec in family.tensors if spec.name == f"{family.embedding.input}.weight")  # type: ignore[union-attr]
     assert Sizes(family, {}).count(model_dim(family)) == Sizes(family, {}).count(table.shape[1])
+
+
+def test_the_head_of_a_family_that_is_not_declared(tmp_path: Path) -> None:
+    model = tiny_images_model()
+    model.save_pretrained(tmp_path)
+    head = model.get_output_embeddings().weight
+    with open_model(tmp_path) as checkpoint:
+        assert head_bytes(checkpoint, "BF16") == 2 * head.numel()
+        assert head_bytes(checkpoint, None) == 4 * head.numel()
