@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from prunecli.methods.vocabulary.select import VocabularyOptions
     from prunecli.model.checkpoint import Checkpoint, open_model
     from prunecli.model.rewrite import Rewrite
+    from prunecli.model.streamed import stream_model
     from prunecli.modules.loading import load_model
     from prunecli.pipeline import Applied, apply
     from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
@@ -93,6 +94,7 @@ _MODULES = {
     "methods.vocabulary.select": ("VocabularyOptions",),
     "model.checkpoint": ("Checkpoint", "open_model"),
     "model.rewrite": ("Rewrite",),
+    "model.streamed": ("stream_model",),
     "modules.loading": ("load_model",),
     "pipeline": ("Applied", "apply"),
     "planning": ("plan_ffn_on_text", "plan_layers_on_text", "plan_widths_on_text"),

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from prunecli import __version__
 from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.history import named
 from prunecli.model.names import quantisation
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
-from prunecli.progress import Progress, silent
+from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
-from prunecli.tensors.stream import Output, check_expressions
+from prunecli.tensors.journal import Journal
+from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.stream import Generated, Output, check_expressions
 from prunecli.tensors.transaction import new_directory
 from prunecli.tensors.writer import SHARD_BYTES, write_tensors
 
@@ -72,6 +78,7 @@ def apply(
     weights: bool = True,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = silent,
+    say: Say = unsaid,
 ) -> Applied:
     """Carry out `rewrite`: stream the result into `output`, which appears whole or not at all.
 
@@ -83,8 +90,10 @@ def apply(
         weights: write them; else only config.json and what lies beside, for a model of random weights.
         shard_bytes: size of a file of weights at most.
         progress: hears of it.
+        say: hears of what an ended run left and this one goes on from.
 
     Raises:
+        HubError: a source elsewhere gives nothing more; what is complete is kept for the same call.
         OutputError: `output` exists, overlaps the source, or the disk lacks room.
         CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
     """
@@ -96,9 +105,24 @@ def apply(
     changed = sum(len(content) for content in rewrite.files.values() if content is not None)
     needed = (summary.bytes_after if weights else 0) + copied + changed
     output = Path(output)
-    with new_directory(output, force=force, needed_bytes=needed, source=source.path) as directory:
+    key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
+    with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
+        journal = None if key is None else Journal(directory, key)
+        if journal is not None and journal.complete:
+            journal.tidy()
+            held = bytes_text(sum(journal.complete.values()))
+            say(
+                f"Going on from an ended run: {held} in {len(journal.complete)} files of the result are complete."
+            )
         if weights:
-            write_tensors(source, rewrite.outputs, directory, shard_bytes=shard_bytes, progress=progress)
+            write_tensors(
+                source,
+                rewrite.outputs,
+                directory,
+                shard_bytes=shard_bytes,
+                journal=journal,
+                progress=progress,
+            )
         _write_side_files(source, rewrite, directory)
         write_json(directory / "config.json", _with_dtype(rewrite))
         if classes := shim_classes(rewrite.config):
@@ -109,6 +133,8 @@ def apply(
         if weights:
             with open_model(directory) as result:
                 result.check()
+        if journal is not None:
+            journal.close()
     return Applied(source, rewrite, summary, output)
 
 
@@ -139,6 +165,21 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
         bytes_before=source.total_bytes,
         bytes_after=sum(output.nbytes for output in rewrite.outputs),
     )
+
+
+def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:
+    """What the result depends on, as a digest: which commit, and what is made of it how. None: it cannot be said."""
+    if any(isinstance(output.expression, Generated) for output in rewrite.outputs):
+        return None
+    work = {
+        "prunecli": __version__,
+        "source": named(source),
+        "files": [str(path.relative_to(source.path)) for path in source.files],
+        "shard_bytes": shard_bytes,
+        "config": dict(rewrite.config),
+        "outputs": [repr(output) for output in rewrite.outputs],
+    }
+    return f"sha256:{sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()}"
 
 
 def _copied(source: Checkpoint, rewrite: Rewrite) -> dict[str, Path]:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,27 @@ LARGE = (".safetensors", ".bin", ".onnx", ".msgpack", ".gguf")
 Files = Mapping[str, bytes]
 
 
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong with an answer.
+
+    Attributes:
+        status: instead of 206, without a body.
+        headers: in the place of those of the same names.
+        cut: bytes after which it breaks off.
+        is_whole: the range is not heeded: 200 and the whole file.
+        is_circle: it sends one to where one is.
+        shift: where the range begins, from where it was asked for.
+    """
+
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: int | None = None
+    is_whole: bool = False
+    is_circle: bool = False
+    shift: int = 0
+
+
 @dataclass
 class HubServer:
     """What it holds, and what has been asked of it.
@@ -34,6 +56,11 @@ class HubServer:
         refused_files: the same for the files alone.
         cuts: file -> after how many bytes each of its next answers breaks off.
         announced: file -> the size that is said of it, if not its own.
+        lifetime: how many GETs an address of a large file is good for, at another host that the hub sends one to;
+            None: the hub answers itself.
+        faults: of the next answers with ranges of large files, one for each: `Fault`, or None where all is well.
+        longest: bytes of an answer with a range at most; None: all that were asked for.
+        sent: bytes of the files themselves, of all answers with ranges of large files.
         requests: "GET /api/models/org/name/revision/main", in order; a range is put behind it.
     """
 
@@ -43,6 +70,11 @@ class HubServer:
     refused_files: dict[str, tuple[int, str]] = field(default_factory=dict)
     cuts: dict[str, list[int]] = field(default_factory=dict)
     announced: dict[str, int] = field(default_factory=dict)
+    lifetime: int | None = None
+    faults: list[Fault | None] = field(default_factory=list)
+    longest: int | None = None
+    sent: int = 0
+    addresses: dict[str, int] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     url: str = ""
 
@@ -66,6 +98,7 @@ def serving() -> Iterator[HubServer]:
     hub = HubServer()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
     server.daemon_threads = True
+    server.handle_error = lambda *_: None  # a client that goes away is no news
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
@@ -122,6 +155,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             hub.requests.append(f"{self.command} {path}{asked}")
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
                 self._information(found[1], found[2] or "main")
+            elif found := re.fullmatch(r"/signed/(\d+)/([^/]+/[^/]+)/([^/]+)/(.+)", path):
+                self._signed(found[1], found[2], found[3], found[4])
             elif found := re.fullmatch(r"/([^/]+/[^/]+)/resolve/(refs/pr/\d+|[^/]+)/(.+)", path):
                 self._file(found[1], found[2], found[3])
             else:
@@ -155,6 +190,30 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
                 self._refuse(*hub.refused_files[repo])
             elif name not in hub.models[repo][commit]:
                 self._refuse(404, "EntryNotFound", {"X-Repo-Commit": commit})
+            elif hub.lifetime is not None and name.endswith(LARGE):
+                self._elsewhere(repo, commit, name)
+            else:
+                self._content(name, hub.models[repo][commit][name], commit)
+
+        def _elsewhere(self, repo: str, commit: str, name: str) -> None:
+            """A redirection to another host, which knows the address for a while."""
+            assert hub.lifetime is not None
+            whole, number = hub.models[repo][commit][name], str(len(hub.addresses))
+            hub.addresses[number] = hub.lifetime
+            port = hub.url.rpartition(":")[2]
+            headers = {
+                "Location": f"http://localhost:{port}/signed/{number}/{repo}/{commit}/{name}",
+                "X-Repo-Commit": commit,
+                "X-Linked-Size": str(len(whole)),
+                "X-Linked-Etag": f'"{_digest(whole)}"',
+            }
+            self._answer(302, b"", headers)
+
+        def _signed(self, number: str, repo: str, commit: str, name: str) -> None:
+            assert self.headers.get("Authorization") is None
+            hub.addresses[number] -= 1
+            if hub.addresses[number] < 0:
+                self._answer(403, b"expired", {})
             else:
                 self._content(name, hub.models[repo][commit][name], commit)
 
@@ -167,9 +226,19 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if wanted is None:
                 self._answer(200, whole, headers, cut=self._cut(name))
                 return
-            start, end = int(wanted[1]), min(int(wanted[2] or len(whole)), len(whole) - 1)
-            headers["Content-Range"] = f"bytes {start}-{end}/{len(whole)}"
-            self._answer(206, whole[start : end + 1], headers, cut=self._cut(name))
+            fault = hub.faults.pop(0) if name.endswith(LARGE) and hub.faults else None
+            fault = fault or Fault(cut=self._cut(name))
+            start, end = int(wanted[1]) + fault.shift, min(int(wanted[2] or len(whole)), len(whole) - 1)
+            end = end if hub.longest is None else min(end, start + hub.longest - 1)
+            headers |= {"Content-Range": f"bytes {start}-{end}/{len(whole)}", **fault.headers}
+            if fault.is_circle:
+                self._answer(302, b"", {"Location": self.path})
+            elif fault.status is not None:
+                self._answer(fault.status, b"", fault.headers)
+            else:
+                body = whole if fault.is_whole else whole[start : end + 1]
+                hub.sent += len(body[: fault.cut])
+                self._answer(200 if fault.is_whole else 206, body, headers, cut=fault.cut)
 
         def _cut(self, name: str) -> int | None:
             return hub.cuts[name].pop(0) if self.command == "GET" and hub.cuts.get(name) else None
@@ -200,5 +269,6 @@ def _sibling(name: str, announced: int | None, data: bytes) -> dict[str, Any]:
     )
 
 
+@cache
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from prunecli.commands import console
+from prunecli.errors import UsageError
 from prunecli.text.hub_data import is_hub_data, parse_hub_data
 from prunecli.text.named import TextFile
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
 
 DemoName = Literal["translation", "lm"]
 DemoOption = Annotated[
@@ -33,6 +37,20 @@ def checkpoint_directory(given: Path) -> Path:
 
     quiet = console.is_hushed()
     return local_directory(given, say=console.note, progress=console.lines(quiet), bars=not quiet)
+
+
+def streamed(given: Path | None) -> Checkpoint:
+    """A model of the hub that the user named, its weights read where they are.
+
+    Raises:
+        UsageError: it is a path, or none was named.
+        HubError, OutputError, CheckpointError: as `stream_model`.
+    """
+    from prunecli.model.streamed import stream_model
+
+    if given is None:
+        raise UsageError("--stream reads a model of the hub, and none is named.", "Name one: org/name.")
+    return stream_model(given, say=console.note, progress=console.progress(console.is_hushed()), bars=False)
 
 
 def checkpoint_or_demo(given: Path | None, demo: DemoName = "translation") -> Path:

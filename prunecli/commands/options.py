@@ -201,6 +201,14 @@ TableOption = Annotated[
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output that exists.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done; write nothing.")]
+StreamOption = Annotated[
+    bool,
+    typer.Option(
+        "--stream",
+        help="Of a model of the hub (org/name): read by ranges what the result takes of its weights; the rest is not "
+        "fetched, and nothing of it kept. A run that was ended goes on.",
+    ),
+]
 ConfigOnlyOption = Annotated[
     bool,
     typer.Option(

@@ -25,6 +25,7 @@ from prunecli.commands.options import (
     JsonOption,
     QuietOption,
     SeedOption,
+    StreamOption,
     fit_load,
     removed_share,
 )
@@ -236,6 +237,7 @@ def prune_experts(
     fit_length: FitLengthOption = FIT_LENGTH,
     seed: SeedOption = 0,
     demo: DemoOption = "translation",
+    stream: StreamOption = False,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-experts"),
@@ -278,7 +280,7 @@ def prune_experts(
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
     how = How(None if dry_run else output, force, quiet, json, not config_only)
-    with how.open(checkpoint, demo) as opened:
+    with how.open(checkpoint, demo, stream=stream) as opened:
         if options.experts is None and options.amount == Amount():
             how.note(
                 f"No --ratio given: removing at least {100 * default_ratio(opened):.0f} % of the experts."
@@ -287,12 +289,18 @@ def prune_experts(
 
 
 def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
+    from prunecli.methods.experts.aimer import aimer_bytes
     from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
     from prunecli.methods.experts.metrics import WITHOUT_STATISTICS
     from prunecli.methods.experts.options import of_language_model
     from prunecli.methods.experts.plan import plan_experts
     from prunecli.methods.experts.rewrite import rewrite_experts
 
+    if checkpoint.is_remote and (nbytes := aimer_bytes(checkpoint, options)):
+        text = console.bytes_text(nbytes)
+        how.note(
+            f"aimer fetches {text} of experts to choose among them; those that stay are fetched once more."
+        )
     plan = plan_experts(checkpoint, options, how.progress)
     how.note(*plan.reasons)
     if plan.warning is not None:

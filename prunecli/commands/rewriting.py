@@ -48,15 +48,23 @@ class How:
         elif not self.quiet:
             tables()
 
-    def open(self, checkpoint: Path | None, demo: DemoName = "translation") -> Checkpoint:
-        """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched."""
-        from prunecli.commands.checkpoints import checkpoint_or_demo
+    def open(
+        self, checkpoint: Path | None, demo: DemoName = "translation", *, stream: bool = False
+    ) -> Checkpoint:
+        """The checkpoint (default: the demo's); an output that cannot be written is refused before one is fetched.
+
+        Args:
+            stream: --stream: read its weights where they are.
+        """
+        from prunecli.commands.checkpoints import checkpoint_or_demo, streamed
         from prunecli.model.checkpoint import open_model
         from prunecli.tensors.hub.names import local_path
         from prunecli.tensors.transaction import refuse_target
 
         if self.output is not None:
             refuse_target(self.output, force=self.force, source=local_path(checkpoint))
+        if stream:
+            return streamed(checkpoint)
         return open_model(checkpoint_or_demo(checkpoint, demo))
 
     def apply(self, source: Checkpoint, rewrite: Rewrite) -> Shown:
@@ -65,8 +73,17 @@ class How:
 
         self.note(*not_carried(source), *not_opened(source))
         result = apply(
-            source, rewrite, self.output, force=self.force, weights=self.weights, progress=self.progress
+            source,
+            rewrite,
+            self.output,
+            force=self.force,
+            weights=self.weights,
+            progress=self.progress,
+            say=self.note,
         )
+        if (traffic := source.traffic) is not None:
+            came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
+            self.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
         return Shown(result, self.weights)
 
     def check(self, source: Checkpoint) -> None:

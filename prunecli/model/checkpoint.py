@@ -22,7 +22,8 @@ from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.tensors.hub.fetch import local_directory
-from prunecli.tensors.reader import Stored, TensorReader, WeightFile
+from prunecli.tensors.hub.ranges import Traffic
+from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
 
 FINGERPRINT_VALUES = 16
@@ -93,7 +94,7 @@ class Checkpoint(TensorReader):
         forms; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
         """
         # Read in file order, for the disk's sake; hashed in the order of names, so that files do not matter.
-        samples = {name: self._sample(name) for name in self.tensors}
+        samples = self._samples()
         digest = hashlib.sha256()
         for name in sorted(samples):
             digest.update(json.dumps([name, list(self.tensors[name].shape)]).encode())
@@ -176,6 +177,11 @@ class Checkpoint(TensorReader):
             )
         self._is_checked = True
 
+    @property
+    def traffic(self) -> Traffic | None:
+        """What of it came over the wire while it was read; None: it lies here."""
+        return None
+
     def require_architecture(self) -> Architecture:
         """The declared family.
 
@@ -251,22 +257,33 @@ class Checkpoint(TensorReader):
         (first, a), (second, b) = self._by_stored_name[one], self._by_stored_name[other]
         return same_values((self._descriptor(first, a.spooled), a), (self._descriptor(second, b.spooled), b))
 
-    def _sample(self, name: str) -> bytes:
-        """The values of a tensor that enter the fingerprint."""
-        info = self.tensors[name]
-        size = itemsize(info.dtype)
-        start = max(0, info.numel // 2 - FINGERPRINT_VALUES // 2)
-        count = min(FINGERPRINT_VALUES, info.numel - start)
-        if count == 0:
+    def _samples(self) -> dict[str, bytes]:
+        """Of each tensor the values that enter the fingerprint."""
+        return {name: self._sample(info) for name, info in self.tensors.items()}
+
+    def _sample(self, info: TensorInfo) -> bytes:
+        start, stop = sample_range(info)
+        if start == stop:
             return b""
-        data = self.read_range(name, start * size, (start + count) * size, bytearray(count * size))
-        values = np.frombuffer(data, dtype=numpy_dtype(info.dtype))
-        if not is_float(info.dtype):
-            return values.tobytes()
-        with np.errstate(over="ignore", invalid="ignore"):
-            rounded = values.astype(np.float16)
-        rounded[np.isnan(rounded)] = np.float16("nan")  # one NaN for all its bit patterns
-        return rounded.tobytes()
+        return rounded(self.read_range(info.name, start, stop, bytearray(stop - start)), info.dtype)
+
+
+def sample_range(info: TensorInfo) -> tuple[int, int]:
+    """The bytes of a tensor, as (start, stop), whose values enter the fingerprint."""
+    start = max(0, info.numel // 2 - FINGERPRINT_VALUES // 2)
+    size = itemsize(info.dtype)
+    return start * size, min(start + FINGERPRINT_VALUES, info.numel) * size
+
+
+def rounded(data: bytes | memoryview, dtype: str) -> bytes:
+    """Values as they enter the fingerprint: in float16 where they are numbers of floating point."""
+    values = np.frombuffer(data, dtype=numpy_dtype(dtype))
+    if not is_float(dtype):
+        return values.tobytes()
+    with np.errstate(over="ignore", invalid="ignore"):
+        short = values.astype(np.float16)
+    short[np.isnan(short)] = np.float16("nan")  # one NaN for all its bit patterns
+    return short.tobytes()
 
 
 def open_model(path: Path | str) -> Checkpoint:

@@ -11,7 +11,7 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.model.declared import Sizes
-from prunecli.tensors.reader import Stored, TensorInfo
+from prunecli.tensors.reader import Handle, Stored, TensorInfo, read_into
 
 SAMPLES = 256
 """Blocks that are compared of two long tensors."""
@@ -78,8 +78,8 @@ def stored_names(
     return chosen
 
 
-def same_values(one: tuple[int, Stored], other: tuple[int, Stored]) -> bool:
-    """Whether two tensors, each (file descriptor, place), hold the same values.
+def same_values(one: tuple[Handle, Stored], other: tuple[Handle, Stored]) -> bool:
+    """Whether two tensors, each (file, place), hold the same values.
 
     Tensors of up to 1 MiB are compared whole, longer ones in 256 blocks of 4 KiB spread evenly: those
     that were trained apart differ in nearly every value.
@@ -87,15 +87,27 @@ def same_values(one: tuple[int, Stored], other: tuple[int, Stored]) -> bool:
     (first, a), (second, b) = one, other
     if (a.info.dtype, a.info.shape) != (b.info.dtype, b.info.shape):
         return False
-    if a.offset == b.offset and os.path.sameopenfile(first, second):
+    if a.offset == b.offset and _is_one_file(first, second):
         return True
     nbytes = a.info.nbytes
     if nbytes <= SAMPLES * BLOCK:
-        return os.pread(first, nbytes, a.offset) == os.pread(second, nbytes, b.offset)
+        return _bytes(first, a.offset, nbytes) == _bytes(second, b.offset, nbytes)
     starts = (round(index * (nbytes - BLOCK) / (SAMPLES - 1)) for index in range(SAMPLES))
-    return all(
-        os.pread(first, BLOCK, a.offset + at) == os.pread(second, BLOCK, b.offset + at) for at in starts
-    )
+    return all(_bytes(first, a.offset + at, BLOCK) == _bytes(second, b.offset + at, BLOCK) for at in starts)
+
+
+def _is_one_file(one: Handle, other: Handle) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return os.path.sameopenfile(one, other)
+    return one is other
+
+
+def _bytes(file: Handle, offset: int, nbytes: int) -> bytes:
+    if isinstance(file, int):
+        return os.pread(file, nbytes, offset)
+    data = bytearray(nbytes)
+    read_into(file, offset, memoryview(data))
+    return bytes(data)
 
 
 def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Surmise:

@@ -13,7 +13,7 @@ import numpy as np
 
 from prunecli.tensors.copying import ended_early
 from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
-from prunecli.tensors.reader import TensorInfo, TensorReader, read_into, write_from
+from prunecli.tensors.reader import Handle, TensorInfo, TensorReader, read_into, write_from
 from prunecli.tensors.stream import (
     Concat,
     Copy,
@@ -40,10 +40,10 @@ TILE = 1 << 16
 
 @dataclass(frozen=True)
 class Location:
-    """Where a source tensor lies: a file descriptor, and the offset of its first byte."""
+    """Where a source tensor lies: a file, and the offset of its first byte."""
 
     info: TensorInfo
-    file: int
+    file: Handle
     offset: int
 
 

@@ -6,19 +6,26 @@ import ctypes
 import errno
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors.dtypes import cast, itemsize, numpy_dtype
-from prunecli.tensors.reader import read_into, write_from
+from prunecli.tensors.reader import Fill, Handle, reading, write_from
 
 JOB_BYTES = 16 << 20
 """Most source bytes of one `Move`."""
 
 BLOCK_BYTES = 1 << 20
 """What a thread has in memory at a time; with less, threads wait for each other between blocks."""
+
+REQUEST_BYTES = 32 << 20
+"""Most bytes that are asked of a file elsewhere at once."""
+
+GAP_BYTES = 64 << 10
+"""Bytes that nobody wants between two wanted ranges, up to which both are one request: another request costs more."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,7 @@ class Move:
 
     Attributes:
         where: source checkpoint and tensor, for messages.
-        source: file descriptor; `source_offset` in its file.
+        source: file; `source_offset` in it.
         target: file descriptor; `target_offset` in its file.
         cast: safetensors types (from, to), or None where the bytes stay as they are.
         row_bytes: of a row, where only parts of each row go.
@@ -35,7 +42,7 @@ class Move:
     """
 
     where: str
-    source: int
+    source: Handle
     source_offset: int
     nbytes: int
     target: int
@@ -86,6 +93,11 @@ class Move:
             CheckpointError: the source file ends early, or a value cannot be cast.
             OSError: the disk is full, among others.
         """
+        with reading(self.source, self.source_offset, self.nbytes) as fill:
+            return self.carry_out_from(fill)
+
+    def carry_out_from(self, fill: Fill) -> int:
+        """The same with the source's bytes as `fill` gives them."""
         step = self.block_bytes(BLOCK_BYTES)
         buffer = np.empty(min(step, self.nbytes), np.uint8)
         offset = self.target_offset
@@ -93,7 +105,7 @@ class Move:
             block = buffer[: self.nbytes - start]
             # Not copy_file_range: tensors seldom keep their place within a page, and without that it is slower.
             try:
-                read_into(self.source, self.source_offset + start, block.data)
+                fill(block.data)
             except EOFError:
                 raise ended_early(self.where) from None
             values = self._picked(block)
@@ -108,6 +120,58 @@ class Move:
             return block
         rows = block.reshape(-1, self.row_bytes)
         return np.concatenate([rows[:, start:stop] for start, stop in self.picks], axis=1).reshape(-1)
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Moves from neighbouring places of one file elsewhere, in the order of their places: one request.
+
+    What lies between them comes too, and is dropped.
+    """
+
+    moves: tuple[Move, ...]
+
+    @property
+    def target_offset(self) -> int:
+        """The first place that is written."""
+        return min(move.target_offset for move in self.moves)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are read and wanted."""
+        return sum(move.nbytes for move in self.moves)
+
+    def carry_out(self) -> int:
+        """As `Move.carry_out`."""
+        first, last = self.moves[0], self.moves[-1]
+        position, written = first.source_offset, 0
+        with reading(first.source, position, last.source_offset + last.nbytes - position) as fill:
+            for move in self.moves:
+                if gap := move.source_offset - position:
+                    fill(memoryview(bytearray(gap)))
+                written += move.carry_out_from(fill)
+                position = move.source_offset + move.nbytes
+        return written
+
+
+def gathered(moves: Iterable[Move]) -> list[Gather]:
+    """Moves from files elsewhere as requests of at most `REQUEST_BYTES`, in the order of what they write."""
+    of_files: dict[int, list[Move]] = {}
+    for move in moves:
+        of_files.setdefault(id(move.source), []).append(move)
+    requests: list[list[Move]] = []
+    for group in of_files.values():
+        begin = end = -1
+        for move in sorted(group, key=lambda move: move.source_offset):
+            stop = move.source_offset + move.nbytes
+            is_near = 0 <= move.source_offset - end <= GAP_BYTES and end >= 0
+            if is_near and stop - begin <= REQUEST_BYTES:
+                requests[-1].append(move)
+            else:
+                requests.append([move])
+                begin = move.source_offset
+            end = stop
+    return sorted((Gather(tuple(request)) for request in requests), key=lambda request: request.target_offset)
 
 
 def ended_early(where: str) -> CheckpointError:

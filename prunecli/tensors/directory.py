@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import Any
 
 from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
@@ -52,18 +54,26 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def find_weights(directory: Path) -> tuple[WeightFile, ...]:
+def find_weights(
+    directory: Path, elsewhere: Mapping[str, WeightFile] = MappingProxyType({})
+) -> tuple[WeightFile, ...]:
     """The described weight files, in the order of their names in the index.
+
+    Args:
+        directory: of a checkpoint.
+        elsewhere: files of it that do not lie there, by name, as they are described already.
 
     Raises:
         CheckpointError: there are none, one is missing or damaged, or the index names what is not there.
     """
     for name in WEIGHT_NAMES:
+        if name in elsewhere:
+            return (elsewhere[name],)
         if (directory / name).is_file():
             return (_describe(directory / name),)
         index = directory / f"{name}.index.json"
         if index.is_file():
-            return _sharded(directory, index)
+            return _sharded(directory, index, elsewhere)
     raise _elsewhere(directory) or CheckpointError(
         f"{directory}: holds no weights ({' or '.join(WEIGHT_NAMES)}, or an index of shards)",
         f"Download or copy the weight files into it{_or_train(directory)}.",
@@ -101,7 +111,7 @@ def _describe(path: Path) -> WeightFile:
     return read_pickled(path)
 
 
-def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
+def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) -> tuple[WeightFile, ...]:
     weight_map = _read_object(index).get("weight_map")
     if (
         not isinstance(weight_map, dict)
@@ -123,13 +133,13 @@ def _sharded(directory: Path, index: Path) -> tuple[WeightFile, ...]:
             )
         if path.suffix not in (".safetensors", ".bin"):
             raise CheckpointError(f'{index}: "{shard}" is no weight file', "Download it again.")
-    missing = [shard for shard, path in shards.items() if not _is_file(path)]
+    missing = [shard for shard, path in shards.items() if shard not in elsewhere and not _is_file(path)]
     if missing:
         raise CheckpointError(
             f"{directory / missing[0]}: missing ({len(missing)} of {len(shards)} files in {index.name})",
             "Download or copy the missing files.",
         )
-    files = {shard: _describe(path) for shard, path in shards.items()}
+    files = {shard: elsewhere.get(shard) or _describe(path) for shard, path in shards.items()}
     absent = [name for name, shard in weight_map.items() if name not in files[shard].tensors]
     if absent:
         raise CheckpointError(

@@ -1,16 +1,18 @@
 """The named tensors of a checkpoint directory's weight files, read piece by piece.
 
-Bytes come through `pread`, never through a memory map, so that resident memory is what a caller asks for.
+Bytes come through `pread`, never through a memory map, so that resident memory is what a caller asks for; those of a
+file that is elsewhere come from its `RangeSource`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,6 +28,20 @@ from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from prunecli.tensors.dtypes import is_float, itemsize
+
+Fill = Callable[[memoryview], None]
+"""Fills a buffer with the bytes that come next."""
+
+
+class RangeSource(Protocol):
+    """A weight file that is not on this machine."""
+
+    def reading(self, offset: int, nbytes: int) -> AbstractContextManager[Fill]:
+        """Its bytes from `offset` on, `nbytes` in all, one after another, as one request."""
+
+
+Handle = int | RangeSource
+"""A file to read from: a descriptor, or what stands for one."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +125,14 @@ class TensorReader:
         """Whether its tensors can be read."""
         return True
 
+    @property
+    def is_remote(self) -> bool:
+        """Whether some of its bytes come from elsewhere, so that few large requests are better than many small ones."""
+        return False
+
+    def interrupt(self) -> None:
+        """Have what other threads are reading from elsewhere end early, as an error in them; nothing is read after."""
+
     def file_bytes(self, path: Path) -> int:
         """The size of one of `files`."""
         return path.stat().st_size
@@ -167,8 +191,8 @@ class TensorReader:
             raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})") from None
         return view
 
-    def location(self, name: str) -> tuple[int, int, int]:
-        """Where a tensor's bytes lie: (file descriptor, offset, bytes). The checkpoint owns the descriptor.
+    def location(self, name: str) -> tuple[Handle, int, int]:
+        """Where a tensor's bytes lie: (file, offset, bytes). The checkpoint owns the file.
 
         Raises:
             CheckpointError: no such tensor.
@@ -202,7 +226,7 @@ class TensorReader:
     def _file_of(self, name: str) -> Path:
         return self.files[self._stored[name][0]]
 
-    def _descriptor(self, index: int, spooled: bool) -> int:
+    def _descriptor(self, index: int, spooled: bool) -> Handle:
         key = index, spooled
         if key not in self._descriptors:
             file = self._files[index]
@@ -222,12 +246,39 @@ class TensorReader:
         return tensors
 
 
-def read_into(file: int, offset: int, view: memoryview) -> None:
+@contextmanager
+def reading(file: Handle, offset: int, nbytes: int) -> Iterator[Fill]:
+    """What fills buffers with the `nbytes` of a file from `offset` on, in order; from elsewhere in one request.
+
+    Raises:
+        EOFError: (by what it yields) the file ends before.
+        HubError: they cannot be had.
+    """
+    if not isinstance(file, int):
+        with file.reading(offset, nbytes) as fill:
+            yield fill
+        return
+    position, descriptor = offset, file
+
+    def filled(view: memoryview) -> None:
+        nonlocal position
+        read_into(descriptor, position, view)
+        position += len(view)
+
+    yield filled
+
+
+def read_into(file: Handle, offset: int, view: memoryview) -> None:
     """Fill `view` with the bytes of a file from `offset` on.
 
     Raises:
         EOFError: the file ends before.
+        HubError: they cannot be had.
     """
+    if not isinstance(file, int):
+        with file.reading(offset, len(view)) as fill:
+            fill(view)
+        return
     done = 0
     while done < len(view):
         count = os.preadv(file, [view[done:]], offset + done)

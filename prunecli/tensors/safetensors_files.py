@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,29 @@ def read_header(path: Path) -> WeightFile:
     """
     refuse_pointer(path)
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        header = file.read(8)
-        if len(header) < 8:
-            raise _truncated(path, f"{size} bytes")
-        (length,) = struct.unpack("<Q", header)
-        if length > MAX_HEADER_BYTES:
-            raise _damaged(path, f"its header would be {length:,} bytes long")
-        if 8 + length > size:
-            raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
-        file.seek(8)
-        text = file.read(length)
-    entries = _parse(path, text)
+        return described(path, os.fstat(file.fileno()).st_size, lambda count: file.read(count))
+
+
+def described(path: Path, size: int, read: Callable[[int], bytes]) -> WeightFile:
+    """The tensors of a .safetensors file, in the order of their bytes.
+
+    Args:
+        path: the file, for messages and as that of the result.
+        size: its bytes.
+        read: gives the next so many of them; it is asked for those of the header.
+
+    Raises:
+        CheckpointError: the file is truncated, or its header is not a valid one.
+    """
+    header = read(8)
+    if len(header) < 8:
+        raise _truncated(path, f"{size} bytes")
+    (length,) = struct.unpack("<Q", header)
+    if length > MAX_HEADER_BYTES:
+        raise _damaged(path, f"its header would be {length:,} bytes long")
+    if 8 + length > size:
+        raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
+    entries = _parse(path, read(length))
     tensors = [
         _entry(path, name, value, 8 + length) for name, value in entries.items() if name != "__metadata__"
     ]

@@ -14,7 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from prunecli.errors import OutputError
+from prunecli.errors import HubError, OutputError
+from prunecli.tensors.journal import Journal, read, sync
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
@@ -24,7 +25,12 @@ _TERMINATIONS: tuple[int, ...] = (signal.SIGTERM, *([signal.SIGHUP] if hasattr(s
 
 @contextmanager
 def new_directory(
-    target: Path, *, force: bool, needed_bytes: int, source: Path | None = None
+    target: Path,
+    *,
+    force: bool,
+    needed_bytes: int,
+    source: Path | None = None,
+    resume: str | None = None,
 ) -> Iterator[Path]:
     """A hidden directory beside `target` to write into; it becomes `target` when the block ends well.
 
@@ -36,6 +42,9 @@ def new_directory(
         force: replace an existing `target`, at the very end.
         needed_bytes: what will be written; the file system must have that much free.
         source: a directory that `target` must neither be, hold nor lie in.
+        resume: the key of work that goes on from what is left of it. Then a hub that gives nothing more, SIGTERM and
+            SIGHUP leave the files that the directory's `Journal` names, and work of the same key begins with those
+            and with what a SIGKILL left. Ctrl-C and all else remove it as ever, and so does work of another key.
 
     Raises:
         OutputError: `target` exists, cannot be written, overlaps `source`, or the disk lacks room.
@@ -44,17 +53,30 @@ def new_directory(
     refuse_target(target, force=force, source=source)
     partial = partial_name(target)
     with _termination_as_exit():
+        is_kept = False
         try:
-            sweep(target)
-            _require_room(target, needed_bytes)
-            partial.mkdir()
+            begun = None if resume is None else _unfinished(target, resume)
+            sweep(target, begun)
+            _require_room(
+                target, needed_bytes - (0 if begun is None or resume is None else _held(begun, resume))
+            )
+            if begun is None:
+                partial.mkdir()
+            else:
+                begun.rename(partial)
             yield partial
             _publish(partial, target, force=force)
         except OSError as error:
             raise output_error(target, error) from error
+        except (HubError, SystemExit):
+            is_kept = resume is not None and _held(partial, resume) > 0
+            raise
         finally:
             with _uninterrupted():
-                shutil.rmtree(partial, ignore_errors=True)
+                if is_kept and resume is not None:
+                    Journal(partial, resume).tidy()
+                else:
+                    shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextmanager
@@ -126,20 +148,8 @@ def _to_disk(directory: Path) -> None:
     """Wait until files and folders below `directory` are on the disk."""
     for folder, _, files in os.walk(directory, topdown=False):
         for name in files:
-            _sync(Path(folder) / name)
-        _sync(Path(folder))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some network file systems cannot sync a folder; what the disk could not take must be heard of.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EBADF):
-            raise
-    finally:
-        os.close(descriptor)
+            sync(Path(folder) / name)
+        sync(Path(folder))
 
 
 def _publish(partial: Path, target: Path, *, force: bool) -> None:
@@ -174,12 +184,31 @@ def output_error(target: Path, error: OSError) -> OutputError:
     return OutputError(f"{target}: not written: {error.strerror or error}{of}", "Choose another --output.")
 
 
-def sweep(target: Path) -> None:
-    """Remove what killed processes left behind; a killed swap gives the old result back."""
+def _unfinished(target: Path, key: str) -> Path | None:
+    """The directory with most of this work that ended processes left."""
+    pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.partial")
+    found = [
+        (_held(path, key), path)
+        for path in target.parent.iterdir()
+        if (match := pattern.fullmatch(path.name))
+        and not _is_other_process(int(match[1]))
+        and not path.is_symlink()
+    ]
+    held, path = max(found, default=(0, target))
+    return path if held else None
+
+
+def _held(directory: Path, key: str) -> int:
+    """Bytes of the files in a directory that are complete and of this work."""
+    return sum(read(directory, key).values())
+
+
+def sweep(target: Path, spared: Path | None = None) -> None:
+    """Remove what killed processes left behind, `spared` excepted; a killed swap gives the old result back."""
     pattern = re.compile(re.escape(f".{target.name}.") + r"(\d+)\.(partial|old)")
     for path in target.parent.iterdir():
         match = pattern.fullmatch(path.name)
-        if match and not _is_other_process(int(match[1])):
+        if match and path != spared and not _is_other_process(int(match[1])):
             if match[2] == "old" and not os.path.lexists(target):
                 path.rename(target)
             elif path.is_dir() and not path.is_symlink():

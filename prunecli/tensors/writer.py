@@ -11,8 +11,9 @@ from pathlib import Path
 
 from prunecli.progress import Progress, silent
 from prunecli.tensors.computing import Block, blocks
-from prunecli.tensors.copying import Move, reserve
+from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
+from prunecli.tensors.journal import Journal
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import Copy, Output, Rows, Slices, byte_ranges, check_expressions
 
@@ -22,6 +23,9 @@ INDEX_FILE = "model.safetensors.index.json"
 
 THREADS = 4
 """Casts are bound by the processor, plain copies by the memory; neither gains from many more."""
+
+CONNECTIONS = 8
+"""Requests side by side to where files are that are elsewhere."""
 
 MOST_RANGES = 256
 """Ranges of a tensor that are moved one by one; of more, blocks of rows are put together."""
@@ -33,6 +37,7 @@ def write_tensors(
     directory: Path,
     *,
     shard_bytes: int = SHARD_BYTES,
+    journal: Journal | None = None,
     progress: Progress = silent,
 ) -> dict[str, str]:
     """Write `outputs` into `directory`: one file, or shards of at most `shard_bytes` with an index.
@@ -41,21 +46,35 @@ def write_tensors(
     to the nearest, ties to even; what is made of several tensors is computed block by block. The bytes depend on
     nothing but the arguments.
 
+    Args:
+        source: what the outputs are made of.
+        outputs: in the order of the result.
+        directory: to write into.
+        shard_bytes: size of a file at most.
+        journal: of `directory`: its complete files are not written again, and each that gets complete is noted.
+        progress: advances by the bytes that are written; of a source elsewhere by those that are fetched.
+
     Returns:
         Tensor's name -> file.
 
     Raises:
         CheckpointError: a source tensor is missing or cut short, or a value cannot be cast.
+        HubError: what is elsewhere cannot be had.
         OSError: the disk is full, among others.
     """
     check_expressions(source, outputs)
     shards = shards_of(outputs, shard_bytes)
     names = _file_names(len(shards))
     weight_map = {output.name: file for file, shard in zip(names, shards, strict=True) for output in shard}
-    threads = min(THREADS, os.cpu_count() or 1)
-    with progress("writing", sum(output.nbytes for output in outputs), "bytes") as advance:
+    verb = "fetching" if source.is_remote else "writing"
+    with progress(verb, sum(_worked(source, output) for output in outputs), "bytes") as advance:
         for file, shard in zip(names, shards, strict=True):
-            _write_shard(source, shard, directory / file, threads, advance)
+            if journal is not None and journal.has(file):
+                advance(sum(_worked(source, output) for output in shard))
+                continue
+            _write_shard(source, shard, directory / file, advance)
+            if journal is not None:
+                journal.add(file)
     if len(shards) > 1:
         index = {
             "metadata": {
@@ -108,7 +127,6 @@ def _write_shard(
     source: TensorReader,
     shard: Sequence[Output],
     path: Path,
-    threads: int,
     advance: Callable[[float], None],
 ) -> None:
     # Wide types first, as the safetensors library does: every tensor is then aligned to its type.
@@ -117,29 +135,47 @@ def _write_shard(
     with path.open("wb", buffering=0) as file:
         reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
-        pool = ThreadPoolExecutor(threads)
+        pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
         try:
             jobs = _jobs(source, ordered, file.fileno(), len(head))
-            for written in [pool.submit(job.carry_out) for job in jobs]:
-                advance(written.result())
+            for job, written in [(job, pool.submit(job.carry_out)) for job in jobs]:
+                nbytes = written.result()
+                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else nbytes)
+        except BaseException:
+            source.interrupt()
+            raise
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
 
 
-def _jobs(source: TensorReader, outputs: Sequence[Output], target: int, start: int) -> Sequence[Move | Block]:
+def _worked(source: TensorReader, output: Output) -> int:
+    """Bytes of an output that progress counts."""
+    expression = output.expression
+    if not source.is_remote or not isinstance(expression, (Copy, Rows, Slices)):
+        return output.nbytes
+    return sum(part.nbytes for part in byte_ranges(output, source.info(expression.source)))
+
+
+def _jobs(
+    source: TensorReader, outputs: Sequence[Output], target: int, start: int
+) -> Sequence[Move | Gather | Block]:
     """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
     moves: list[Move] = []
     computed: list[Block] = []
     for output in outputs:
         expression = output.expression
-        is_scattered = isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES
+        is_scattered = (
+            isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES and not source.is_remote
+        )
         if isinstance(expression, (Copy, Rows, Slices)) and not is_scattered:
             moves += _moves(source, output, expression.source, target, start)
         else:
             computed += blocks(source, output, target, start)
         start += output.nbytes
-    jobs: list[Move | Block] = [
-        *(part for move in coalesced(iter(moves)) for part in move.parts()),
+    parts = [part for move in coalesced(iter(moves)) for part in move.parts()]
+    jobs: list[Move | Gather | Block] = [
+        *(part for part in parts if isinstance(part.source, int)),
+        *gathered(part for part in parts if not isinstance(part.source, int)),
         *computed,
     ]
     return sorted(jobs, key=lambda job: job.target_offset)

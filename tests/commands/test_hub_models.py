@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ from prunecli.commands.signatures import signatures
 from prunecli.commands.trim_vocabulary import trim_vocabulary
 from prunecli.tensors.hub.fetch import commit_of
 from tests.commands.calls import call, refused
+from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, hub
 from tests.tiny import tiny_nllb_moe
 
@@ -268,3 +270,34 @@ def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(
     assert f"into {folder / 'home' / 'hub'}" in made.stderr
     assert "%|" not in made.stderr  # no bar outside of a terminal
     assert "hf_secret" not in made.stderr
+
+
+def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub):
+    options = ("org/tiny", "--metric", "random", "--ratio", "0.5", "--stream")
+    streamed = call(prune_experts, *options, "-o", "streamed")
+    lines = streamed.err.splitlines()
+    assert any(line.startswith("Streaming org/tiny at 1a2b3c4 from ") for line in lines)
+    assert re.fullmatch(r"Fetched .* KiB of .* KiB, in \d+ requests\.", lines[-1])
+    assert not list(folder.glob("cache/**/*.safetensors"))
+    call(prune_experts, *options[:-1], "-o", "local")
+    assert digests(folder / "streamed") == digests(folder / "local")
+    assert "is in the cache and read from there" in call(prune_experts, *options, "--dry-run").err
+
+
+def test_streaming_says_what_aimer_fetches(folder, hub):
+    said = call(prune_experts, "org/tiny", "--metric", "aimer", "--stream", "--dry-run").err
+    assert re.search(
+        r"aimer fetches [\d.]+ KiB of experts to choose among them; those that stay are fetched", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "status"),
+    [
+        (("--stream",), "none is named", 2),
+        (("source", "--stream"), "source is a path", 2),
+        (("org/none", "--stream"), "no such model on", 1),
+    ],
+)
+def test_what_cannot_be_streamed_is_refused(folder, hub, arguments, message, status):
+    refused(call(prune_experts, *arguments, "--metric", "random"), message, status)

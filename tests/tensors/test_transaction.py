@@ -214,13 +214,13 @@ def test_a_killed_swap_gives_the_old_result_back(tmp_path: Path) -> None:
 
 def test_is_on_the_disk_before_an_old_result_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
-    real = transaction._sync
+    real = transaction.sync
 
     def sync(path: Path) -> None:
         synced.append(path.name.replace(str(os.getpid()), "PID"))
         real(path)
 
-    monkeypatch.setattr(transaction, "_sync", sync)
+    monkeypatch.setattr(transaction, "sync", sync)
     make(tmp_path / "out")
     assert synced == []
     make(tmp_path / "out", force=True)

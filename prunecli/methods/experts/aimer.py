@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prunecli.errors import CheckpointError, StatisticsError
+from prunecli.methods.experts.metrics import AIMER, RANDOM
 from prunecli.model.mixtures import SparseLayer
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
-from prunecli.tensors.reader import TensorReader, read_into
+from prunecli.tensors.reader import TensorReader, reading
+
+if TYPE_CHECKING:
+    from prunecli.methods.experts.options import ExpertOptions
+    from prunecli.model.checkpoint import Checkpoint
 
 BLOCK_ELEMENTS = 1 << 18
 """Values that are read and summed at a time; sums depend on it in their last bits."""
@@ -34,6 +40,28 @@ class Part:
     tensor: str
     first: int
     values: int
+
+
+def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
+    """Bytes that the choice with these options reads of the experts' weights, before anything is written.
+
+    Raises:
+        StatisticsError: as `aimer_values`.
+    """
+    if options.experts is not None or options.metric == RANDOM:
+        return 0
+    pruned = [
+        layer
+        for layer in checkpoint.require_mixtures()
+        if not (layer.is_predicting and options.mtp == "drop")
+    ]
+    return sum(
+        part.values * itemsize(checkpoint.info(part.tensor).dtype)
+        for layer in pruned
+        if options.metric == AIMER or layer.is_predicting
+        for parts in _work(checkpoint, layer)
+        for part in parts
+    )
 
 
 def aimer_values(
@@ -52,25 +80,18 @@ def aimer_values(
     Args:
         reader: of the weights.
         layers: its mixtures.
-        threads: that read and sum, 5 MiB each; how many changes no bit. None: one per core, at most THREADS.
+        threads: that read and sum, 5 MiB each; how many changes no bit. None: one per core, at most THREADS, and
+            these where weights come from elsewhere.
 
     Raises:
         StatisticsError: the weights are quantised.
         CheckpointError: a file ends early, or holds what is no number.
     """
-    threads = min(THREADS, os.cpu_count() or 1) if threads is None else threads
+    if threads is None:
+        threads = THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1)
     found = {layer.name: np.zeros(layer.original_experts) for layer in layers}
     places = [(layer.name, expert) for layer in layers for expert in layer.experts]
-    work = [
-        parts_of_expert(
-            reader,
-            [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors],
-            layer.stacked_tensors,
-            place,
-        )
-        for layer in layers
-        for place in range(layer.num_experts)
-    ]
+    work = [parts for layer in layers for parts in _work(reader, layer)]
     for parts in work:
         for part in parts:
             reader.location(part.tensor)  # opens the files, so that threads need not
@@ -81,9 +102,19 @@ def aimer_values(
             for (name, expert), value in zip(places, waiting, strict=True):
                 found[name][expert] = value.result()
                 advance(1)
+    except BaseException:
+        reader.interrupt()
+        raise
     finally:  # after an error or Ctrl-C: what runs ends with its expert, the rest never starts
         pool.shutdown(cancel_futures=True)
     return found
+
+
+def _work(reader: TensorReader, layer: SparseLayer) -> Iterator[list[Part]]:
+    """The weights of each expert of a layer."""
+    for place in range(layer.num_experts):
+        own = [layer.expert_tensor(place, suffix) for suffix in layer.expert_tensors]
+        yield parts_of_expert(reader, own, layer.stacked_tensors, place)
 
 
 def parts_of_expert(
@@ -126,15 +157,18 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
         dtype = reader.info(part.tensor).dtype
         file, offset, _ = reader.location(part.tensor)
         offset += part.first * itemsize(dtype)
-        for start in range(0, part.values, BLOCK_ELEMENTS):
-            raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
-            try:
-                read_into(file, offset + start * itemsize(dtype), raw.view(np.uint8).data)
-            except EOFError:
-                raise CheckpointError(f"{reader.path}: truncated while it was read ({part.tensor})") from None
-            block = np.abs(raw.astype(np.float64))
-            absolute += float(block.sum())
-            square += float(np.square(block, out=block).sum())
+        with reading(file, offset, part.values * itemsize(dtype)) as fill:
+            for start in range(0, part.values, BLOCK_ELEMENTS):
+                raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
+                try:
+                    fill(raw.view(np.uint8).data)
+                except EOFError:
+                    raise CheckpointError(
+                        f"{reader.path}: truncated while it was read ({part.tensor})"
+                    ) from None
+                block = np.abs(raw.astype(np.float64))
+                absolute += float(block.sum())
+                square += float(np.square(block, out=block).sum())
         count += part.values
         if not (math.isfinite(absolute) and math.isfinite(square)):
             raise CheckpointError(f"{reader.path}: {part.tensor} holds NaN or infinity, or values too large")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -91,7 +91,8 @@ def local_directory(
     with plain_errors(hub):
         snapshot = look_up(hub, say)
         if snapshot.sizes is not None:
-            _complete(snapshot, snapshot.sizes, say, progress, bars)
+            files = needed_files(snapshot.sizes, snapshot.read)
+            _complete(snapshot, files, snapshot.sizes, say, progress, bars)
         return snapshot.directory
 
 
@@ -216,9 +217,29 @@ def _cached_config(name: HubName) -> Path | None:
     return Path(path) if isinstance(path, str) else None
 
 
-def _complete(snapshot: Snapshot, sizes: Mapping[str, int], say: Say, progress: Progress, bars: bool) -> None:
-    """Fetch what the snapshot lacks of the files that make the checkpoint."""
-    files = needed_files(sizes, snapshot.read)
+def fetch_beside(
+    snapshot: Snapshot, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
+) -> None:
+    """Fetch what travels along with the weights, and not those.
+
+    Raises:
+        HubError, OutputError, Exception: as `local_directory`; to be called within `plain_errors`.
+    """
+    assert snapshot.sizes is not None
+    weights = weight_files(snapshot.sizes, snapshot.read)
+    files = [file for file in needed_files(snapshot.sizes, snapshot.read) if file not in weights]
+    _complete(snapshot, files, snapshot.sizes, say, progress, bars)
+
+
+def _complete(
+    snapshot: Snapshot,
+    files: Sequence[str],
+    sizes: Mapping[str, int],
+    say: Say,
+    progress: Progress,
+    bars: bool,
+) -> None:
+    """Fetch what the snapshot lacks of some files."""
     missing = [file for file in files if not (snapshot.directory / file).is_file()]
     blobs = snapshot.directory.parents[1] / "blobs"  # another snapshot may have the same content
     fetched = {file: sizes[file] for file in missing if not (blobs / snapshot.blobs.get(file, "")).is_file()}

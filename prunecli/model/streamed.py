@@ -1,0 +1,242 @@
+"""Models of the hub whose weights are read where they are, by ranges: no file of them is kept on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from prunecli.errors import HubError, UsageError
+from prunecli.model.checkpoint import Checkpoint, open_model, rounded, sample_range
+from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.directory import find_weights, read_config
+from prunecli.tensors.hub.failures import host, plain_errors
+from prunecli.tensors.hub.fetch import Snapshot, fetch_beside, look_up, weight_files
+from prunecli.tensors.hub.names import HubName, hub_name
+from prunecli.tensors.hub.ranges import RemoteFile, Traffic
+from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.reader import Handle, WeightFile, read_into
+from prunecli.tensors.safetensors_files import described
+from prunecli.tensors.writer import CONNECTIONS
+
+HEADER_BYTES = 100_000
+"""Of a file, asked for at first: most headers are shorter."""
+
+SAMPLES_GAP = 8 << 10
+"""Bytes between two samples up to which they come with one request."""
+
+SAMPLES_BYTES = 1 << 20
+"""Most bytes of such a request."""
+
+
+class StreamedCheckpoint(Checkpoint):
+    """A checkpoint of the hub; what is read of its weights crosses the wire."""
+
+    def __init__(
+        self,
+        directory: Path,
+        files: tuple[WeightFile, ...],
+        remote: Mapping[Path, RemoteFile],
+        traffic: Traffic,
+        progress: Progress = silent,
+    ) -> None:
+        self._traffic = traffic
+        self._remote = remote
+        self._progress = progress
+        super().__init__(directory, read_config(directory), files)
+
+    @property
+    def is_remote(self) -> bool:
+        """It is."""
+        return True
+
+    def interrupt(self) -> None:
+        """Have what other threads are reading end early."""
+        self._traffic.stop()
+
+    @property
+    def traffic(self) -> Traffic:
+        """What of it came over the wire so far, headers that were read to open it among it."""
+        return self._traffic
+
+    def file_bytes(self, path: Path) -> int:
+        """The size of one of `files`."""
+        return self._remote[path].size if path in self._remote else super().file_bytes(path)
+
+    def _descriptor(self, index: int, spooled: bool) -> Handle:
+        path = self.files[index]
+        return self._remote[path] if path in self._remote else super()._descriptor(index, spooled)
+
+    def _samples(self) -> dict[str, bytes]:
+        requests = _together(sorted(self._sample_places(), key=lambda place: (place.file, place.start)))
+        samples: dict[str, bytes] = {}
+        pool = ThreadPoolExecutor(CONNECTIONS)
+        try:
+            with self._progress("reading samples", len(self.tensors), "tensors") as advance:
+                for found in [pool.submit(self._read_samples, request) for request in requests]:
+                    samples |= found.result()
+                    advance(len(found.result()))
+        except BaseException:
+            self.interrupt()
+            raise
+        finally:
+            pool.shutdown(cancel_futures=True)
+        return samples
+
+    def _sample_places(self) -> list[_Place]:
+        places = []
+        for name, (file, stored) in self._stored.items():
+            self._descriptor(file, spooled=False)  # opens what lies here, so that threads need not
+            start, stop = sample_range(stored.info)
+            places.append(_Place(name, stored.info.dtype, file, stored.offset + start, stored.offset + stop))
+        return places
+
+    def _read_samples(self, places: list[_Place]) -> dict[str, bytes]:
+        start = places[0].start
+        data = memoryview(bytearray(places[-1].stop - start))
+        if len(data):
+            read_into(self._descriptor(places[0].file, spooled=False), start, data)
+        return {
+            place.name: rounded(data[place.start - start : place.stop - start], place.dtype)
+            for place in places
+        }
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The sample of a tensor: bytes `start` to `stop` of a file, by its number."""
+
+    name: str
+    dtype: str
+    file: int
+    start: int
+    stop: int
+
+
+def _together(places: list[_Place]) -> list[list[_Place]]:
+    """Those that are near each other, as one request."""
+    requests: list[list[_Place]] = []
+    for place in places:
+        last = requests[-1] if requests else None
+        if (
+            last is not None
+            and place.file == last[-1].file
+            and place.start - last[-1].stop <= SAMPLES_GAP
+            and place.stop - last[0].start <= SAMPLES_BYTES
+        ):
+            last.append(place)
+        else:
+            requests.append([place])
+    return requests
+
+
+def stream_model(
+    name: Path | str, *, say: Say = unsaid, progress: Progress = silent, bars: bool = True
+) -> Checkpoint:
+    """Open a model of the hub without fetching its weights: what a rewrite takes of them is read by ranges.
+
+    All is of one commit. What lies beside the weights is fetched into the hub's cache. Weight files that are there
+    already are read from there, and a model that is whole in it is opened as `open_model` does.
+
+    Args:
+        name: `org/name` or `org/name@revision`.
+        say: is told what is read from where.
+        progress: of headers, side files and samples.
+        bars: whether huggingface_hub shows its own, in a terminal.
+
+    Raises:
+        UsageError: it is a directory.
+        HubError: as `local_directory`; or its weights are .bin files, which cannot be read by ranges.
+        CheckpointError: not a checkpoint, or a damaged one.
+    """
+    hub = hub_name(name)
+    if hub is None:
+        raise UsageError(
+            f"--stream reads a model of the hub where it is; {name} is a path.", "Leave --stream out."
+        )
+    with plain_errors(hub):
+        snapshot = look_up(hub, say)
+        if snapshot.sizes is None or snapshot.is_whole():
+            say(f"{snapshot} is in the cache and read from there.")
+            return open_model(snapshot.directory)
+        weights = [file for file in weight_files(snapshot.sizes, snapshot.read) if not file.endswith(".json")]
+        total = sum(snapshot.sizes[file] for file in weights)
+        if pickled := [file for file in weights if not file.endswith(".safetensors")]:
+            raise _pickled(hub, pickled, total)
+        fetch_beside(snapshot, say=say, progress=progress, bars=bars)
+        far = [file for file in weights if not (snapshot.directory / file).is_file()]
+        say(
+            f"Streaming {snapshot} from {host()}: of {bytes_text(total)} what the result takes is fetched, not kept."
+        )
+        traffic = Traffic()
+        remote = {file: remote_file(snapshot, file, traffic) for file in far}
+        found = read_headers(snapshot, remote, progress)
+        directory = snapshot.directory
+        return StreamedCheckpoint(
+            directory,
+            find_weights(directory, found),
+            {directory / file: source for file, source in remote.items()},
+            traffic,
+            progress,
+        )
+
+
+def remote_file(snapshot: Snapshot, file: str, traffic: Traffic) -> RemoteFile:
+    """One of a snapshot's files, to be read by ranges."""
+    assert snapshot.sizes is not None
+    content = snapshot.blobs.get(file, "")
+    return RemoteFile(snapshot.name, snapshot.commit, file, snapshot.sizes[file], content, traffic)
+
+
+def read_headers(
+    snapshot: Snapshot, files: Mapping[str, RemoteFile], progress: Progress = silent
+) -> dict[str, WeightFile]:
+    """What .safetensors files hold, by their headers.
+
+    Raises:
+        CheckpointError: a header is not a valid one.
+        HubError: one cannot be had.
+    """
+    found = {}
+    pool = ThreadPoolExecutor(CONNECTIONS)
+    try:
+        with progress("reading headers", len(files), "files") as advance:
+            read = {
+                name: pool.submit(_header, snapshot.directory / name, file) for name, file in files.items()
+            }
+            for name, header in read.items():
+                found[name] = header.result()
+                advance(1)
+    except BaseException:
+        for file in files.values():
+            file.traffic.stop()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return found
+
+
+def _header(path: Path, file: RemoteFile) -> WeightFile:
+    position, first = 0, file.read(0, min(HEADER_BYTES, file.size))
+
+    def read(count: int) -> bytes:
+        nonlocal position
+        count = min(count, file.size - position)
+        here = first[position : position + count]
+        position += count
+        return (
+            here
+            if position <= len(first)
+            else here + file.read(position - count + len(here), count - len(here))
+        )
+
+    return described(path, file.size, read)
+
+
+def _pickled(name: HubName, files: list[str], total: int) -> HubError:
+    count = f"{len(files)} .bin files" if len(files) > 1 else files[0]
+    return HubError(
+        f"{name}: its weights are pickled ({count}, {bytes_text(total)}); only .safetensors files are read by ranges",
+        "Leave --stream out: the model is then fetched whole.",
+    )

@@ -1,0 +1,380 @@
+"""Models of the hub that are read by ranges: what crosses the wire, and what a rewrite of them gives."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from prunecli.errors import HubError, UsageError
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.model import streamed
+from prunecli.model.checkpoint import open_model
+from prunecli.model.streamed import stream_model
+from prunecli.pipeline import apply
+from prunecli.tensors import copying
+from prunecli.tensors.hub import ranges
+from prunecli.tensors.hub.fetch import local_directory
+from prunecli.tensors.journal import NAME
+from tests.contracts.method_contract import digests
+from tests.hub_server import MAIN_COMMIT, Fault, hub
+from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
+
+__all__ = ["hub"]
+
+SHARD = 60_000
+"""Bytes of a file of the results, of which there are several."""
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch, hub):
+    """`org/tiny` on the hub, of three files; its requests are small."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(copying, "REQUEST_BYTES", 10_000)
+    monkeypatch.setattr(ranges, "WAITS", (0,) * 8)
+    directory = tiny_nllb_moe(tmp_path / "source", shards=3, experts=16)
+    hub.add("org/tiny", directory)
+    return directory
+
+
+def prune(opened, output, ratio=0.5, **options):
+    """Half of the experts, at random."""
+    chosen = ExpertOptions(metric="random", amount=Amount(ratio))
+    rewrite = rewrite_experts(opened, plan_experts(opened, chosen))
+    return apply(opened, rewrite, output, shard_bytes=SHARD, **options)
+
+
+def pruned_locally(output):
+    with open_model("org/tiny") as opened:
+        prune(opened, output)
+    return digests(output)
+
+
+def hidden():
+    return sorted(path.name for path in Path().iterdir() if path.name.startswith("."))
+
+
+def kept_bytes(output):
+    """Of all tensors of a result."""
+    with open_model(output) as result:
+        return result.total_bytes
+
+
+def overhead(source):
+    """Bytes beside the kept ones: headers of the source's files, and 16 values of each tensor."""
+    headers = 0
+    for path in source.glob("*.safetensors"):
+        headers += 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    with open_model(source) as opened:
+        return headers + sum(16 * 4 for _ in opened.tensors)
+
+
+@pytest.mark.parametrize("dtype", [None, "float16"])
+def test_the_result_is_that_of_a_local_run_and_only_what_stays_crosses_the_wire(
+    source, hub, monkeypatch, dtype
+):
+    monkeypatch.setattr(streamed, "HEADER_BYTES", 8)
+    monkeypatch.setattr(streamed, "SAMPLES_GAP", 0)
+    monkeypatch.setattr(copying, "GAP_BYTES", 0)
+    chosen = ExpertOptions(metric="random", amount=Amount(0.75), dtype=dtype)
+    said, sent = [], 0
+    for name in ("streamed", "local"):
+        opening = stream_model("org/tiny", say=said.append) if name == "streamed" else open_model("org/tiny")
+        with opening as opened:
+            rewrite = rewrite_experts(opened, plan_experts(opened, chosen))
+            apply(opened, rewrite, name, shard_bytes=SHARD)
+            if name == "streamed":
+                assert opened.traffic.received == hub.sent
+                assert not list(Path("cache").rglob("*0?.safetensors"))
+                sent = hub.sent
+    assert digests(Path("streamed")) == digests(Path("local"))
+    assert sent <= kept_bytes(Path("local")) * (1 if dtype is None else 2) + overhead(source)
+    assert sent < 0.55 * sum(path.stat().st_size for path in source.glob("*.safetensors"))
+    assert said[-1].startswith(f"Streaming org/tiny at {MAIN_COMMIT[:7]} from {hub.url[7:]}: of ")
+    assert hidden() == []
+
+
+def test_progress_counts_what_is_fetched(source):
+    amounts = {}
+
+    class Counted:
+        def __init__(self, description, total=None, unit="steps"):
+            amounts[description] = [total, 0]
+            self.description = description
+
+        def __enter__(self):
+            return self.advance
+
+        def __exit__(self, *_):
+            pass
+
+        def advance(self, amount):
+            amounts[self.description][1] += amount
+
+    with stream_model("org/tiny", progress=Counted) as opened:
+        prune(opened, "out", progress=Counted)
+        assert amounts["reading headers"] == [3, 3]
+        assert amounts["reading samples"] == [len(opened.tensors)] * 2
+    assert amounts["fetching"] == [kept_bytes(Path("out"))] * 2
+
+
+def test_what_is_near_each_other_comes_with_one_request(source, monkeypatch):
+    requests = []
+    monkeypatch.setattr(copying, "REQUEST_BYTES", 1 << 20)
+    for gap in (0, 1 << 20):
+        monkeypatch.setattr(copying, "GAP_BYTES", gap)
+        with stream_model("org/tiny") as opened:
+            _ = opened.fingerprint
+            before = opened.traffic.requests
+            prune(opened, f"out-{gap}")
+            requests.append(opened.traffic.requests - before)
+    assert requests[1] < requests[0] / 2
+    assert digests(Path("out-0")) == digests(Path(f"out-{1 << 20}"))
+
+
+def test_failures_of_the_network_change_nothing(source, hub):
+    hub.lifetime = 20
+    with stream_model("org/tiny") as opened:
+        _ = opened.fingerprint
+        hub.faults = [
+            Fault(cut=100),
+            None,
+            Fault(status=503),
+            Fault(status=429, headers={"Retry-After": "0"}),
+            Fault(cut=0),
+        ] * 4
+        prune(opened, "streamed")
+        assert hub.faults == []
+    assert digests(Path("streamed")) == pruned_locally(Path("local"))
+
+
+def test_values_and_fingerprint_are_those_of_the_files(source):
+    with stream_model("org/tiny") as far, open_model(source) as near:
+        assert far.fingerprint == near.fingerprint
+        assert dict(far.tensors) == dict(near.tensors)
+        assert list(far.tensors) == list(near.tensors)
+        name = "model.encoder.layers.1.ffn.experts.expert_3.fc1.weight"
+        assert (far.read(name) == near.read(name)).all()
+        assert far.total_bytes == near.total_bytes
+        assert [far.file_bytes(path) for path in far.files] == [near.file_bytes(path) for path in near.files]
+
+
+def test_tied_aliases_are_compared(source, hub):
+    tensors = random_tensors(json.loads((source / "config.json").read_text()))
+    for seed, name in enumerate(("equal", "other")):
+        directory = tiny_nllb_moe(name, experts=16)
+        (directory / "model.safetensors").unlink()
+        alias = tensors["model.shared.weight"] + seed
+        write_weights(directory, {**tensors, "lm_head.weight": alias})
+        hub.add(f"org/{name}-values", directory)
+        with stream_model(f"org/{name}-values") as far, open_model(directory) as near:
+            assert list(far.tensors) == list(near.tensors)
+
+
+def test_aimer_reads_all_experts(source):
+    chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
+    with stream_model("org/tiny") as far, open_model(source) as near:
+        assert plan_experts(far, chosen).kept == plan_experts(near, chosen).kept
+
+
+def test_files_in_the_cache_are_read_there(source, hub):
+    from huggingface_hub import hf_hub_download
+
+    hf_hub_download("org/tiny", "model-00002-of-00003.safetensors", revision=MAIN_COMMIT)
+    hub.requests.clear()
+    with stream_model("org/tiny") as opened:
+        prune(opened, "streamed")
+    assert "model-00002-of-00003.safetensors" not in hub.fetched()
+    assert digests(Path("streamed")) == pruned_locally(Path("local"))
+
+
+def test_a_model_in_the_cache_is_opened_there(source, hub):
+    local_directory("org/tiny")
+    hub.requests.clear()
+    said = []
+    with stream_model("org/tiny", say=said.append) as opened:
+        assert not opened.is_remote
+    assert hub.fetched() == []
+    assert said == ["org/tiny at 1a2b3c4 is in the cache and read from there."]
+
+
+def test_what_cannot_be_streamed(source, hub):
+    with pytest.raises(UsageError, match=r"reads a model of the hub where it is; source is a path"):
+        stream_model("source")
+    hub.add("org/pickled", tiny_nllb_moe("pickled", pickled=True))
+    with pytest.raises(HubError, match=r"^org/pickled: its weights are pickled \(pytorch_model.bin, "):
+        stream_model("org/pickled")
+    assert "pytorch_model.bin" not in hub.fetched()
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 500, b"\x05" + bytes(7) + b"[1]  "])
+def test_damaged_headers_are_refused(source, hub, content):
+    damaged = {**hub.models["org/tiny"][MAIN_COMMIT], "model-00001-of-00003.safetensors": content}
+    hub.add("org/damaged", damaged)
+    with pytest.raises(HubError, match=r"^org/damaged: .*(truncated|damaged)"):
+        stream_model("org/damaged")
+
+
+class Ending:
+    """A progress that does something once when this share of the bytes is fetched."""
+
+    def __init__(self, share, end):
+        self.share, self.end = share, end
+
+    def __call__(self, description, total=None, unit="steps"):
+        self.left = self.share * total if description == "fetching" else float("inf")
+        return self
+
+    def __enter__(self):
+        return self.advance
+
+    def __exit__(self, *_):
+        pass
+
+    def advance(self, amount):
+        self.left -= amount
+        if self.left <= 0:
+            self.left = float("inf")
+            self.end()
+
+
+def raising(error):
+    def end():
+        raise error
+
+    return end
+
+
+@pytest.fixture
+def unfinished(source, hub):
+    """A run that the network ended, when a few files of its result were complete."""
+    with stream_model("org/tiny") as opened:
+        _ = opened.fingerprint
+
+        def end():
+            hub.faults = [Fault(status=500)] * 1000
+
+        with pytest.raises(HubError, match="answers 500"):
+            prune(opened, "out", progress=Ending(0.7, end))
+    hub.faults = []
+    hub.sent = 0
+    (left,) = hidden()
+    assert left == f".out.{os.getpid()}.partial"
+    return Path(left)
+
+
+def test_an_ended_run_goes_on(unfinished, hub):
+    complete = json.loads((unfinished / NAME).read_text())["complete"]
+    assert {*complete, NAME} == {path.name for path in unfinished.iterdir()}  # what was not is gone
+    assert 0 < len(complete) < 5
+    said = []
+    with stream_model("org/tiny") as opened:
+        _ = opened.fingerprint
+        before = hub.sent
+        prune(opened, "out", say=said.append)
+    assert hub.sent - before <= kept_bytes(Path("out")) - sum(complete.values()) + 10_000 * len(complete)
+    assert said[0].startswith("Going on from an ended run: ")
+    assert f" in {len(complete)} files of the result are complete" in said[0]
+    assert hidden() == []
+    assert digests(Path("out")) == pruned_locally(Path("local"))
+
+
+def test_another_run_does_not_go_on_from_it(unfinished):
+    said = []
+    with stream_model("org/tiny") as opened:
+        prune(opened, "out", ratio=0.25, say=said.append)
+    assert said == []
+    assert hidden() == []
+
+
+def test_nor_one_of_another_commit(unfinished, hub):
+    hub.add("org/tiny", tiny_nllb_moe("changed", seed=1, shards=3, experts=16), "c" * 40)
+    said = []
+    with stream_model("org/tiny") as opened:
+        assert opened.path.name == "c" * 40
+        prune(opened, "out", say=said.append)
+    assert said == []
+    assert digests(Path("out")) == pruned_locally(Path("local"))
+
+
+@pytest.mark.parametrize("change", ["cut", "link", "journal", "outside"])
+def test_what_is_not_whole_is_written_again(unfinished, change):
+    journal = json.loads((unfinished / NAME).read_text())
+    first = unfinished / next(iter(journal["complete"]))
+    if change == "cut":
+        first.write_bytes(first.read_bytes()[:-1])
+    elif change == "link":
+        first.rename("elsewhere")
+        first.symlink_to(Path("elsewhere").resolve())
+    elif change == "journal":
+        (unfinished / NAME).write_text("[" * 10_000)
+    else:
+        journal["complete"] = {"../source/config.json": Path("source/config.json").stat().st_size}
+        (unfinished / NAME).write_text(json.dumps(journal))
+    with stream_model("org/tiny") as opened:
+        prune(opened, "out")
+    assert digests(Path("out")) == pruned_locally(Path("local"))
+    assert Path("source/config.json").exists()
+    assert hidden() == []
+
+
+def test_a_local_run_to_the_same_place_sweeps_it(unfinished, source):
+    with open_model(source) as opened:
+        prune(opened, "out")
+    assert hidden() == []
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"),
+    [
+        (KeyboardInterrupt(), False),
+        (SystemExit(143), True),
+        (OSError(28, "full"), False),
+        (ValueError(), False),
+    ],
+)
+def test_what_an_end_leaves(source, error, kept):
+    with stream_model("org/tiny") as opened, pytest.raises(BaseException) as caught:
+        prune(opened, "out", progress=Ending(0.7, raising(error)))
+    assert caught.type is type(error) or "disk is full" in str(caught.value)
+    assert len(hidden()) == kept
+
+
+def test_an_end_before_anything_is_complete_leaves_nothing(source):
+    with stream_model("org/tiny") as opened, pytest.raises(SystemExit):
+        prune(opened, "out", progress=Ending(0.01, raising(SystemExit(143))))
+    assert hidden() == []
+
+
+KILLED = """
+import os, signal, sys
+from prunecli.model.streamed import stream_model
+from tests.model.test_streamed import Ending, prune
+from prunecli.tensors import copying
+copying.REQUEST_BYTES = 10_000
+with stream_model("org/tiny") as opened:
+    prune(opened, "out", progress=Ending(0.7, lambda: os.kill(os.getpid(), getattr(signal, sys.argv[1]))))
+"""
+
+
+@pytest.mark.parametrize("kill", ["SIGKILL", "SIGTERM"])
+def test_a_killed_run_goes_on(source, hub, kill):
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": "cache", "HF_HUB_OFFLINE": "0"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    killed = subprocess.run([sys.executable, "-c", KILLED, kill], env=environment, check=False, timeout=100)
+    assert killed.returncode == (-signal.SIGKILL if kill == "SIGKILL" else 128 + signal.SIGTERM)
+    (left,) = hidden()
+    assert json.loads((Path(left) / NAME).read_text())["complete"]
+    said = []
+    with stream_model("org/tiny") as opened:
+        prune(opened, "out", say=said.append)
+    assert said[0].startswith("Going on")
+    assert digests(Path("out")) == pruned_locally(Path("local"))
+    assert hidden() == []

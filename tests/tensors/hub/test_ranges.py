@@ -1,0 +1,250 @@
+"""Files read by ranges from a hub on loopback: what is asked, and every way in which an answer can be wrong."""
+
+from __future__ import annotations
+
+import threading
+from email.utils import formatdate
+from time import time
+
+import numpy as np
+import pytest
+
+from prunecli.errors import HubError
+from prunecli.tensors.hub import ranges
+from prunecli.tensors.hub.names import HubName
+from prunecli.tensors.hub.ranges import RemoteFile, Traffic, asked_wait
+from tests.hub_server import MAIN_COMMIT, Fault, hub
+from tests.hub_server import _digest as digest
+
+__all__ = ["hub"]
+
+FILE = "model.safetensors"
+CONTENT = np.random.default_rng(0).bytes(300_000)
+
+
+class Waits(list):
+    """In the place of the waits of a `Traffic`, which are noted and not waited."""
+
+    def __call__(self, seconds):
+        if seconds:
+            self.append(seconds)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    noted = Waits()
+    monkeypatch.setattr(Traffic, "wait", lambda _, seconds: noted(seconds))
+    return noted
+
+
+@pytest.fixture
+def file(hub, waits):
+    hub.add("org/tiny", {FILE: CONTENT})
+    return remote()
+
+
+def remote(**changes):
+    known = {"size": len(CONTENT), "content": digest(CONTENT), "traffic": Traffic(), **changes}
+    return RemoteFile(HubName("org/tiny"), MAIN_COMMIT, FILE, **known)
+
+
+def asked(hub):
+    """The ranges of the GETs."""
+    return [line.rpartition("bytes=")[2] for line in hub.requests if "bytes=" in line]
+
+
+def read(file, start=1_000, stop=250_000, step=70_000):
+    data = bytearray(stop - start)
+    view = memoryview(data)
+    with file.reading(start, stop - start) as fill:
+        for at in range(0, len(data), step):
+            fill(view[at : at + step])
+    return bytes(data)
+
+
+@pytest.mark.parametrize("step", [1, 999, 1 << 20])
+def test_a_range_is_one_request(file, hub, step):
+    stop = 3_000 if step == 1 else 250_000
+    assert read(file, stop=stop, step=step) == CONTENT[1_000:stop]
+    assert asked(hub) == [f"1000-{stop - 1}"]
+    assert hub.sent == file.traffic.received == stop - 1_000
+    assert file.traffic.requests == 1
+
+
+def test_many_threads_ask_once_where_it_lies(file, hub):
+    hub.lifetime = 1_000
+    found = {}
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: file.read(n * 100, 100)})) for n in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: CONTENT[n * 100 : n * 100 + 100] for n in range(20)}
+    assert len([line for line in hub.requests if line.startswith("HEAD")]) == 1
+
+
+def test_more_than_was_asked_for_is_a_fault_of_ones_own(file):
+    with file.reading(0, 10) as fill, pytest.raises(ValueError, match="more bytes"):
+        fill(memoryview(bytearray(11)))
+
+
+def test_a_reader_that_loses_interest_leaves_the_rest(file, hub):
+    with file.reading(0, 200_000) as fill:
+        fill(memoryview(bytearray(10)))
+    assert read(file) == CONTENT[1_000:250_000]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        [Fault(cut=5)],
+        [Fault(cut=0), Fault(cut=100_000), None],
+        [Fault(status=500), Fault(status=503), Fault(status=429)],
+        [Fault(status=408)],
+    ],
+    ids=["cut", "cut twice", "statuses", "408"],
+)
+def test_what_passes_is_tried_again(file, hub, waits, faults):
+    hub.faults = list(faults)
+    failures = [fault for fault in faults if fault]
+    assert read(file) == CONTENT[1_000:250_000]
+    assert len(waits) == len(failures)
+    came = sum(fault.cut or 0 for fault in failures)
+    assert asked(hub)[-1] == f"{1000 + came}-249999"  # from where it broke off, not from the beginning
+    assert hub.sent == 249_000
+
+
+def test_waits_grow_and_begin_anew_with_what_comes_through(file, hub, waits):
+    hub.faults = [Fault(status=500)] * 3 + [Fault(cut=100_000)] + [Fault(status=500)] * 2
+    assert read(file) == CONTENT[1_000:250_000]
+    assert waits == [*ranges.WAITS[:3], *ranges.WAITS[:3]]
+
+
+def test_it_gives_up_in_the_end(file, hub, waits):
+    hub.faults = [Fault(status=502)] * 100
+    with pytest.raises(
+        HubError, match=r"^org/tiny: model\.safetensors: .* answers 502, 9 times one after"
+    ) as caught:
+        read(file)
+    assert waits == list(ranges.WAITS)
+    assert "goes on after" in caught.value.remedy
+
+
+def test_a_connection_that_breaks_at_every_byte_ends(file, hub):
+    hub.faults = [Fault(cut=1)] * 100
+    with pytest.raises(HubError, match=r"broke off|peer closed|incomplete"):
+        read(file)
+
+
+def test_retry_after_is_heeded(file, hub, waits):
+    hub.faults = [Fault(status=429, headers={"Retry-After": "17"})]
+    assert read(file) == CONTENT[1_000:250_000]
+    assert waits == [17]
+    hub.faults = [Fault(status=429, headers={"Retry-After": "86400"})]
+    with pytest.raises(HubError, match="429 and asks to wait for 86400 s"):
+        read(file)
+
+
+def test_retry_after_may_be_a_date():
+    assert asked_wait({"Retry-After": formatdate(time() + 100, usegmt=True)}) == pytest.approx(100, abs=3)
+    assert asked_wait({"Retry-After": formatdate(time() - 100, usegmt=True)}) == 0
+    assert asked_wait({"Retry-After": "soon"}) is None
+    assert asked_wait({}) is None
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Fault(is_whole=True), r"knows no ranges: it would send all 292\.97 KiB\nLeave --stream out"),
+        (Fault(shift=1), r"answers with bytes 1001 to 250000 where 1000 to 250000 were asked for"),
+        (Fault(headers={"Content-Range": "bytes 1000-299999/300000"}), "answers with bytes 1000 to 300000"),
+        (
+            Fault(headers={"Content-Range": "bytes 1000-249999/300001"}),
+            "it has 300001 bytes on .*, and had 300000",
+        ),
+        (Fault(headers={"Content-Range": "items 1-2/3"}), "no range of bytes"),
+        (Fault(headers={"Content-Encoding": "gzip"}), "no range of bytes"),
+        (Fault(headers={"X-Linked-Etag": '"another"'}), "holds another content than when it was listed"),
+        (Fault(headers={"Content-Range": "bytes 1000-1999/300000"}), "more bytes came than the answer said"),
+        (Fault(status=416), "with 416 and no range of bytes"),
+        (Fault(status=204), "with 204 and no range of bytes"),
+    ],
+)
+def test_what_is_not_the_file_is_refused_at_once(file, hub, waits, fault, message):
+    hub.faults = [fault]
+    with pytest.raises(HubError, match=f"(?s)^org/tiny: model.safetensors: .*{message}"):
+        read(file)
+    assert waits == []
+    assert len(asked(hub)) == 1
+
+
+def test_redirections_without_end(file, hub, waits):
+    hub.lifetime = 1_000
+    hub.faults = [Fault(is_circle=True)] * 1_000
+    with pytest.raises(HubError, match="redirects without end"):
+        read(file)
+    assert waits == []
+
+
+def test_shorter_ranges_than_asked_for_are_taken(file, hub, waits):
+    body = CONTENT[1_000:2_000]
+    original = hub.models["org/tiny"][MAIN_COMMIT][FILE]
+    assert original[1_000:2_000] == body
+    hub.longest = 1_000
+    assert read(file, stop=3_500) == CONTENT[1_000:3_500]
+    assert asked(hub) == ["1000-3499", "2000-3499", "3000-3499"]
+    assert waits == []
+
+
+def test_addresses_that_expire_are_asked_for_again(file, hub, waits):
+    hub.lifetime = 2
+    assert [file.read(n, 10) for n in range(7)] == [CONTENT[n : n + 10] for n in range(7)]
+    assert len(hub.addresses) == 4
+    assert waits == []
+
+
+def test_addresses_that_are_never_good_are_given_up(file, hub):
+    hub.lifetime = 0
+    with pytest.raises(HubError, match=r"localhost:\d+ no longer gives it \(403\)"):
+        read(file)
+    assert len(hub.addresses) == ranges.RENEWALS + 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"size": 299_999}, "300000 bytes, not .* and 299999"), ({"content": "0" * 64}, "another content")],
+)
+def test_what_changed_since_it_was_listed_is_refused(file, hub, changes, message):
+    with pytest.raises(HubError, match=message):
+        remote(**changes).read(0, 10)
+    hub.lifetime = 10
+    with pytest.raises(HubError, match=message):
+        remote(**changes).read(0, 10)
+
+
+def test_a_hub_that_refuses_is_named(file, hub):
+    hub.refused["org/tiny"] = 403, ""
+    with pytest.raises(HubError, match=r"gives no permission \(403\)"):
+        file.read(0, 10)
+
+
+def test_nobody_there(file, hub, waits, monkeypatch):
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        "http://127.0.0.1:9/{repo_id}/resolve/{revision}/{filename}",
+    )
+    with pytest.raises(HubError, match=r"refused.*9 times one after another"):
+        file.read(0, 10)
+    assert waits == list(ranges.WAITS)
+
+
+def test_stopped_reading_ends(hub):
+    hub.add("org/tiny", {FILE: CONTENT})
+    file = remote()
+    with file.reading(0, 200_000) as fill:
+        fill(memoryview(bytearray(10)))
+        file.traffic.stop()
+        with pytest.raises(HubError, match="stopped"):
+            fill(memoryview(bytearray(190_000)))
