@@ -47,16 +47,15 @@ class ExpertUse:
         weights: `[tokens, top_k]`, what their outputs are multiplied by.
         norms: `[tokens, top_k]` float32, Euclidean norms of their outputs before that.
         routed: `[tokens, top_k]` bool, whether the expert took the token; None: every one did.
-        outputs: `[assignments, width]`, the outputs themselves, sorted by expert; None: they are gone.
-        position: `[tokens, top_k]`, the row of each in `outputs`.
+        output_sums: `[experts, width]` float64 on the CPU, of each expert's outputs for the tokens that count; None:
+            nobody asked for them, see `run_mixture`.
     """
 
     experts: Tensor
     weights: Tensor
     norms: Tensor
     routed: Tensor | None = None
-    outputs: Tensor | None = None
-    position: Tensor | None = None
+    output_sums: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def own_experts(model: Any) -> Iterator[dict[str, Any]]:
     finally:
         model.set_experts_implementation(before)
         for module in modules.values():
-            module.observer = None
+            module.observer = module.counted = None
 
 
 def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
@@ -151,6 +150,8 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     Args:
         module: see `expert_modules`; an attribute `observer` that is not None is called with the `ExpertUse`. An
             attribute `runner` that is not None computes the result in its place, of the same arguments but the module.
+            With an observer, an attribute `counted` that is not None gives `[tokens]` bool, the tokens whose outputs
+            are added up for it, or None: all.
         hidden_states: `[tokens, width]`.
         experts: `[tokens, top_k]` int64.
         weights: `[tokens, top_k]`.
@@ -167,7 +168,11 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
     outputs, norms = outputs_of(module, rows, held, plan.counts, with_norms=observer is not None)
     if observer is not None and norms is not None:
-        observer(ExpertUse(experts, weights, norms[plan.position], None, outputs, plan.position))
+        sums = None
+        if (counted := getattr(module, "counted", None)) is not None:
+            mask = counted()
+            sums = sums_of(outputs, plan.counts, None if mask is None else mask[plan.source])
+        observer(ExpertUse(experts, weights, norms[plan.position], output_sums=sums))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 
 
@@ -196,6 +201,23 @@ def norms_of(outputs: Tensor) -> Tensor:
     """`[rows]` float32 of `[rows, width]`."""
     norms: Tensor = torch.linalg.vector_norm(outputs, dim=-1, dtype=torch.float32)
     return norms
+
+
+def sums_of(outputs: Tensor, counts: Tensor, counted: Tensor | None) -> Tensor:
+    """Each expert's outputs added up, one after another.
+
+    Args:
+        outputs: `[assignments, width]`, sorted by expert.
+        counts: `[experts]`, how many there are of each.
+        counted: `[assignments]` bool, which of them count; None: all.
+
+    Returns:
+        `[experts, width]` float64, on the CPU.
+    """
+    rows, numbers = outputs.double().cpu(), torch.arange(len(counts)).repeat_interleave(counts.cpu())
+    if counted is not None:
+        rows, numbers = rows[counted.cpu()], numbers[counted.cpu()]
+    return rows.new_zeros(len(counts), rows.shape[1]).index_add_(0, numbers, rows)
 
 
 def combine(outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:

@@ -32,6 +32,16 @@ class OutputSums:
     fingerprint: str
     sums: Mapping[tuple[str, str], NDArray[np.float64]]
 
+    @classmethod
+    def of(
+        cls, fingerprint: str, parts: Sequence[Mapping[tuple[str, str], NDArray[np.float64]]]
+    ) -> OutputSums:
+        """Those of several processes, added up."""
+        keys = sorted({key for part in parts for key in part})
+        return cls(
+            fingerprint, {key: np.sum([part[key] for part in parts if key in part], axis=0) for key in keys}
+        )
+
     def write(self, path: Path) -> None:
         """Replace the file at once."""
         from safetensors.numpy import save

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -24,7 +25,7 @@ from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import expert_modules
 from prunecli.results.outputs import OutputSums
 from prunecli.text.tokens import load_tokenizer
-from tests.commands.calls import Result, call, refused
+from tests.commands.calls import call, refused
 from tests.contracts.test_mixtures import logits, save_tiny, stock_class
 from tests.reference.stock_experts import every_output, expert_calls
 from tests.tiny import write_plain_tokenizer
@@ -229,14 +230,35 @@ def test_stacked_experts_are_refused(folder: Path) -> None:
     refused(prune("full", "--ratio", 0.5, "--constant-experts", "-o", "out"), "are stacked in one tensor", 1)
 
 
-def refused_options(folder: Path, *options: str) -> Result:
-    save_tiny(folder / "full", "qwen3_moe")
-    write_plain_tokenizer(folder / "full")
-    return collect("full", "--text", "prose=prose", *options)
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
+def test_layer_by_layer_to_the_last_bit(model_type: str, folder: Path) -> None:
+    measured(folder, model_type)
+    again = ("--mean-outputs", "--context", 8, "--batch-tokens", 32, "--memory", "4GiB", "-o", "layers.json")
+    result = collect("full", "--text", "prose=prose", "--text", "code=code", *again)
+    assert result.status == 0, result.err
+    one, other = (
+        OutputSums.read(folder / f"{name}.outputs.safetensors").sums for name in ("gates", "layers")
+    )
+    assert one.keys() == other.keys()
+    for key, values in one.items():
+        assert values.any()
+        assert (values == other[key]).all()
 
 
-def test_not_layer_by_layer(folder: Path) -> None:
-    refused(refused_options(folder, "--mean-outputs", "--memory", "4GiB"), "holds the whole model", 2)
+def test_several_processes_add_up() -> None:
+    mine, theirs = (
+        {("a", "x"): np.ones((2, 3)), ("b", "x"): np.ones((2, 3))},
+        {("a", "x"): np.full((2, 3), 2.0)},
+    )
+    found = OutputSums.of("sha256:0", [mine, theirs]).sums
+    assert {key: values.sum() for key, values in found.items()} == {("a", "x"): 18, ("b", "x"): 6}
+
+
+def test_experts_that_hand_out_no_outputs(folder: Path) -> None:
+    source = save_tiny(folder / "full", "llama4_text")
+    write_plain_tokenizer(source)
+    refused(collect(source, "--text", "prose=prose", "--mean-outputs"), "hand out no outputs", 1)
+    assert not (folder / "gates.json").exists()
 
 
 def test_a_text_without_sums(folder: Path) -> None:

@@ -119,8 +119,6 @@ def collect_gates(
             raise refusal
         key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         outputs = material.outputs if isinstance(material, Texts) else None
-        if outputs is not None and process_group.world_size > 1:
-            raise UsageError("--mean-outputs: outputs are added up in one process", "Start it alone.")
         # Nothing is gone on from with sums of outputs: they are too many to be kept now and then.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
     kind = _dtype(checkpoint, material, options, where, dtype, partial_run.dtype(), process_group, say)
@@ -150,13 +148,16 @@ def collect_gates(
     if report is not None:
         report = replace(report, bytes_read=int(*process_group.all_reduce([report.bytes_read])))
     statistics = replace(statistics, dtype=dtype_name(kind))
+    sums = None
+    if outputs is not None:
+        sums = OutputSums.of(checkpoint.fingerprint, process_group.all_gather(outputs))
     if path is not None:
         with process_group.in_step():
             if process_group.is_main:
                 document = {**header(statistics.format, [checkpoint], None), **statistics.to_json()}
                 write_json(path, document, force=force)
-                if outputs is not None:
-                    OutputSums(checkpoint.fingerprint, outputs).write(outputs_path(path))
+                if sums is not None:
+                    sums.write(outputs_path(path))
         forget(path)
     return Collected(statistics, report)
 

@@ -75,6 +75,8 @@ class StockObserver:
                 )
             for index, module in enumerate(modules.values()):
                 module.observer = partial(self._observe, index)
+                if self._outputs is not None:
+                    module.counted = partial(self._counted, self._layers[index].side)
             yield
 
     @contextmanager
@@ -139,22 +141,19 @@ class StockObserver:
             largest = torch.maximum(largest, before[2])
         self._sums[index] = tokens, sums, largest
 
+    def _counted(self, side: Side) -> Tensor | None:
+        return self._real.get(side)
+
     def _add_outputs(self, layer: SparseLayer, use: ExpertUse) -> None:
-        """Add the outputs of the tokens that count to those of their experts, one token after another."""
         assert self._outputs is not None
-        if use.outputs is None or use.position is None:
+        if use.output_sums is None:
             raise UnsupportedModelError(
                 f"{layer.name}: experts of this kind hand out no outputs", "Leave --mean-outputs out."
             )
-        mask = self._real.get(layer.side)
-        real = slice(None) if mask is None else mask.to(use.experts.device)
-        rows = use.outputs[use.position[real].reshape(-1)].double().cpu()
-        found = rows.new_zeros(layer.num_experts, rows.shape[1])
-        found.index_add_(0, use.experts[real].reshape(-1).cpu(), rows)
-        key = self.text, layer.name
+        found, key = use.output_sums.numpy(), (self.text, layer.name)
         if key not in self._outputs:
-            self._outputs[key] = np.zeros((layer.original_experts, rows.shape[1]))
-        self._outputs[key][np.asarray(layer.experts)] += found.numpy()
+            self._outputs[key] = np.zeros((layer.original_experts, found.shape[1]))
+        self._outputs[key][np.asarray(layer.experts)] += found
 
 
 def _columns(experts: Tensor, gates: Tensor, norms: Tensor) -> Tensor:

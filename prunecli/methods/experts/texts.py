@@ -57,9 +57,7 @@ class Texts:
 
     def whole(self, checkpoint: Checkpoint) -> UsageError | None:
         """See `Material`."""
-        refused = (
-            refused_by_layer(checkpoint) if self.outputs is None else "--mean-outputs holds the whole model"
-        )
+        refused = refused_by_layer(checkpoint)
         return None if refused is None else UsageError(f"--memory: {refused}", REMEDY)
 
     def layers(self, checkpoint: Checkpoint) -> tuple[SparseLayer, ...]:

@@ -24,6 +24,7 @@ from prunecli.modules.stock_experts import (
     norms_of,
     run_expert,
     shares_out,
+    sums_of,
     weighted,
 )
 from prunecli.modules.stock_model import StockExperts
@@ -50,6 +51,8 @@ class Sent(Assigned):
         tokens: `[assignments]` int64, the token of each, sorted by expert.
         weights: `[assignments]`, of the router.
         norms: `[assignments]` float32, of the outputs so far.
+        counted: `[assignments]` bool, of which outputs are added up; None: of none.
+        sums: `[experts, width]` float64, those sums; None likewise.
     """
 
     hidden: Stored
@@ -57,6 +60,8 @@ class Sent(Assigned):
     tokens: Stored
     weights: Stored
     norms: Stored
+    counted: Stored | None = None
+    sums: Stored | None = None
 
 
 class StockPasses:
@@ -110,7 +115,8 @@ class StockPasses:
             if observer is not None:
                 norms = self._states.get(sent.norms).to(self._device)
                 plan = dispatch(chosen, experts.layer.num_experts)
-                observer(ExpertUse(chosen, weights, norms[plan.position]))
+                sums = None if sent.sums is None else self._states.get(sent.sums)
+                observer(ExpertUse(chosen, weights, norms[plan.position], output_sums=sums))
             return self._states.get(sent.mixed).to(self._device, hidden.dtype)
 
         with answered(experts, answer), recalling(stage, self._states, sent.attention, self._device):
@@ -118,8 +124,9 @@ class StockPasses:
 
     def drop(self, sent: Sent) -> None:
         """Give the room of all that is kept back."""
-        for held in (sent.hidden, sent.mixed, sent.tokens, sent.weights, sent.norms):
-            self._states.drop(held)
+        for held in (sent.hidden, sent.mixed, sent.tokens, sent.weights, sent.norms, sent.counted, sent.sums):
+            if held is not None:
+                self._states.drop(held)
         map_tree(tuple(sent.attention.values()), self._states.drop, Stored)
 
     def _route(
@@ -134,7 +141,11 @@ class StockPasses:
         attention: dict[int, Any] = {}
         held, states = ExpertWeights.of(experts.module), self._states
 
+        counted, mask = getattr(experts.module, "counted", None), None
+
         def leave(*sent: Tensor) -> Tensor:
+            nonlocal mask
+            mask = None if counted is None else counted()
             raise StopForward(sent)
 
         with ExitStack() as stack:
@@ -145,7 +156,13 @@ class StockPasses:
         counts = plan.counts.tolist()
         by_expert = torch.empty_like(weights).view(-1)
         by_expert[plan.position.view(-1)] = weights.reshape(-1)
+        keeps = (
+            torch.ones(len(plan.source), dtype=torch.bool) if mask is None else mask.cpu()[plan.source.cpu()]
+        )
+        shape = experts.layer.num_experts, hidden.shape[1]
         return Sent(
+            counted=None if counted is None else states.put(keeps),
+            sums=None if counted is None else states.put(torch.zeros(shape, dtype=torch.float64)),
             hidden=states.put(hidden.to(held.up.dtype)),
             mixed=states.put(torch.zeros(hidden.shape, dtype=torch.float32)),
             tokens=states.put(plan.source),
@@ -166,6 +183,9 @@ class StockPasses:
             with dot_products(rows.dtype, [end - start]):
                 outputs = run_expert(module, rows, weights).to(rows.dtype)
             states.write(one.norms, start, norms_of(outputs))
+            if one.sums is not None and one.counted is not None:
+                counts = torch.tensor([end - start])
+                states.write(one.sums, expert, sums_of(outputs, counts, states.rows(one.counted, start, end)))
             given = states.rows(one.weights, start, end).to(self._device)
             states.add(one.mixed, tokens, weighted(outputs, given).float().cpu())
 
