@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
     from prunecli.methods.embeddings.rewrite import rewrite_embeddings
     from prunecli.methods.experts.collect import collect_gates
+    from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
     from prunecli.methods.experts.options import Amount, ExpertOptions
     from prunecli.methods.experts.plan import ExpertPlan, plan_experts
     from prunecli.methods.experts.rewrite import rewrite_experts
@@ -76,6 +77,7 @@ _MODULES = {
     "methods.embeddings.plan": ("EmbeddingOptions", "EmbeddingPlan", "plan_embeddings"),
     "methods.embeddings.rewrite": ("rewrite_embeddings",),
     "methods.experts.collect": ("collect_gates",),
+    "methods.experts.constant": ("mean_outputs", "rewrite_constant"),
     "methods.experts.score": ("CollectOptions",),
     "methods.heads.collect": ("ScoreOptions", "score_heads"),
     "methods.experts.options": ("Amount", "ExpertOptions"),

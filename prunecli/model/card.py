@@ -70,6 +70,7 @@ def model_card(
         *_sentences(matter, config),
         *_kept("layers", structure.layers, structure.original_layers, "stack"),
         *_kept("experts", structure.experts, structure.original_experts, "layer"),
+        *_constants(structure),
         *_kept("heads", structure.heads, structure.original_heads, "attention"),
         *_attentions(layout),
         *_ffns(layout),
@@ -165,6 +166,19 @@ def _kept(
         f"## {what.capitalize()}",
         f"{remaining} of {whole} {what} are left in these {owner}s. Ids are those of the original model; config.json "
         'holds all of them, under `"prunecli"`.',
+        "\n".join(lines),
+    ]
+
+
+def _constants(structure: Structure) -> list[str]:
+    if not structure.constants:
+        return []
+    lines = ["| layer | constants | ids of the experts |", "| --- | ---: | --- |"]
+    lines += [f"| `{name}` | {len(ids)} | {_ids(ids)} |" for name, ids in structure.constants.items()]
+    return [
+        "## Constants",
+        "The mean output of each of these experts stands for it. The router goes on choosing it. Ids are those of the "
+        "original model.",
         "\n".join(lines),
     ]
 

@@ -145,6 +145,23 @@ class Checkpoint(TensorReader):
             )
         return self.mixtures
 
+    @property
+    def has_constants(self) -> bool:
+        """Whether constants stand for some of its experts."""
+        return self.family is not None and any(layer.constants for layer in self.mixtures)
+
+    def refuse_constants(self) -> None:
+        """For what measures, changes or trains experts.
+
+        Raises:
+            UnsupportedModelError: constants stand for some of them.
+        """
+        if self.has_constants:
+            raise UnsupportedModelError(
+                f"{self.path}: constants stand for experts, so that it is measured and changed no more",
+                "Go on with the model that it was made of, and use --constant-experts last.",
+            )
+
     def check(self) -> None:
         """Compare what it holds with what its config and structure ask for, once.
 

@@ -43,11 +43,7 @@ def rewritten(
         UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
-    if source.family is not None and any(layer.constants for layer in source.mixtures):
-        raise UnsupportedModelError(
-            f"{source.path}: constants stand for experts, which no method changes any more",
-            "Apply the method to the model that it was made of, and --constant-experts last.",
-        )
+    source.refuse_constants()
     if source.runs_stock and not (
         (support := stock_support(source, structure)).is_stock or support.is_fitted
     ):

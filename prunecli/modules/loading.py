@@ -149,7 +149,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, nam
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
-    if checkpoint.family is not None and any(layer.constants for layer in checkpoint.mixtures):
+    if checkpoint.has_constants:
         fill_constants(model, checkpoint)
     elif model_class is not stock:
         model.__class__ = stock

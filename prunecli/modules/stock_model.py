@@ -78,7 +78,7 @@ class StockModel:
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:
     """Why a mixture that runs in its stock class is not run layer by layer; None: it is."""
-    if any(layer.constants for layer in checkpoint.mixtures):
+    if checkpoint.has_constants:
         return f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
     if checkpoint.model_type not in BY_LAYER:
         return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"

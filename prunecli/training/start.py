@@ -79,6 +79,7 @@ class Start:
             return {"source": None, "config": _digest(values), "vocabulary": _digest(words.get_vocab())}
         with open_model(self.path) as checkpoint:
             checkpoint.require_trainable()
+            checkpoint.refuse_constants()
             return {
                 "source": checkpoint.fingerprint,
                 "bytes": checkpoint.total_bytes,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prunecli.commands.collect_gates import collect_gates
 from prunecli.commands.evaluate import evaluate
+from prunecli.commands.finetune import finetune
 from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.errors import StatisticsError
@@ -195,7 +196,12 @@ def test_it_is_evaluated_and_changed_no_more(folder: Path) -> None:
     refused(
         prune("out", "--metric", "random", "--ratio", 0.25, "-o", "again"), "constants stand for experts", 1
     )
-    refused(call(prune_layers, "out", "--keep", "0,1", "-o", "again"), "", 1)
+    refused(
+        call(finetune, "out", "--text", "prose", "--steps", 1, "-o", "again"),
+        "constants stand for experts",
+        1,
+    )
+    refused(call(prune_layers, "out", "--keep", "0,1", "-o", "again"), "changes the experts alone", 1)
     with pytest.raises(ValueError, match="copy the directory"):
         load_model("out", device="cpu").save_pretrained("copy")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
 from prunecli.methods.experts.options import of_language_model
@@ -108,11 +108,7 @@ def collect_gates(
             refuse_unwritable(path, force=force)
         checkpoint = model if isinstance(model, Checkpoint) else open_model(model)
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
-        if any(layer.constants for layer in checkpoint.mixtures):
-            raise UnsupportedModelError(
-                f"{checkpoint.path}: constants stand for experts, which nothing is measured of",
-                "Measure the model that it was made of.",
-            )
+        checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
         where = _own_device(choose_device(device))
         if memory is not None and (refusal := material.whole(checkpoint)) is not None:

@@ -96,6 +96,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         StatisticsError: damaged files, of another model, or without these languages.
         UsageError: options that contradict each other or leave too few experts.
     """
+    checkpoint.refuse_constants()
     is_text = of_language_model(checkpoint)
     check_kind(options, is_text)
     layers, dropped = _layers(checkpoint, options)
