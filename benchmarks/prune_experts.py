@@ -30,6 +30,7 @@ class Contestant:
     output: Path
     sync: bool = False
     seconds: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     peak_bytes: list[int] = field(default_factory=list)
 
     def run(self) -> None:
@@ -42,6 +43,7 @@ class Contestant:
         if self.sync:
             subprocess.run(["sync", "-f", str(self.output)], check=True)
         self.seconds.append(time.perf_counter() - start)
+        self.processor.append(usage.ru_utime + usage.ru_stime)
         self.peak_bytes.append(usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
         if os.waitstatus_to_exitcode(status):
             sys.exit(f"failed: {' '.join(self.command)}")
@@ -104,7 +106,11 @@ def compare(kind: str, prune: Sequence[str], work: Path, rounds: int) -> tuple[f
     for contestant in contestants:
         spread = f"{min(contestant.seconds):.2f} to {max(contestant.seconds):.2f}"
         peak = max(contestant.peak_bytes) / 2**20
-        print(f"  {contestant.name:10} {contestant.median:6.2f} s ({spread}), peak {peak:.0f} MiB resident")
+        busy = statistics.median(contestant.processor)
+        print(
+            f"  {contestant.name:10} {contestant.median:6.2f} s ({spread}; {busy:.2f} s of the processor), "
+            f"peak {peak:.0f} MiB resident"
+        )
     for other in (copying, durable):
         ratios = [mine / theirs for mine, theirs in zip(pruning.seconds, other.seconds, strict=True)]
         print(

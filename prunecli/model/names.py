@@ -59,8 +59,9 @@ def stored_names(
     tensor in `tied`, the stock one is kept, or the first; an alias whose values differ (by `equal`) is kept under
     its own name.
     """
+    prefix, known = _beginnings(family)
     renamed = {
-        name: _with_prefix(family, _with_new_beginning(family, _with_new_ending(family, name)))
+        name: _with_prefix(prefix, known, _with_new_beginning(family, _with_new_ending(family, name)))
         for name in names
         if not any(name == ending or name.endswith(f".{ending}") for ending in family.buffers)
     }
@@ -175,18 +176,21 @@ def _with_new_beginning(family: Architecture, name: str) -> str:
     return name
 
 
-def _with_prefix(family: Architecture, name: str) -> str:
+def _beginnings(family: Architecture) -> tuple[str, tuple[str, ...]]:
+    """What the names in a checkpoint of the base model lack, and what those of the stock layout begin with."""
     if not family.stacks:
-        return name
-    prefix = family.stacks[0].layers.split(".", 1)[0] + "."
-    known = (
+        return "", ()
+    return family.stacks[0].layers.split(".", 1)[0] + ".", (
         *(stack.layers.split("{", 1)[0] for stack in family.stacks),
         *(spec.name for spec in family.tensors),
         *family.tied,
         *family.extras,
         *((f"{family.embedding.input}.",) if family.embedding else ()),
     )
-    return prefix + name if f"{prefix}{name}".startswith(known) and not name.startswith(known) else name
+
+
+def _with_prefix(prefix: str, known: tuple[str, ...], name: str) -> str:
+    return prefix + name if not name.startswith(known) and f"{prefix}{name}".startswith(known) else name
 
 
 def _share(family: Architecture, kinds: set[str]) -> float:

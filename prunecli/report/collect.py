@@ -207,7 +207,7 @@ def read_document(name: str, path: Path) -> ResultFile | None:
     kind = kinds.get(format_.rpartition("/")[0])
     if kind is None or issubclass(kind, (Inspection, Rewriting)):  # the checkpoints themselves are shown
         return None
-    if format_ != kind.FORMAT:
+    if format_ not in formats():
         read_json(path, kind.FORMAT)  # raises: of another version
     content = kind.from_json(payload, path)
     if isinstance(content, HeadScores):

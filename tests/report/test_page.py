@@ -16,6 +16,7 @@ from prunecli.errors import OutputError
 from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import SECTIONS, report_page, write_page
+from prunecli.results.header import header
 from tests.commands.gates import text_statistics, write_gates
 from tests.commands.heads import scored
 from tests.report import results
@@ -82,6 +83,14 @@ def test_scores_of_other_tasks(tmp_path):
     assert "p < 0.001" in found.text
     assert "70 texts" in found.text
     assert "chrF++" not in found.text
+
+
+def test_gate_statistics_of_texts(tmp_path):
+    gates = text_statistics()
+    write_json(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
+    found = page(tmp_path)
+    assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
+    assert "3 texts." in found.text
 
 
 def test_scores_by_text_and_divergence_by_position(tmp_path):
