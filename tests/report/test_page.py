@@ -17,6 +17,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.report.collect import collect
 from prunecli.report.page import SECTIONS, report_page, write_page
 from prunecli.results.header import header
+from prunecli.tensors.documents import write_json as write_document
 from tests.commands.gates import text_statistics, write_gates
 from tests.commands.heads import scored
 from tests.report import results
@@ -87,7 +88,7 @@ def test_scores_of_other_tasks(tmp_path):
 
 def test_gate_statistics_of_texts(tmp_path):
     gates = text_statistics()
-    write_json(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
+    write_document(tmp_path / "gates.json", {**header(gates.format, [], None), **gates.to_json()})
     found = page(tmp_path)
     assert "Share of a layer's tokens that rank an expert first, over all texts" in found.figures
     assert "3 texts." in found.text
