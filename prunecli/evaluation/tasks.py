@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from prunecli.errors import UsageError
 from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -85,6 +86,8 @@ def evaluate_task(
     opened = {label: open_model(path) for label, path in checkpoints.items()}
     if isinstance(text, LabelledText):
         _check_labels(text, opened.values())
+    if options.memory is not None:
+        _check_by_layer(opened.values())
     options = replace(options, dtype=_dtype(opened, task, options, say))
     with ExitStack() as kept:
         causal = None
@@ -108,6 +111,18 @@ def _check_labels(text: LabelledText, checkpoints: Iterable[Checkpoint]) -> None
         names = checkpoint.config.get("id2label")
         if isinstance(names, Mapping):
             label_ids(text, {int(number): str(name) for number, name in names.items()})
+
+
+def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
+    """Refuse a mixture that is not run layer by layer before another checkpoint is measured."""
+    from prunecli.modules.stock_model import refused_by_layer
+    from prunecli.modules.stock_names import REMEDY
+
+    for checkpoint in checkpoints:
+        if checkpoint.family is None:
+            checkpoint.require_architecture()
+        if checkpoint.runs_stock and (refused := refused_by_layer(checkpoint)) is not None:
+            raise UsageError(f"--memory: {refused}", REMEDY)
 
 
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
@@ -147,6 +162,7 @@ def _measure(
 ) -> Measured:
     from prunecli.modules.loading import choose_device, load_model
     from prunecli.modules.precision import choose_dtype
+    from prunecli.running.layerwise.parts import make_stock_skeleton
     from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
     from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
@@ -157,7 +173,10 @@ def _measure(
         device, run_report = choose_device(options.device), RunReport()
         dtype = choose_dtype(options.dtype, checkpoint, device)
         resources = Resources(device, dtype, options.memory, options.spill_directory)
-        runner = Layerwise(checkpoint, resources, run_report)
+        skeleton = (
+            make_stock_skeleton(checkpoint, device, dtype, output=True) if checkpoint.runs_stock else None
+        )
+        runner = Layerwise(checkpoint, resources, run_report, skeleton=skeleton)
     else:
         run_report = None
         runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))

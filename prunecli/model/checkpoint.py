@@ -227,8 +227,8 @@ class Checkpoint(TensorReader):
         family = self.require_architecture()
         if family.must_be_stock:
             raise UnsupportedModelError(
-                f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which collect-gates "
-                "alone runs layer by layer",
+                f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which only "
+                "collect-gates and evaluate run layer by layer",
                 "Leave --memory or inspect's --fit out.",
             )
         return family

@@ -67,7 +67,7 @@ class StockModel:
         model: of the stock class, in evaluation mode, its experts run by `run_mixture`.
         layers: name, as in the checkpoint, and module of each layer, in the order in which they run.
         experts: module's name of a mixture -> its experts.
-        targets: of each other tensor, by the name of its module; none of the output layer.
+        targets: of each other tensor, by the name of its module; of the output layer where that was asked for.
     """
 
     model: Any
@@ -136,8 +136,11 @@ def _counts(checkpoint: Checkpoint, layers: Iterable[SparseLayer], model: Any) -
     return {re.sub(r"(\.\d+)\..*", r"\1", place): count for place, count in places.items()}
 
 
-def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype) -> StockModel:
+def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool = False) -> StockModel:
     """The model without a single weight, its floating tensors to be in `dtype`.
+
+    Args:
+        output: whether its output layer will run.
 
     Raises:
         UnsupportedModelError: transformers does not let its experts be run from outside, or turns its tensors into
@@ -152,11 +155,19 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype) -> StockModel:
     experts = _experts(checkpoint, names, mixtures, expert_modules(model))
     taken |= {name for held in experts.values() for name in _names_of(held)}
     rest = [name for name in checkpoint.tensors if name not in taken]
-    targets = tuple(_targets(checkpoint, names, rest, dtype))
+    targets = tuple(_targets(checkpoint, names, rest, dtype, output=output))
     layers = _layers(model, experts)
     use_own_experts(model)
-    _require_all(checkpoint, model, experts, targets)
+    _require_all(checkpoint, model, experts, targets, output=output)
     return StockModel(model.eval(), layers, experts, targets)
+
+
+def tie(model: Any) -> None:
+    """Have each parameter that the class ties be the one that was read."""
+    for alias, name in model.all_tied_weights_keys.items():
+        held, (owner, _, attribute) = model.get_parameter(name), alias.rpartition(".")
+        if not held.is_meta:
+            setattr(model.get_submodule(owner), attribute, held)
 
 
 def compute_buffers(model: Any, device: torch.device) -> None:
@@ -174,6 +185,7 @@ def _on_meta(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     stock = fitted_class(checkpoint)
     try:
         config = stock.config_class.from_pretrained(checkpoint.path, local_files_only=True)
+        config.get_text_config().output_router_logits = False  # a layer that answers has none
         with torch.device("meta"), NoValues():
             return stock._from_config(config, dtype=dtype)
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers
@@ -226,9 +238,9 @@ def _names_of(held: StockExperts) -> Iterator[str]:
 
 
 def _targets(
-    checkpoint: Checkpoint, names: StockNames, stored: Iterable[str], dtype: torch.dtype
+    checkpoint: Checkpoint, names: StockNames, stored: Iterable[str], dtype: torch.dtype, *, output: bool
 ) -> Iterator[tuple[str, Destination]]:
-    output = names.model.get_output_embeddings()
+    left_out = None if output else names.model.get_output_embeddings()
     wide = _kept_wide(names.model, dtype)
     for name in stored:
         place = names.place(name)
@@ -236,7 +248,7 @@ def _targets(
             continue  # what the class does not run, as layers that predict further tokens
         owner, _, attribute = place.rpartition(".")
         module = names.model.get_submodule(owner)
-        if module is output:
+        if module is left_out:
             continue
         tensor = getattr(module, attribute)
         require_shape(tensor, checkpoint, name)
@@ -269,13 +281,15 @@ def _require_all(
     model: Any,
     experts: dict[str, StockExperts],
     targets: Sequence[tuple[str, Destination]],
+    *,
+    output: bool,
 ) -> None:
     """Refuse a checkpoint that leaves a parameter, or a buffer that is stored, without values."""
     held = {id(target.tensor) for _, target in targets}
     held |= {id(getattr(one.module, part.attribute)) for one in experts.values() for part in one.parts}
-    output = model.get_output_embeddings()
-    if output is not None:
-        held |= {id(tensor) for tensor in output.parameters()}
+    head = model.get_output_embeddings()
+    if head is not None and not output:
+        held |= {id(tensor) for tensor in head.parameters()}
     stored = {*model.state_dict()}
     missing = [
         name

@@ -14,7 +14,14 @@ from prunecli.errors import DataError
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
 from prunecli.running.examples import Batch, Examples
-from prunecli.running.layerwise.budget import activation_bytes, backward_bytes, output_bytes, state_bytes
+from prunecli.running.layerwise.budget import (
+    activation_bytes,
+    backward_bytes,
+    output_bytes,
+    state_bytes,
+    stock_activation_bytes,
+    stock_state_bytes,
+)
 from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
 from prunecli.running.windows import lm_windows, window_examples
@@ -203,8 +210,12 @@ def batch_cost(runner: Layerwise, batch: Batch, *, backward: bool, beside: int =
         backward: whether it goes back too, for which the output of every layer is kept.
         beside: bytes that are taken beside the model's own activations.
     """
-    shape, config = runner.shape, runner.model.config
+    shape, config = runner.shape, runner.model.config.get_text_config()
     rows, keys = batch.inputs["input_ids"].shape
+    if runner.skeleton.is_stock:
+        values = output_bytes(shape, int(config.vocab_size), rows * keys, backward=backward)
+        activations = max(values, stock_activation_bytes(shape, rows, keys))
+        return BatchCost(activations + beside, (stock_state_bytes(shape, rows * keys),))
     lengths = {
         "encoder": keys,
         "decoder": batch.inputs.get("decoder_input_ids", batch.inputs["input_ids"]).shape[1],

@@ -18,7 +18,7 @@ from prunecli.modules import building
 from prunecli.modules.attention import module_name
 from prunecli.modules.filling import Destination, destinations, expert_names, fill
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
-from prunecli.modules.stock_model import StockExperts, compute_buffers, make_stock_model
+from prunecli.modules.stock_model import StockExperts, compute_buffers, make_stock_model, tie
 
 ALIGNMENT = 64
 """Bytes at whose multiples a tensor begins in a buffer."""
@@ -129,6 +129,11 @@ class Skeleton:
     device: torch.device
 
     @property
+    def is_stock(self) -> bool:
+        """Whether it is of a mixture that runs in its stock class."""
+        return any(stage.stock is not None for stage in self.stages)
+
+    @property
     def resident_bytes(self) -> int:
         """Bytes that are held throughout."""
         return block_bytes(block_of(self.resident))
@@ -157,13 +162,18 @@ def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     return Skeleton(model.eval(), stages, resident, device)
 
 
-def make_stock_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
-    """The same of a mixture that runs in its stock class; nothing of its output layer is held.
+def make_stock_skeleton(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, output: bool = False
+) -> Skeleton:
+    """The same of a mixture that runs in its stock class.
+
+    Args:
+        output: whether its output layer is held too.
 
     Raises:
         UnsupportedModelError, CheckpointError: as `make_stock_model`.
     """
-    made = make_stock_model(checkpoint, dtype)
+    made = make_stock_model(checkpoint, dtype, output=output)
     stages = []
     for path, module in made.layers:
         stock = next((held for name, held in made.experts.items() if name.startswith(f"{path}.")), None)
@@ -183,7 +193,8 @@ def fill_resident(skeleton: Skeleton, checkpoint: Checkpoint) -> None:
         CheckpointError: a tensor cannot be read, or the checkpoint lacks one.
     """
     fill(skeleton.resident, checkpoint, skeleton.device)
-    if any(stage.stock is not None for stage in skeleton.stages):
+    if skeleton.is_stock:
+        tie(skeleton.model)
         compute_buffers(skeleton.model, skeleton.device)
         return
     layered = {id(target.tensor) for stage in skeleton.stages for target in stage.targets}

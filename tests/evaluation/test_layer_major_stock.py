@@ -1,0 +1,131 @@
+"""Losses of mixtures in their stock classes, layer by layer, are those of the whole model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from prunecli.architectures.mixtures import BY_LAYER
+from prunecli.errors import CheckpointError, UsageError
+from prunecli.evaluation.language_model import TextLosses
+from prunecli.evaluation.options import EvaluationOptions
+from prunecli.evaluation.tasks import evaluate_task
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.model.checkpoint import open_model
+from prunecli.modules.loading import load_model
+from prunecli.modules.stock_experts import own_experts
+from prunecli.pipeline import apply
+from prunecli.running.layerwise.parts import make_stock_skeleton
+from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
+from prunecli.running.runner import InMemory
+from prunecli.text.choice import TextChoice
+from prunecli.text.tokens import load_tokenizer
+from tests.evaluation.losses import lm_losses
+from tests.evaluation.test_layer_major import CPU, LINES, PLENTY, no_room
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
+
+
+def saved(folder: Path, model_type: str, **config: Any) -> Path:
+    tiny_mixture(model_type, **config).save_pretrained(folder)
+    write_plain_tokenizer(folder)
+    return folder
+
+
+def layered(path: Path, dtype: torch.dtype = torch.float32, **more: Any) -> tuple[TextLosses, RunReport]:
+    work = RunReport()
+    with open_model(path) as checkpoint:
+        resources = Resources(CPU, dtype, PLENTY, more.pop("spill", None))
+        skeleton = make_stock_skeleton(checkpoint, CPU, dtype, output=True)
+        runner = Layerwise(checkpoint, resources, work, skeleton=skeleton)
+        return lm_losses(runner, load_tokenizer(path), LINES, 40, **more), work
+
+
+def whole(path: Path, dtype: str = "float32", *, own: bool = True, **more: Any) -> TextLosses:
+    """In memory, its experts added up in their order, as layer by layer; else as transformers does it."""
+    model = load_model(path, device="cpu", dtype=dtype)
+    tokenizer = load_tokenizer(path)
+    if not own:
+        return lm_losses(InMemory(model), tokenizer, LINES, 40, **more)
+    with own_experts(model):
+        return lm_losses(InMemory(model), tokenizer, LINES, 40, **more)
+
+
+def assert_same(one: TextLosses, other: TextLosses) -> None:
+    assert other.nats.min() > 0
+    assert np.array_equal(one.nats, other.nats)
+    assert np.array_equal(one.tokens, other.tokens)
+
+
+@pytest.mark.parametrize("model_type", BY_LAYER)
+def test_every_family(model_type: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", model_type)
+    found, work = layered(path)
+    if model_type != "jamba":  # the last bits of its state-space layers
+        assert_same(found, whole(path))
+    np.testing.assert_allclose(found.nats, whole(path, own=False).nats, rtol=1e-6)
+    with open_model(path) as checkpoint:
+        assert work.readings == 1
+        assert 0 < work.bytes_read <= checkpoint.total_bytes
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "mixtral"])
+def test_tied_and_in_another_type(model_type: str, tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", model_type, tie_word_embeddings=True, output_router_logits=True)
+    found, _ = layered(path, torch.bfloat16, stride=10)
+    assert_same(found, whole(path, "bfloat16", stride=10))
+
+
+def test_a_pruned_model_whose_states_are_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, pruned = saved(tmp_path / "model", "granitemoe"), tmp_path / "pruned"
+    with open_model(source) as opened:
+        kept = {layer.name: (1, 2, 4, 7) for layer in opened.mixtures}
+        apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
+    no_room(monkeypatch, 0)
+    found, work = layered(pruned, spill=tmp_path)
+    assert_same(found, whole(pruned))
+    assert work.spilled_bytes > 0
+
+
+def evaluated(tmp_path: Path, paths: dict[str, Path], **options: Any) -> dict[str, dict[str, Any]]:
+    (tmp_path / "text").write_text("".join(f"{line}\n" for line in LINES))
+    data = TextChoice(files=(tmp_path / "text",)).read("lm")
+    made = evaluate_task(paths, data, EvaluationOptions(device="cpu", **options))
+    return {result.checkpoint: result.scores for result in made.results}
+
+
+def test_divergence_from_the_first_model(tmp_path: Path) -> None:
+    source, pruned = saved(tmp_path / "model", "deepseek_v3"), tmp_path / "pruned"
+    with open_model(source) as opened:
+        kept = {layer.name: (0, 1, 3, 4, 5, 7) for layer in opened.mixtures}
+        apply(opened, rewrite_experts(opened, ExpertPlan(kept)), pruned)
+    paths = {"model": source, "pruned": pruned}
+    in_layers, in_memory = evaluated(tmp_path, paths, memory=PLENTY), evaluated(tmp_path, paths)
+    assert in_layers["pruned"]["kl_divergence"] > 1e-3
+    for name, scores in in_memory.items():
+        assert in_layers[name].keys() == scores.keys()
+        numbers = {key: value for key, value in scores.items() if isinstance(value, float)}
+        assert {key: in_layers[name][key] for key in numbers} == pytest.approx(numbers, rel=1e-5)
+
+
+def test_a_family_that_runs_whole_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", "kimi_linear")
+    with pytest.raises(
+        UsageError, match="--memory: a model of type kimi_linear is measured with the whole model"
+    ):
+        evaluated(tmp_path, {"model": path}, memory=PLENTY)
+
+
+def test_an_output_layer_that_is_missing(tmp_path: Path) -> None:
+    path = saved(tmp_path / "model", "qwen3_moe")
+    tensors = load_file(path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"missing \(lm_head\.weight\)"):
+        layered(path)
