@@ -276,13 +276,19 @@ class Checkpoint(TensorReader):
 
     def _samples(self) -> dict[str, bytes]:
         """Of each tensor the values that enter the fingerprint."""
-        return {name: self._sample(info) for name, info in self.tensors.items()}
-
-    def _sample(self, info: TensorInfo) -> bytes:
-        start, stop = sample_range(info)
-        if start == stop:
-            return b""
-        return rounded(self.read_range(info.name, start, stop, bytearray(stop - start)), info.dtype)
+        found: dict[str, dict[str, bytes]] = {}
+        for name, info in self.tensors.items():
+            start, stop = sample_range(info)
+            data = self.read_range(name, start, stop, bytearray(stop - start)) if stop > start else b""
+            found.setdefault(info.dtype, {})[name] = bytes(data)
+        samples = {}
+        for dtype, held in found.items():  # all of a type at once: there may be tens of thousands of tensors
+            whole = memoryview(rounded(b"".join(held.values()), dtype))
+            size = 2 if is_float(dtype) else itemsize(dtype)
+            for name, data in held.items():
+                count = len(data) // itemsize(dtype) * size
+                samples[name], whole = bytes(whole[:count]), whole[count:]
+        return samples
 
 
 def sample_range(info: TensorInfo) -> tuple[int, int]:

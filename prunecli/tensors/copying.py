@@ -76,6 +76,8 @@ class Move:
     def parts(self) -> list[Move]:
         """The same in moves of at most `JOB_BYTES`."""
         step = self.block_bytes(JOB_BYTES)
+        if self.nbytes <= step:
+            return [self] if self.nbytes else []
         return [
             replace(
                 self,

@@ -87,10 +87,11 @@ def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
         dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
         raise _damaged(path, f"the entry of {name} is not of the safetensors form") from error
-    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise _damaged(
-            path, f"{name} has a shape or offset that is not a count: {list(shape)}, {begin}, {end}"
-        )
+    for number in (*shape, begin, end):
+        if type(number) is not int or number < 0:
+            raise _damaged(
+                path, f"{name} has a shape or offset that is not a count: {list(shape)}, {begin}, {end}"
+            )
     if not isinstance(dtype, str) or not is_known(dtype):
         raise CheckpointError(
             f"{path}: {name} has the type {dtype!r}, which prunecli does not read",
