@@ -47,9 +47,10 @@ def rewritten(
     if source.runs_stock and not (
         (support := stock_support(source, structure)).is_stock or support.is_fitted
     ):
+        heads = ", prune-heads --uniform" if source.resolved.family.head_width is not None else ""
         raise UnsupportedModelError(
             f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
-            f"Use {support.nearest or 'prune-experts, prune-layers, prune-heads --uniform or trim-vocabulary'}.",
+            f"Use {support.nearest or f'prune-experts, prune-layers{heads} or trim-vocabulary'}.",
         )
     if step:
         structure = structure.after(step)

@@ -31,6 +31,7 @@ from prunecli.training.parts import trained_parameters
 from prunecli.training.result import outputs_of
 from prunecli.training.start import Start, initial_checkpoint
 from tests.commands.calls import raising
+from tests.families.mixtures import TINY
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import write_plain_tokenizer
 from tests.training.runs import language_model, lines, options, staged, train
@@ -218,6 +219,26 @@ def test_layers_may_differ_in_their_number_of_experts(tmp_path, model_type):
     assert torch.isfinite(load_model(output, device="cpu")(torch.tensor([[5, 6, 7]])).logits).all()
     with pytest.raises(UnsupportedModelError, match="not trained from random weights"):
         initial_checkpoint(output, None, tmp_path / "new", 0)
+
+
+def test_a_model_of_text_and_images_learns_from_text(tmp_path):
+    import transformers
+
+    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
+    tokens = dict(zip(("image", "video", "vision_start", "vision_end"), range(60, 64), strict=True))
+    config = transformers.CONFIG_MAPPING["qwen3_5_moe"](
+        text_config={**TINY["qwen3_5_moe_text"], **SPECIALS},
+        vision_config={**vision, "num_position_embeddings": 16},
+        **{f"{name}_token_id": number for name, number in tokens.items()},
+    )
+    source = tmp_path / "model"
+    transformers.Qwen3_5MoeForConditionalGeneration(config).save_pretrained(source)
+    write_plain_tokenizer(source)
+    trained = train(source, tmp_path / "state", options(steps=2, learning_rate=1e-2), language_model())
+    moved = changed(source, trained)
+    assert any(".language_model." in name and ".experts." in name for name in moved)
+    assert not any(".visual." in name for name in moved)
+    stock("qwen3_5_moe", written(source, trained, tmp_path / "out"))
 
 
 def test_tensors_that_are_not_run_are_kept_and_named(tmp_path):
