@@ -59,6 +59,7 @@ class HubServer:
         lifetime: how many GETs an address of a large file is good for, at another host that the hub sends one to;
             None: the hub answers itself.
         faults: of the next answers with ranges of large files, one for each: `Fault`, or None where all is well.
+        tokens: what it was shown of who asks.
         longest: bytes of an answer with a range at most; None: all that were asked for.
         sent: bytes of the files themselves, of all answers with ranges of large files.
         requests: "GET /api/models/org/name/revision/main", in order; a range is put behind it.
@@ -72,6 +73,7 @@ class HubServer:
     announced: dict[str, int] = field(default_factory=dict)
     lifetime: int | None = None
     faults: list[Fault | None] = field(default_factory=list)
+    tokens: set[str] = field(default_factory=set)
     longest: int | None = None
     sent: int = 0
     addresses: dict[str, int] = field(default_factory=dict)
@@ -151,6 +153,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
 
         def _respond(self) -> None:
             path = unquote(urlsplit(self.path).path)
+            if self.headers.get("Authorization"):
+                hub.tokens.add(self.headers["Authorization"])
             asked = f" {self.headers['Range']}" if self.headers.get("Range") else ""
             hub.requests.append(f"{self.command} {path}{asked}")
             if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
@@ -210,7 +214,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             self._answer(302, b"", headers)
 
         def _signed(self, number: str, repo: str, commit: str, name: str) -> None:
-            assert self.headers.get("Authorization") is None
+            assert self.headers.get("Authorization") is None  # who holds it could act for its owner
             hub.addresses[number] -= 1
             if hub.addresses[number] < 0:
                 self._answer(403, b"expired", {})

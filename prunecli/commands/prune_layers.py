@@ -25,6 +25,7 @@ from prunecli.commands.options import (
     SeedOption,
     SideName,
     SplitOption,
+    StreamOption,
     TextFilesOption,
     removed_share,
 )
@@ -125,6 +126,7 @@ def prune_layers(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-layers"),
+    stream: StreamOption = False,
     dry_run: DryRunOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
@@ -166,8 +168,13 @@ def prune_layers(
     named = choice.first_given
     if not options.needs_text and named is not None:
         raise UsageError(f"{named}: nothing here looks at text.", "Leave it out, or rank by --metric cosine.")
+    if stream and options.needs_text:
+        raise UsageError(
+            f"--stream: --metric {metric or 'cosine'} runs the model, all of which has to be here for that.",
+            "Leave --stream out, or choose by --metric last, random or by name.",
+        )
     how = How(None if dry_run else output, force, quiet, json, not config_only)
-    with how.open(checkpoint) as opened:
+    with how.open(checkpoint, stream=stream) as opened:
         _run(opened, options, choice, RunOptions(batch_tokens, device), how)
 
 

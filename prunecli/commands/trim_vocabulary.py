@@ -18,6 +18,7 @@ from prunecli.commands.options import (
     ForceOption,
     JsonOption,
     QuietOption,
+    StreamOption,
     TextFilesOption,
 )
 from prunecli.commands.rewriting import How, Shown, change
@@ -87,6 +88,7 @@ def trim_vocabulary(
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The trimmed checkpoint.")
     ] = Path("trimmed-vocabulary"),
+    stream: StreamOption = False,
     dry_run: DryRunOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
@@ -110,7 +112,7 @@ def trim_vocabulary(
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
     how = How(None if dry_run else output, force, quiet, json, not config_only)
-    with how.open(checkpoint) as opened:
+    with how.open(checkpoint, stream=stream) as opened:
         how.check(opened)
         options = VocabularyOptions(
             min_count=min_count,

@@ -10,10 +10,10 @@ from prunecli.architectures import FAMILIES
 from prunecli.errors import CheckpointError, HubError, located
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.layout import resolve
+from prunecli.model.streamed import read_headers, remote_files
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.dtypes import is_known
 from prunecli.tensors.hub.failures import download, host, plain_errors
 from prunecli.tensors.hub.fetch import Snapshot, look_up, weight_files
 from prunecli.tensors.hub.names import HubName, hub_name
@@ -106,33 +106,8 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
             raise _pickled(hub, pickled, total)
         count = "the header of" if len(files) == 1 else f"{len(files)} headers of"
         say(f"Reading {count} {snapshot} from {host()}; its {bytes_text(total)} are not fetched.")
-        with progress("reading headers", len(files), "files") as advance:
-            described = []
-            for file in files:
-                described.append(_described(snapshot, file))
-                advance(1)
-        return DescribedCheckpoint(snapshot, tuple(described))
-
-
-def _described(snapshot: Snapshot, file: str) -> WeightFile:
-    """One file, by what the hub's library reads of its header."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import SafetensorsParsingError
-
-    try:
-        header = HfApi().parse_safetensors_file_metadata(snapshot.name.repo, file, revision=snapshot.commit)
-    except SafetensorsParsingError as error:
-        raise HubError(
-            f"{snapshot.name}: {file} has no header of the safetensors format", "Choose another revision."
-        ) from error
-    for name, info in header.tensors.items():
-        if not is_known(info.dtype):
-            raise CheckpointError(f"{file}: {name} has the type {info.dtype!r}, which prunecli does not read")
-    tensors = {
-        name: Stored(TensorInfo(name, info.dtype, tuple(info.shape)), info.data_offsets[0])
-        for name, info in sorted(header.tensors.items(), key=lambda item: item[1].data_offsets[0])
-    }
-    return WeightFile(snapshot.directory / file, tensors)
+        described = read_headers(snapshot, remote_files(snapshot, files), progress)
+        return DescribedCheckpoint(snapshot, tuple(described.values()))
 
 
 def _pickled(name: HubName, files: list[str], total: int) -> HubError:

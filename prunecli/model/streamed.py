@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,9 @@ HEADER_BYTES = 100_000
 
 SAMPLES_GAP = 8 << 10
 """Bytes between two samples up to which they come with one request."""
+
+SAMPLES_CONNECTIONS = 16
+"""Requests for samples side by side: each is short, so that the way there and back is what takes time."""
 
 SAMPLES_BYTES = 1 << 20
 """Most bytes of such a request."""
@@ -71,7 +74,7 @@ class StreamedCheckpoint(Checkpoint):
     def _samples(self) -> dict[str, bytes]:
         requests = _together(sorted(self._sample_places(), key=lambda place: (place.file, place.start)))
         samples: dict[str, bytes] = {}
-        pool = ThreadPoolExecutor(CONNECTIONS)
+        pool = ThreadPoolExecutor(SAMPLES_CONNECTIONS)
         try:
             with self._progress("reading samples", len(self.tensors), "tensors") as advance:
                 for found in [pool.submit(self._read_samples, request) for request in requests]:
@@ -170,7 +173,7 @@ def stream_model(
             f"Streaming {snapshot} from {host()}: of {bytes_text(total)} what the result takes is fetched, not kept."
         )
         traffic = Traffic()
-        remote = {file: remote_file(snapshot, file, traffic) for file in far}
+        remote = remote_files(snapshot, far, traffic)
         found = read_headers(snapshot, remote, progress)
         directory = snapshot.directory
         return StreamedCheckpoint(
@@ -182,11 +185,18 @@ def stream_model(
         )
 
 
-def remote_file(snapshot: Snapshot, file: str, traffic: Traffic) -> RemoteFile:
-    """One of a snapshot's files, to be read by ranges."""
+def remote_files(
+    snapshot: Snapshot, files: Iterable[str], traffic: Traffic | None = None
+) -> dict[str, RemoteFile]:
+    """Files of a snapshot of which the hub said the sizes, to be read by ranges."""
     assert snapshot.sizes is not None
-    content = snapshot.blobs.get(file, "")
-    return RemoteFile(snapshot.name, snapshot.commit, file, snapshot.sizes[file], content, traffic)
+    traffic = Traffic() if traffic is None else traffic
+    return {
+        file: RemoteFile(
+            snapshot.name, snapshot.commit, file, snapshot.sizes[file], snapshot.blobs.get(file, ""), traffic
+        )
+        for file in files
+    }
 
 
 def read_headers(

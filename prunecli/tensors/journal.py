@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -52,7 +53,10 @@ class Journal:
         """Remove everything else from the directory."""
         for path in self.directory.iterdir():
             if path.name != NAME and path.name not in self.complete:
-                path.unlink()
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
 
     def close(self) -> None:
         """Remove the file: the directory is finished."""

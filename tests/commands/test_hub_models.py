@@ -272,16 +272,29 @@ def test_the_environment_is_huggingface_hubs_and_a_directory_does_not_import_it(
     assert "hf_secret" not in made.stderr
 
 
-def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub):
-    options = ("org/tiny", "--metric", "random", "--ratio", "0.5", "--stream")
-    streamed = call(prune_experts, *options, "-o", "streamed")
-    lines = streamed.err.splitlines()
+STREAMED = {
+    name: tuple(option for option in COMMANDS[name][1][:-2])
+    for name in ("prune-experts", "prune-layers", "trim-vocabulary")
+}
+
+
+@pytest.mark.parametrize("name", STREAMED)
+def test_streaming_gives_what_fetching_gives_and_says_what_came(folder, hub, name):
+    command, options = COMMANDS[name][0], ("org/tiny", *STREAMED[name])
+    lines = call(command, *options, "--stream", "-o", "streamed").err.splitlines()
     assert any(line.startswith("Streaming org/tiny at 1a2b3c4 from ") for line in lines)
     assert re.fullmatch(r"Fetched .* KiB of .* KiB, in \d+ requests\.", lines[-1])
     assert not list(folder.glob("cache/**/*.safetensors"))
-    call(prune_experts, *options[:-1], "-o", "local")
+    call(command, *options, "-o", "local")
     assert digests(folder / "streamed") == digests(folder / "local")
-    assert "is in the cache and read from there" in call(prune_experts, *options, "--dry-run").err
+    assert "is in the cache and read from there" in call(command, *options, "--stream", "--dry-run").err
+
+
+def test_a_model_that_is_to_run_is_not_streamed(folder, hub):
+    refused(
+        call(prune_layers, "org/tiny", *TEXT, "--stream"), "--metric cosine runs the model, all of which", 2
+    )
+    assert hub.requests == []
 
 
 def test_streaming_says_what_aimer_fetches(folder, hub):

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from prunecli.errors import HubError
-from prunecli.tensors.hub.failures import describe, host, is_unreachable, one_line
+from prunecli.tensors.hub.failures import describe, download, host, is_unreachable, one_line
 from prunecli.tensors.hub.names import HubName
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.reader import Fill
@@ -30,7 +30,7 @@ LONGEST_WAIT = 600
 PROGRESS_BYTES = 64 << 10
 """Bytes that have to come before the tries count anew."""
 
-GO_ON = "Start the same command again: it goes on after the last complete file of the result."
+GO_ON = "Start the same command again; with --stream it goes on after the last complete file of the result."
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _NO_LONGER = (401, 403, 404, 410)
@@ -306,7 +306,7 @@ class _Stream:
         if status == 200:
             raise file.refusal(
                 f"{place} knows no ranges: it would send all {bytes_text(file.size)}",
-                "Leave --stream out: the model is then fetched whole.",
+                f"Fetch the model whole: {download(file.name)}",
             )
         said = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range") or "")
         if (

@@ -129,7 +129,7 @@ def test_it_gives_up_in_the_end(file, hub, waits):
     ) as caught:
         read(file)
     assert waits == list(ranges.WAITS)
-    assert "goes on after" in caught.value.remedy
+    assert "goes on after the last complete" in caught.value.remedy
 
 
 def test_a_connection_that_breaks_at_every_byte_ends(file, hub):
@@ -157,7 +157,10 @@ def test_retry_after_may_be_a_date():
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (Fault(is_whole=True), r"knows no ranges: it would send all 292\.97 KiB\nLeave --stream out"),
+        (
+            Fault(is_whole=True),
+            r"knows no ranges: it would send all 292\.97 KiB\nFetch the model whole: hf download org/tiny",
+        ),
         (Fault(shift=1), r"answers with bytes 1001 to 250000 where 1000 to 250000 were asked for"),
         (Fault(headers={"Content-Range": "bytes 1000-299999/300000"}), "answers with bytes 1000 to 300000"),
         (
@@ -248,3 +251,13 @@ def test_stopped_reading_ends(hub):
         file.traffic.stop()
         with pytest.raises(HubError, match="stopped"):
             fill(memoryview(bytearray(190_000)))
+
+
+@pytest.mark.parametrize("lifetime", [None, 10])
+def test_the_token_goes_to_the_hub_alone(file, hub, monkeypatch, lifetime):
+    """The other host of `hub_server` would answer nothing."""
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    hub.lifetime = lifetime
+    assert file.read(0, 10) == CONTENT[:10]
+    assert hub.tokens == {"Bearer hf_secret"}
+    assert any("/signed/" in line for line in hub.requests) == (lifetime is not None)
