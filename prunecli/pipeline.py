@@ -16,8 +16,8 @@ from prunecli.errors import CheckpointError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import named
-from prunecli.model.names import quantisation
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
+from prunecli.model.quantised import find_quantised, settings_of, values_of
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -148,20 +148,22 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     check_expressions(source, rewrite.outputs)
     layout = source.resolved.changed(rewrite.structure, rewrite.config)
     stated = layout.shapes
+    infos = {output.name: output.info for output in rewrite.outputs}
+    unquantised = values_of(infos, find_quantised(infos, rewrite.config), "F32", stated)
     written = {
-        output.name: output.shape
-        for output in rewrite.outputs
-        if output.name in stated or not layout.is_extra(output.name)
+        name: info.shape for name, info in unquantised.items() if name in stated or not layout.is_extra(name)
     }
     if written != stated:
         odd = sorted(name for name in {*written, *stated} if written.get(name) != stated.get(name))
+        if odd[0] in source.quantised:
+            raise source.is_quantised(odd[0])
         raise CheckpointError(
             f"{source.path}: the result would not be what its config says: {odd[0]} would have the shape "
             f"{written.get(odd[0])}, not {stated.get(odd[0])} ({len(odd)} such tensors)",
         )
     return Summary(
-        parameters_before=sum(info.numel for info in source.tensors.values()),
-        parameters_after=sum(output.info.numel for output in rewrite.outputs),
+        parameters_before=sum(info.numel for info in source.unquantised.values()),
+        parameters_after=sum(info.numel for info in unquantised.values()),
         bytes_before=source.total_bytes,
         bytes_after=sum(output.nbytes for output in rewrite.outputs),
     )
@@ -214,7 +216,7 @@ def _card(source: Checkpoint, rewrite: Rewrite, summary: Summary, *, weights: bo
 
 def _with_dtype(rewrite: Rewrite) -> dict[str, Any]:
     config = dict(rewrite.config)
-    if quantisation(config):  # there it is the type that the model computes in, not the one that is stored
+    if settings_of(config):  # there it is the type that the model computes in, not the one that is stored
         return config
     key = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
     return {**config, key: config_dtype(_main_dtype(rewrite.outputs))}

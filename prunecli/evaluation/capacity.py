@@ -179,6 +179,7 @@ def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
 
 def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
     """The model run layer by layer in `budget` bytes, batches of the usual size."""
+    from prunecli.modules.dequantised import as_run
     from prunecli.modules.machine import available_memory
     from prunecli.modules.precision import dtype_name
     from prunecli.running.layerwise.budget import (
@@ -193,6 +194,7 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
     from prunecli.running.layerwise.parts import make_skeleton
     from prunecli.running.layerwise.runner import shape_of
 
+    checkpoint = as_run(checkpoint, dtype)
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
     activations = activation_bytes(shape, BATCH_TOKENS // BATCH_LENGTH, BATCH_LENGTH, BATCH_LENGTH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
-from prunecli.model.names import nearest_family, quantisation, same_values, stored_names, text_type
+from prunecli.model.names import nearest_family, same_values, stored_names, text_type
+from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, values_of
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
+from prunecli.tensors.dtypes import COMPUTED, is_float, itemsize, numpy_dtype, parse_dtype
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.hub.ranges import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
@@ -56,18 +58,23 @@ class Checkpoint(TensorReader):
     def family(self) -> Architecture | None:
         """The declared family, or None; of some the experts alone are declared.
 
-        So they are of each checkpoint of `WHOLE_MIXTURES` that is quantised or predicts further tokens: the record of
-        the whole family does not know what it holds beside.
+        So they are of each checkpoint of `WHOLE_MIXTURES` that predicts further tokens, or is quantised in a way that
+        prunecli does not know: the record of the whole family does not know what it holds beside.
+
+        Raises:
+            CheckpointError: as `quantised`.
         """
         model_type = self.model_type.removeprefix(REDUCED_PREFIX)
         declared, whole = (
             FAMILIES.get(model_type) or EXPERTS_ONLY.get(model_type),
             WHOLE_MIXTURES.get(model_type),
         )
-        if whole is None or whole.mixture is None or self.config.get("quantization_config"):
+        if whole is None or whole.mixture is None:
             return declared
         beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
-        names = self._by_stored_name
+        infos = {name: stored.info for name, (_, stored) in self._by_stored_name.items()}
+        with located(self.path):
+            names = values_of(infos, find_quantised(infos, self.config), "F32", {})
         is_plain = all(name.endswith(endings) and not name.startswith(beginnings) for name in names)
         return whole if is_plain else declared
 
@@ -85,6 +92,55 @@ class Checkpoint(TensorReader):
     def side_files(self) -> SideFiles:
         """Every other file that belongs to the checkpoint, and what lies beside it and does not."""
         return side_files(self.path, self.files)
+
+    @cached_property
+    def quantised(self) -> Mapping[str, QuantisedWeight]:
+        """By name, the weights that are stored quantised.
+
+        Raises:
+            CheckpointError: the scales of one are not of its shape, or absent.
+        """
+        with located(self.path):
+            return find_quantised(self.tensors, self.config)
+
+    @cached_property
+    def unquantised(self) -> Mapping[str, TensorInfo]:
+        """`tensors` as they would be unquantised, of the type that config.json names: nothing else where none is.
+
+        Raises:
+            CheckpointError: as `quantised`.
+        """
+        if not self.quantised:
+            return self.tensors
+        shapes = {} if self.family is None else self.resolved.shapes
+        return values_of(self.tensors, self.quantised, self.value_dtype, shapes)
+
+    @property
+    def value_dtype(self) -> str:
+        """The safetensors type that quantised weights stand for: that of config.json, else bfloat16."""
+        stated = self.config.get("dtype") or self.config.get("torch_dtype")
+        known = stated.removeprefix("torch.") if isinstance(stated, str) else ""
+        return parse_dtype(known) if known in COMPUTED else "BF16"
+
+    def info(self, name: str) -> TensorInfo:
+        """What is known of one tensor.
+
+        Raises:
+            UnsupportedModelError: it is quantised, so that what is stored goes by other names.
+            CheckpointError: there is none of this name.
+        """
+        if name not in self.tensors and name in self.quantised:
+            raise self.is_quantised(name)
+        return super().info(name)
+
+    def is_quantised(self, name: str) -> UnsupportedModelError:
+        """The error of what would have to compute with a quantised weight."""
+        weight = self.quantised[name]
+        return UnsupportedModelError(
+            f"{self.path}: {name} is quantised ({method_of(self.config) or weight.scheme}): prunecli moves such "
+            f"weights as they are, and computes nothing with {', '.join(sorted(weight.parts.values()))}",
+            "prune-experts, prune-layers and trim-vocabulary work; or give the model before it was quantised.",
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -174,7 +230,7 @@ class Checkpoint(TensorReader):
         layout = self.resolved
         if self.runs_stock:  # what is wrong with mixtures is said in their words
             _ = self.require_mixtures() if self.architecture is None else self.mixtures
-        tensors, expected = self.tensors, layout.shapes
+        tensors, expected = self.unquantised, layout.shapes
         missing = [name for name in expected if name not in tensors]
         unexpected = [name for name in tensors if name not in expected and not layout.is_extra(name)]
         misshapen = [
@@ -241,7 +297,7 @@ class Checkpoint(TensorReader):
         """
         if self.family is None:
             self.require_architecture()
-        if method := quantisation(self.config):
+        if method := method_of(self.config):
             raise UnsupportedModelError(
                 f"{self.path}: its weights are quantised ({method}), which are not trained",
                 "Train the same model in floating point, and quantise the result.",

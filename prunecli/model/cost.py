@@ -97,8 +97,10 @@ def token_products(layout: ModelLayout) -> Products:
 
 
 def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
-    """Bytes of all tensors, the floating-point ones in the type `target` (None: as stored)."""
-    return sum(info.cast(target).nbytes for info in checkpoint.tensors.values())
+    """Bytes of all tensors, the floating-point ones in the type `target`; None: as stored, quantised ones too."""
+    if target is None:
+        return checkpoint.total_bytes
+    return sum(info.cast(target).nbytes for info in checkpoint.unquantised.values())
 
 
 def head_bytes(checkpoint: Checkpoint, target: str | None) -> int:
@@ -150,9 +152,9 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:
-    """The floating-point type that most bytes are stored in."""
+    """The floating-point type that most bytes are stored in; quantised ones count as what they stand for."""
     totals: dict[str, int] = {}
-    for info in checkpoint.tensors.values():
+    for info in checkpoint.unquantised.values():
         if is_float(info.dtype):
             totals[info.dtype] = totals.get(info.dtype, 0) + info.nbytes
     return max(totals, key=lambda dtype: totals[dtype], default="F32")

@@ -13,6 +13,7 @@ from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import SparseLayer, parts_of
 from prunecli.model.names import Surmise, surmise
+from prunecli.model.quantised import owners_of
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
 
@@ -85,9 +86,15 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
     layout = None if checkpoint.architecture is None else checkpoint.layout
     mixtures = () if checkpoint.family is None else checkpoint.mixtures
     of_mixtures = dict(parts_of(mixtures)) if layout is None else {}
+    owners, counted = owners_of(checkpoint.quantised.values()), set[str]()
     for name, info in checkpoint.tensors.items():
-        amount = Amount(1, info.numel, info.nbytes)
-        part = of_mixtures.get(name, "other") if layout is None else layout.part(name)
+        weight = owners.get(name)
+        logical = name if weight is None else weight.name
+        # A quantised weight has as many parameters as it stands for, and its scales have none.
+        values = None if logical in counted else checkpoint.unquantised.get(logical)
+        counted.add(logical)
+        amount = Amount(1, 0 if values is None else values.numel, info.nbytes)
+        part = of_mixtures.get(name, "other") if layout is None else layout.part(logical)
         by_part[part] = by_part.get(part, Amount()) + amount
         by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
     return Inventory(

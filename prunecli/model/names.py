@@ -11,6 +11,7 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.model.declared import Sizes
+from prunecli.model.quantised import method_of
 from prunecli.tensors.reader import Handle, Stored, TensorInfo, read_into
 
 SAMPLES = 256
@@ -136,16 +137,10 @@ def surmise(config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Sur
         tuple(tables),
         {column: len(seen) for column, seen in layers.items()},
         {group: len(seen) for group, seen in experts.items() if len(seen) > 1},
-        quantisation(config),
+        method_of(config),
         text_type(config),
         nearest_family(tensors),
     )
-
-
-def quantisation(config: Mapping[str, Any]) -> str:
-    """The method that config.json names under `quantization_config`; "" where it names none."""
-    settings = config.get("quantization_config")
-    return str(settings.get("quant_method") or "of unknown method") if isinstance(settings, Mapping) else ""
 
 
 def text_type(config: Mapping[str, Any]) -> str:

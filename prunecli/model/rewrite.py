@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunecli.errors import UnsupportedModelError
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.opening import result_config
+from prunecli.model.quantised import method_of, owners_of
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
-from prunecli.tensors.stream import Output
+from prunecli.tensors.dtypes import config_dtype
+from prunecli.tensors.stream import Copy, Output, sources
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,9 @@ def rewritten(
     """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so.
 
     Raises:
-        UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way.
+        UnsupportedModelError: no stock class runs the result, and prunecli runs the family in no other way; or a
+            tensor is computed from, or cut out of, a quantised weight.
+        UsageError: a cast of a quantised model.
         CheckpointError: config.json lacks a size, or says what cannot be.
     """
     source.refuse_constants()
@@ -52,6 +56,33 @@ def rewritten(
             f"{source.path}: {support.reason}; models of type {source.model_type} run in their stock class alone",
             f"Use {support.nearest or f'prune-experts, prune-layers{heads} or trim-vocabulary'}.",
         )
+    _refuse_quantised(source, outputs)
     if step:
         structure = structure.after(step)
     return Rewrite(structure, outputs, result_config(source, structure))
+
+
+def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:
+    """Quantised weights are copied, or cut between experts; a cast would part the others from their scales."""
+    method = method_of(source.config)
+    if not source.quantised and not method:
+        return
+    owners = owners_of(source.quantised.values())
+    by_expert = {name for layer in (source.mixtures if source.family else ()) for name in layer.cut}
+    for output in outputs:
+        for name in sources(output.expression):
+            if isinstance(output.expression, Copy) or name in by_expert:
+                if output.dtype != source.info(name).dtype:
+                    raise UsageError(
+                        f"--dtype {config_dtype(output.dtype)}: the weights are quantised ({method}); a cast would "
+                        "part them from their scales.",
+                        "Leave --dtype out: quantised weights stay as they are.",
+                    )
+            elif (weight := owners.get(name) or source.quantised.get(name)) is not None:
+                raise source.is_quantised(weight.name)
+            elif not source.quantised:
+                raise UnsupportedModelError(
+                    f"{source.path}: config.json says that the weights are quantised ({method}), in a way that "
+                    f"prunecli does not know: it copies {name} and does nothing else with it",
+                    "Give the model before it was quantised.",
+                )

@@ -12,7 +12,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import stated_counts
-from prunecli.model.names import quantisation
+from prunecli.model.quantised import method_of
 from prunecli.model.structure import Structure
 
 
@@ -113,7 +113,7 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         reason = f"experts differ between layers ({_range(kept)})"
         sides = {layer.side for layer in source.mixtures}
         nearest = f"`prune-experts {'--balance 1:1' if len(sides) > 1 else '--strategy per-layer'}`"
-        is_fitted = source.model_type not in ONE_COUNT and not quantisation(source.config)
+        is_fitted = source.model_type not in ONE_COUNT and not method_of(source.config)
         return StockSupport(reason=reason, nearest=nearest, is_fitted=is_fitted)
     before, after = source.mixtures[0].num_experts, kept.pop()
     keys = tuple(stated_counts(result.sizes, mixture)) or mixture.counts[:1]

@@ -16,10 +16,11 @@ from prunecli.model.opening import WEIGHTS_KEY, result_config
 from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
+from prunecli.modules.dequantised import as_run
 from prunecli.modules.precision import fitting_dtype
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.stock_model import fitted_class, stock_class
+from prunecli.modules.stock_model import fitted_class, load_stock_model, refused_by_layer, stock_class
 
 
 def load_model(
@@ -53,10 +54,11 @@ def load_model(
         MemoryShortError: it does not fit in the memory that is free there; nothing has been read.
     """
     where = choose_device(str(device))
-    with open_model(path) as checkpoint:
-        kind = fitting_dtype({checkpoint.path.resolve().name: checkpoint}, where, str(dtype))
-        if checkpoint.runs_stock:
-            return _stock(checkpoint, where, kind, model_class)
+    with open_model(path) as stored:
+        kind = fitting_dtype({stored.path.resolve().name: stored}, where, str(dtype))
+        if stored.runs_stock:
+            return _stock(stored, where, kind, model_class)
+        checkpoint = as_run(stored, kind)
         if (mixture := checkpoint.layout.family.mixture) is not None:
             stated_counts(checkpoint.layout.sizes, mixture)
         model = build_model(checkpoint, where, kind, model_class)
@@ -133,8 +135,26 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
 
 
 def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None) -> Any:
-    """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`."""
-    stock, model_class = stock_class(checkpoint, name), fitted_class(checkpoint, name)
+    """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`.
+
+    What is quantised is read by prunecli all the same, where it can say which tensor belongs where.
+    """
+    stock, fitted = stock_class(checkpoint, name), fitted_class(checkpoint, name)
+    if checkpoint.quantised and name is None and refused_by_layer(checkpoint) is None:
+        model = load_stock_model(as_run(checkpoint, dtype), device, dtype)
+        model.generation_config = _generation_config(checkpoint, model)
+    else:
+        model = _from_pretrained(checkpoint, fitted, dtype)
+    if checkpoint.has_constants:
+        fill_constants(model, checkpoint)
+    elif fitted is not stock:
+        model.__class__ = stock
+        config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
+        model = keeping_config(model, checkpoint, config)
+    return model.to(device).eval()
+
+
+def _from_pretrained(checkpoint: Checkpoint, model_class: Any, dtype: torch.dtype) -> Any:
     # Where a result would name the file of its weights it says why no stock class opens it.
     options = {WEIGHTS_KEY: None} if WEIGHTS_KEY in checkpoint.config else {}
     try:
@@ -149,13 +169,7 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, nam
         ) from error
     if missing := sorted(info["missing_keys"]):
         raise missing_tensors(checkpoint, missing)
-    if checkpoint.has_constants:
-        fill_constants(model, checkpoint)
-    elif model_class is not stock:
-        model.__class__ = stock
-        config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
-        model = keeping_config(model, checkpoint, config)
-    return model.to(device).eval()
+    return model
 
 
 def _line(error: Exception) -> str:

@@ -13,16 +13,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from prunecli.architectures.mixtures import BY_LAYER
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import SparseLayer, stated_counts
+from prunecli.model.quantised import KEYS
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors
 from prunecli.modules.constant_experts import class_of_constants
-from prunecli.modules.filling import Destination, expert_names, require_shape
+from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
 from prunecli.modules.uneven import class_of_counts
@@ -68,12 +69,14 @@ class StockModel:
         layers: name, as in the checkpoint, and module of each layer, in the order in which they run.
         experts: module's name of a mixture -> its experts.
         targets: of each other tensor, by the name of its module; of the output layer where that was asked for.
+        implementation: what transformers would have its experts run by.
     """
 
     model: Any
     layers: tuple[tuple[str, nn.Module], ...]
     experts: dict[str, StockExperts]
     targets: tuple[tuple[str, Destination], ...]
+    implementation: str
 
 
 def refused_by_layer(checkpoint: Checkpoint) -> str | None:
@@ -82,8 +85,6 @@ def refused_by_layer(checkpoint: Checkpoint) -> str | None:
         return f"in {checkpoint.path} constants stand for experts: it is run with the whole model in memory"
     if checkpoint.model_type not in BY_LAYER:
         return f"a model of type {checkpoint.model_type} is measured with the whole model in memory"
-    if "quantization_config" in checkpoint.config:
-        return f"{checkpoint.path} is quantised: it is measured with the whole model in memory"
     return None
 
 
@@ -157,9 +158,51 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool
     rest = [name for name in checkpoint.tensors if name not in taken]
     targets = tuple(_targets(checkpoint, names, rest, dtype, output=output))
     layers = _layers(model, experts)
-    use_own_experts(model)
+    implementation = use_own_experts(model)
     _require_all(checkpoint, model, experts, targets, output=output)
-    return StockModel(model.eval(), layers, experts, targets)
+    return StockModel(model.eval(), layers, experts, targets, implementation)
+
+
+def load_stock_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+    """The same with its weights, read one after another: for checkpoints that transformers does not read itself.
+
+    Returns:
+        The model, its experts run as transformers runs them.
+
+    Raises:
+        UnsupportedModelError, CheckpointError: as `make_stock_model`; or a tensor that cannot be read.
+    """
+    made = make_stock_model(checkpoint, dtype, output=True)
+    fill((target for _, target in made.targets), checkpoint, device)
+    for held in made.experts.values():
+        buffer = chunk_for(checkpoint, _names_of(held))
+        for part in held.parts:
+            stacked = getattr(held.module, part.attribute)
+            filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=device)
+            for number, entry in enumerate(filled):
+                _read_expert(entry, checkpoint, part, number, buffer)
+            setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
+    tie(made.model)
+    compute_buffers(made.model, device)
+    made.model.set_experts_implementation(made.implementation)
+    for key in KEYS:  # it is quantised no more, which its config would still say
+        if hasattr(made.model.config, key):
+            delattr(made.model.config, key)
+    return made.model
+
+
+def _read_expert(
+    entry: Tensor, checkpoint: Checkpoint, part: ExpertPart, number: int, buffer: bytearray
+) -> None:
+    if part.is_stacked:
+        read_into(entry, checkpoint, part.sources[0], buffer, number)
+        return
+    start = 0
+    for source in part.sources:
+        name = source.format(expert=number)
+        rows = checkpoint.info(name).shape[0]
+        read_into(entry[start : start + rows], checkpoint, name, buffer)
+        start += rows
 
 
 def tie(model: Any) -> None:

@@ -158,6 +158,14 @@ class TensorReader:
         except KeyError:
             raise CheckpointError(f"{self.path}: holds no tensor {name}") from None
 
+    def stored_bytes(self, name: str) -> int:
+        """Bytes in the files that its values are made of.
+
+        Raises:
+            CheckpointError: there is none of this name.
+        """
+        return self.info(name).nbytes
+
     def read(self, name: str) -> np.ndarray:
         """The whole tensor, `[*info.shape]`; bfloat16 and float8 as types of ml_dtypes.
 

@@ -54,7 +54,8 @@ def test_stacked_and_numbered_experts() -> None:
     [
         ({}, ("", "")),
         ({"quantization_config": {"quant_method": "awq"}}, ("awq", "")),
-        ({"quantization_config": {}, "text_config": {"model_type": "llama"}}, ("of unknown method", "llama")),
+        ({"quantization_config": {}, "text_config": {"model_type": "llama"}}, ("", "llama")),
+        ({"quantization": {"bits": 4}}, ("of unknown method", "")),
         ({"quantization_config": 3, "text_config": ["llama"]}, ("", "")),
     ],
 )

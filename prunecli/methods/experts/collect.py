@@ -36,7 +36,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
 from prunecli.results.outputs import OutputSums, outputs_path
-from prunecli.running.layerwise.parts import make_stock_skeleton
+from prunecli.running.layerwise.parts import make_skeleton, make_stock_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import refuse_unwritable, write_json
@@ -130,14 +130,13 @@ def collect_gates(
         else:
             resources = Resources(where, kind, memory, spill_directory)
             snapshots = partial_run.snapshots(state)
-            skeleton = make_stock_skeleton(checkpoint, where, kind) if checkpoint.runs_stock else None
             runner = Layerwise(
                 checkpoint,
                 resources,
                 report,
                 process_group=process_group,
                 snapshots=snapshots,
-                skeleton=skeleton,
+                make=make_stock_skeleton if checkpoint.runs_stock else make_skeleton,
             )
         tokenizer = load_tokenizer(checkpoint.path)
         statistics = score(runner, checkpoint, tokenizer, material, state=state, save=save, progress=progress)

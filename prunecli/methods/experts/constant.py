@@ -20,7 +20,7 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.mixtures import CONSTANT, SparseLayer, predicting_tensors
-from prunecli.model.names import quantisation
+from prunecli.model.quantised import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.results.gates import ratio
 from prunecli.results.outputs import OutputSums, added, outputs_path
@@ -124,7 +124,7 @@ def _rows(values: NDArray[np.float64]) -> Callable[[int, int], NDArray[np.float6
 
 def _check(checkpoint: Checkpoint, layer: SparseLayer, means: Means) -> None:
     fault = None
-    if quantisation(checkpoint.config):
+    if method_of(checkpoint.config):
         fault = "the weights are quantised"
     elif layer.stacked_tensors:
         fault = f"the experts of {layer.name} are stacked in one tensor"

@@ -8,16 +8,18 @@ from typing import Any
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.mixtures import SparseLayer
+from prunecli.model.quantised import renamed_settings
 
 _NUMBERED = re.compile(r"experts?\\?[._](?:expert_)?\d+")
-_GONE = object()
 
 
-def renumbered(settings: Any, layers: Sequence[SparseLayer], places: Mapping[str, Sequence[int]]) -> Any:
-    """The settings with every expert's name as it is after pruning; those of dropped experts are left out.
+def renumbered(
+    config: Mapping[str, Any], layers: Sequence[SparseLayer], places: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """config.json with every expert's name as it is after pruning; those of dropped experts are left out.
 
     Args:
-        settings: JSON: names of modules are keys or texts in it, as in `ignore` of compressed-tensors.
+        config: names of modules are keys or texts in its settings, as in `ignore` of compressed-tensors.
         layers: that lose experts, or change their order.
         places: layer's name -> places of the experts that stay, in their new order.
 
@@ -33,13 +35,13 @@ def renumbered(settings: Any, layers: Sequence[SparseLayer], places: Mapping[str
         if layer.expert_prefix
     }
 
-    def rename(text: str) -> Any:
+    def rename(text: str) -> str | None:
         if not _NUMBERED.search(text):
             return text
         for pattern, numbers in new_numbers.values():
             if match := pattern.search(text):
                 new = numbers.get(int(match[1]))
-                return _GONE if new is None else f"{text[: match.start(1)]}{new}{text[match.end(1) :]}"
+                return None if new is None else f"{text[: match.start(1)]}{new}{text[match.end(1) :]}"
         if any(f"{name.removeprefix('model.')}." in text for name in places) or text.startswith("re:"):
             raise UnsupportedModelError(
                 f'config.json: the quantisation settings name experts by number: "{text}"',
@@ -47,17 +49,7 @@ def renumbered(settings: Any, layers: Sequence[SparseLayer], places: Mapping[str
             )
         return text
 
-    def walk(value: Any) -> Any:
-        if isinstance(value, str):
-            return rename(value)
-        if isinstance(value, list):
-            return [kept for item in value if (kept := walk(item)) is not _GONE]
-        if isinstance(value, dict):
-            renamed = ((rename(key), walk(item)) for key, item in value.items())
-            return {key: item for key, item in renamed if key is not _GONE and item is not _GONE}
-        return value
-
-    return walk(settings) if new_numbers else settings
+    return renamed_settings(config, rename) if new_numbers else dict(config)
 
 
 def _pattern(prefix: str) -> re.Pattern[str]:

@@ -14,13 +14,10 @@ from prunecli.methods.experts.quantised import renumbered
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.mixtures import SparseLayer, predicting_tensors
-from prunecli.model.names import quantisation
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined
-
-QUANTISATION = "quantization_config"
 
 
 def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
@@ -36,12 +33,6 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
         UnsupportedModelError: different numbers in layers of a family that only its stock class runs.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
-    if target is not None and quantisation(checkpoint.config):
-        raise UsageError(
-            f"--dtype {plan.dtype}: the weights are quantised ({quantisation(checkpoint.config)}); a cast would part "
-            "them from their scales.",
-            "Leave --dtype out: quantised weights stay as they are.",
-        )
     layers = {layer.name: layer for layer in checkpoint.require_mixtures()}
     changed = {}
     for name, ids in plan.kept.items():
@@ -64,10 +55,7 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
         structure = structure.keeping_experts(changed, originals)
     rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
     config = with_keys(rewrite.config, _settings(checkpoint, plan))
-    if QUANTISATION in config:
-        changed_layers = [layers[name] for name in changed]
-        config[QUANTISATION] = renumbered(config[QUANTISATION], changed_layers, moves.places)
-    return replace(rewrite, config=config)
+    return replace(rewrite, config=renumbered(config, [layers[name] for name in changed], moves.places))
 
 
 def _settings(checkpoint: Checkpoint, plan: ExpertPlan) -> dict[str, int]:

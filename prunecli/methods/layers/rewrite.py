@@ -6,10 +6,16 @@ the one that holds it: a table of positions of a stack's first layer, and an att
 
 from __future__ import annotations
 
-from prunecli.errors import UsageError
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.layers.plan import LayerPlan
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.depth import heirs, keeping_layers, renaming
+from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
+from prunecli.model.quantised import renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
@@ -38,7 +44,36 @@ def rewrite_layers(checkpoint: Checkpoint, plan: LayerPlan) -> Rewrite:
         if (new := rename(moved.get(name, name))) is not None
     ]
     structure = keeping_layers(layout.sizes, checkpoint.structure, kept)
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    return replace(rewrite, config=_renumbered(checkpoint, rewrite.config, rename))
+
+
+def _renumbered(checkpoint: Checkpoint, config: Mapping[str, Any], rename: Rename) -> dict[str, Any]:
+    """config.json, the layers that its settings of a quantisation name under their new numbers.
+
+    Raises:
+        UnsupportedModelError: a pattern that holds the number of a layer.
+    """
+    columns = {stack.layers.partition(".{layer}")[0] for stack in checkpoint.layout.family.stacks}
+    numbered = re.compile(
+        "|".join(rf"{re.escape(column.rpartition('.')[2])}\\?\.[\[(\\]*\d" for column in columns)
+    )
+
+    def renamed(text: str) -> str | None:
+        if not numbered.search(text):
+            return text
+        for column in columns:
+            before = f"{column.partition('.')[0]}." if "." in column else ""
+            given = text if text.startswith(f"{column}.") else f"{before}{text}"
+            if given.startswith(f"{column}."):
+                new = rename(given)
+                return new if new is None or given == text else new.removeprefix(before)
+        raise UnsupportedModelError(
+            f'{checkpoint.path}: config.json: the quantisation settings name layers by number: "{text}"',
+            "prunecli cannot say which of them stay; write the names of single modules there.",
+        )
+
+    return renamed_settings(config, renamed)
 
 
 def _moved(checkpoint: Checkpoint, plan: LayerPlan) -> dict[str, str]:

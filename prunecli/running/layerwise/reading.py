@@ -134,11 +134,11 @@ def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: bytea
         info = checkpoint.info(name)
         if spec.entry is not None:
             read_into(tensor, checkpoint, name, staging, spec.entry)
-            nbytes += info.nbytes // info.shape[0]
+            nbytes += checkpoint.stored_bytes(name) // info.shape[0]
             continue
         rows = info.shape[0] if spec.more else None
         read_into(tensor if rows is None else tensor[start : start + rows], checkpoint, name, staging)
-        start, nbytes = start + (rows or 0), nbytes + info.nbytes
+        start, nbytes = start + (rows or 0), nbytes + checkpoint.stored_bytes(name)
     return nbytes
 
 

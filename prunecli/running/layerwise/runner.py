@@ -15,6 +15,7 @@ import torch
 from prunecli.architectures.records import Side
 from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.dequantised import as_run
 from prunecli.modules.machine import (
     available_memory,
     disk_room,
@@ -111,10 +112,10 @@ class Layerwise:
     """Runs a checkpoint whose layers' weights stay on disk: a `Runner`.
 
     Args:
-        checkpoint: of a declared family; with `skeleton`, of one of which the experts alone are declared.
+        checkpoint: of a declared family; with `make_stock_skeleton`, of one of which the experts alone are declared.
         resources: what each process may use.
         report: is kept up to date.
-        skeleton: see `make_stock_skeleton`; None: of the declared family.
+        make: the model without its layers' weights.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
         snapshots: where the states of a group are kept after a layer, to go on from.
 
@@ -139,9 +140,10 @@ class Layerwise:
         *,
         process_group: ProcessGroup = ALONE,
         snapshots: Snapshots | None = None,
-        skeleton: Skeleton | None = None,
+        make: Callable[[Checkpoint, torch.device, torch.dtype], Skeleton] = make_skeleton,
     ) -> None:
-        self.skeleton = skeleton or make_skeleton(checkpoint, resources.device, resources.dtype)
+        checkpoint = as_run(checkpoint, resources.dtype)
+        self.skeleton = make(checkpoint, resources.device, resources.dtype)
         self.model, self.device = self.skeleton.model, resources.device
         if checkpoint.runs_stock:
             self.shape = stock_shape(self.skeleton, resources.dtype)
@@ -251,7 +253,7 @@ class Layerwise:
         if not self._filled:
             fill_resident(self.skeleton, self._checkpoint)
             report.bytes_read += sum(
-                self._checkpoint.info(place.name).nbytes for place in self.skeleton.resident
+                self._checkpoint.stored_bytes(place.name) for place in self.skeleton.resident
             )
             self._filled = True
         plan = self.room.plan(group.cost.activations)

@@ -1,0 +1,334 @@
+"""Quantised weights: which of a checkpoint's tensors are one matrix, known by their names, types and shapes.
+
+| scheme | tensors of a module `m` | published as |
+| --- | --- | --- |
+| scaled | `m.weight` float8 or int8, `m.weight_scale_inv`, `m.weight_scale` or `m.SCB` | fp8, compressed-tensors |
+| packed | `m.weight_packed` int32, `m.weight_scale`, perhaps `m.weight_zero_point`, `m.weight_g_idx` | the same |
+| gptq, awq | `m.qweight` int32, `m.scales`, perhaps `m.qzeros`, `m.g_idx` | gptq, awq, auto-round |
+| nvfp4 | `m.weight_packed` or `m.weight` uint8, `m.weight_scale` float8, one scale more | modelopt |
+| mxfp4 | `w_blocks` and `w_scales` uint8, of the parameter `w` of all experts | mxfp4 |
+| bitsandbytes | `m.weight` uint8, `m.weight.absmax`, … | bitsandbytes, 4 bits |
+
+Nothing is decoded here: see `prunecli.modules.dequantised`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from prunecli.errors import CheckpointError
+from prunecli.tensors.reader import TensorInfo
+
+Scheme = Literal["scaled", "packed", "gptq", "awq", "nvfp4", "mxfp4", "bitsandbytes"]
+
+WORD = 32
+"""Bits of the integers that several values are packed into."""
+
+MXFP4_GROUP = 32
+NVFP4_GROUP = 16
+"""Values of a row that share a scale."""
+
+SCALES = ("weight_scale_inv", "weight_scale", "SCB")
+"""Of a float8 or int8 `weight`, by its name in the module."""
+
+COMPANIONS = (
+    *(*SCALES, "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+    *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "output_scale"),
+    *("scales", "qzeros", "g_idx", "weight_format"),
+)
+"""What lies beside the values of a module."""
+
+BITSANDBYTES = (
+    *("absmax", "quant_map", "nested_absmax", "nested_quant_map"),
+    *("quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4"),
+)
+"""What lies below a `weight` of 4 bits."""
+
+OF_ATTENTION = re.compile(r"\.(?:[qkv]|kv|prob_output)_(?:cache_)?scale$")
+"""Scales of what an attention caches or multiplies: of no weight."""
+
+KEYS = ("quantization_config", "compression_config", "quantization")
+"""Of config.json: transformers', compressed-tensors' of old, MLX's."""
+
+REMEDY = "config.json and the weights are not of one checkpoint, or a file is damaged; copy both again."
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """A matrix, or one for each expert, that is stored quantised.
+
+    Attributes:
+        name: that it would have otherwise: "model.layers.0.mlp.up_proj.weight".
+        shape: of its values; None: shapes alone do not tell (bitsandbytes).
+        scheme: how it is stored.
+        parts: role -> full name of a tensor that it is stored in: "values", "scale", and companions by their names.
+        block: rows and columns of a matrix that share a scale.
+        bits: of a value.
+        zero_offset: added to stored zero points.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None
+    scheme: Scheme
+    parts: Mapping[str, str]
+    block: tuple[int, int] = (1, 1)
+    bits: int = 4
+    zero_offset: int = 0
+
+
+def find_quantised(
+    tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
+) -> dict[str, QuantisedWeight]:
+    """Name -> quantised weight, of all that these tensors hold.
+
+    Args:
+        tensors: by full name.
+        config: config.json: types and shapes leave open how zero points are stored, and how large blocks are.
+
+    Raises:
+        CheckpointError: the scales of one are not of its shape, or absent.
+    """
+    settings = settings_of(config)
+    found: dict[str, QuantisedWeight] = {}
+    for name, info in tensors.items():
+        owner, dot, own = name.rpartition(".")
+        beside = f"{owner}{dot}"
+        weight: QuantisedWeight | None = None
+        if own == "qweight":
+            weight = _grouped(tensors, beside, settings)
+        elif own == "weight_packed":
+            make = _nvfp4 if info.dtype == "U8" else _packed
+            weight = make(tensors, beside, own, settings)
+        elif name.endswith("_blocks") and info.dtype == "U8":
+            weight = _mxfp4(tensors, name.removesuffix("_blocks"))
+        elif info.dtype in ("F8_E4M3", "F8_E5M2", "I8"):
+            weight = _scaled(tensors, name, settings)
+        elif own == "weight" and info.dtype == "U8" and f"{beside}weight_scale_2" in tensors:
+            weight = _nvfp4(tensors, beside, own, settings)
+        elif own == "weight" and f"{name}.absmax" in tensors:
+            below = {part: full for part in BITSANDBYTES if (full := f"{name}.{part}") in tensors}
+            weight = QuantisedWeight(name, None, "bitsandbytes", {"values": name, **below})
+        if weight is not None:
+            found[weight.name] = weight
+    return found
+
+
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What config.json, or the part of it on a language model, says of the quantisation; empty: nothing."""
+    inner = config.get("text_config")
+    places = (config, inner if isinstance(inner, Mapping) else {})
+    stated = (place.get(key) for place in places for key in KEYS)
+    return next((value for value in stated if isinstance(value, Mapping)), {})
+
+
+def method_of(config: Mapping[str, Any]) -> str:
+    """The method that config.json names ("awq"); "" where it names none."""
+    settings = settings_of(config)
+    return str(settings.get("quant_method") or "of unknown method") if settings else ""
+
+
+def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
+    """`config` with other names of modules in what it says of the quantisation, keys and texts in lists alike.
+
+    Args:
+        rename: the new name of a text that stands there; None: it is left out.
+    """
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, str):
+            return rename(value)
+        if isinstance(value, list):
+            return [new for item in value if (new := walk(item)) is not None or item is None]
+        if isinstance(value, dict):
+            pairs = ((rename(key), walk(item), item) for key, item in value.items())
+            return {
+                key: new for key, new, item in pairs if key is not None and (new is not None or item is None)
+            }
+        return value
+
+    return {key: walk(value) if key in KEYS else value for key, value in config.items()}
+
+
+def owners_of(weights: Iterable[QuantisedWeight]) -> dict[str, QuantisedWeight]:
+    """Full name of each tensor that a quantised weight is stored in -> the weight."""
+    return {part: weight for weight in weights for part in weight.parts.values()}
+
+
+def values_of(
+    tensors: Mapping[str, TensorInfo],
+    weights: Mapping[str, QuantisedWeight],
+    dtype: str,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, TensorInfo]:
+    """The tensors as they would be unquantised, in the same order, the weights of the type `dtype`.
+
+    Args:
+        tensors: as they are stored.
+        weights: those among them that are quantised.
+        dtype: safetensors type.
+        shapes: of weights whose shape their own tensors do not tell.
+    """
+    owners = owners_of(weights.values())
+    seen: dict[str, TensorInfo] = {}
+    for name, info in tensors.items():
+        weight = owners.get(name)
+        if weight is None:
+            if not (weights and OF_ATTENTION.search(name)):
+                seen[name] = info
+        elif weight.name not in seen:
+            seen[weight.name] = TensorInfo(weight.name, dtype, weight.shape or shapes.get(weight.name, ()))
+    return seen
+
+
+def _grouped(tensors: Mapping[str, TensorInfo], beside: str, settings: Mapping[str, Any]) -> QuantisedWeight:
+    """GPTQ's, packed along the inputs, or AWQ's, along the outputs: `[inputs, outputs]` both."""
+    parts = {"values": f"{beside}qweight", **_companions(tensors, beside)}
+    name, values = f"{beside}weight", tensors[parts["values"]]
+    if "scales" not in parts:
+        raise _unfit(f"{values.name} has no scales beside it")
+    parts["scale"] = parts.pop("scales")
+    scales = tensors[parts["scale"]].shape
+    zeros = tensors[parts["qzeros"]].shape if "qzeros" in parts else None
+    bits = int(settings.get("bits") or settings.get("w_bit") or 4)
+    if zeros is not None and len(zeros) == len(scales) == 2 and scales[1]:
+        bits = zeros[1] * WORD // scales[1]
+    if len(values.shape) != 2 or len(scales) != 2 or bits not in (2, 4, 8):
+        raise _unfit(f"{values.name} {list(values.shape)} is packed in a way that prunecli does not know")
+    per_word = WORD // bits
+    along_inputs = values.shape[1] == scales[1]
+    rows, columns = values.shape
+    inputs, outputs = (rows * per_word, columns) if along_inputs else (rows, columns * per_word)
+    if outputs != scales[1] or (zeros is not None and zeros[0] != scales[0]) or not 0 < scales[0] <= inputs:
+        raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scales)}")
+    stated = settings.get("group_size")
+    size = stated if isinstance(stated, int) and stated > 0 else inputs
+    if -(-inputs // size) != scales[0]:
+        raise _unfit(
+            f"{values.name}: scales {list(scales)} of {inputs} inputs are not of groups of {size}, as config.json says"
+        )
+    newer = str(settings.get("checkpoint_format", "gptq")).endswith("v2")
+    # GPTQ's first format stores zero points less one.
+    offset = int(along_inputs and not newer)
+    scheme: Scheme = "gptq" if along_inputs else "awq"
+    return QuantisedWeight(name, (outputs, inputs), scheme, parts, (1, size), bits, offset)
+
+
+def _packed(
+    tensors: Mapping[str, TensorInfo], beside: str, own: str, settings: Mapping[str, Any]
+) -> QuantisedWeight:
+    parts = {"values": f"{beside}{own}", **_companions(tensors, beside)}
+    values = tensors[parts["values"]]
+    if "weight_scale" not in parts:
+        raise _unfit(f"{values.name} has no weight_scale beside it")
+    parts["scale"] = parts.pop("weight_scale")
+    scale = tensors[parts["scale"]].shape
+    if len(values.shape) != 2 or len(scale) != 2:
+        raise _unfit(f"{values.name} {list(values.shape)} has scales of the shape {list(scale)}")
+    rows, words = values.shape
+    for stated in _weight_settings(settings):
+        bits, size = stated.get("num_bits"), stated.get("group_size")
+        if bits not in (2, 4, 8) or stated.get("type", "int") != "int":
+            continue
+        most = words * WORD // bits
+        if not isinstance(size, int) or size <= 0:
+            size = most
+        columns = scale[1] * size if scale[1] * size <= most else most
+        if scale[0] in (1, rows) and -(-columns * bits // WORD) == words and -(-columns // size) == scale[1]:
+            block = (1 if scale[0] == rows else rows, size)
+            return QuantisedWeight(f"{beside}weight", (rows, columns), "packed", parts, block, bits)
+    raise _unfit(
+        f"{values.name} {list(values.shape)} with scales {list(scale)} is not what config.json describes"
+    )
+
+
+def _nvfp4(
+    tensors: Mapping[str, TensorInfo], beside: str, own: str, _settings: Mapping[str, Any]
+) -> QuantisedWeight:
+    parts = {"values": f"{beside}{own}", **_companions(tensors, beside)}
+    values = tensors[parts["values"]]
+    if "weight_scale" not in parts:
+        raise _unfit(f"{values.name} has no weight_scale beside it")
+    parts["scale"] = parts.pop("weight_scale")
+    shape = (*values.shape[:-1], 2 * values.shape[-1])
+    if tensors[parts["scale"]].shape != (*shape[:-1], shape[-1] // NVFP4_GROUP):
+        raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales")
+    return QuantisedWeight(f"{beside}weight", shape, "nvfp4", parts, (1, NVFP4_GROUP))
+
+
+def _mxfp4(tensors: Mapping[str, TensorInfo], name: str) -> QuantisedWeight | None:
+    """Values `[experts, outputs, groups, 16]`; the parameter is `[experts, inputs, outputs]`."""
+    parts = {"values": f"{name}_blocks", "scale": f"{name}_scales"}
+    values, scale = tensors[parts["values"]], tensors.get(parts["scale"])
+    if scale is None:
+        return None
+    if len(values.shape) != 4 or values.shape[3] * 2 != MXFP4_GROUP or scale.shape != values.shape[:3]:
+        raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scale.shape)}")
+    experts, outputs, groups, _ = values.shape
+    return QuantisedWeight(name, (experts, groups * MXFP4_GROUP, outputs), "mxfp4", parts, (1, MXFP4_GROUP))
+
+
+def _scaled(
+    tensors: Mapping[str, TensorInfo], name: str, settings: Mapping[str, Any]
+) -> QuantisedWeight | None:
+    """None where nothing scales them: numbers of a small type, no quantised weight."""
+    beside = f"{name.rpartition('.')[0]}." if name.endswith(".weight") else None
+    companions = {} if beside is None else _companions(tensors, beside)
+    if beside is None and f"{name}_scale_inv" in tensors:
+        companions = {"weight_scale_inv": f"{name}_scale_inv"}
+    own = next((scale for scale in SCALES if scale in companions), None)
+    if own is None:
+        if settings and beside is not None and tensors[name].dtype.startswith("F8"):
+            raise _unfit(f"{name} is quantised, as config.json says, and has no scale")
+        return None
+    scale, values = tensors[companions[own]], tensors[name]
+    parts = {"values": name, "scale": companions.pop(own), **companions}
+    block = _block(values, scale, settings)
+    return QuantisedWeight(name, values.shape, "scaled", parts, block, 8)
+
+
+def _block(values: TensorInfo, scale: TensorInfo, settings: Mapping[str, Any]) -> tuple[int, int]:
+    """Rows and columns of a matrix that share one of the scales."""
+    *experts, rows, columns = (1, 1, *values.shape)[-max(len(values.shape), 2) :]
+    grid = scale.shape
+    if experts and grid[: len(experts)] == tuple(experts):
+        grid = grid[len(experts) :]
+    if math.prod(grid) == 1:
+        return rows, columns
+    if math.prod(grid) == rows and grid[0] == rows:
+        return 1, columns
+    stated = settings.get("weight_block_size") or next(
+        (own.get("block_structure") for own in _weight_settings(settings) if own.get("block_structure")), None
+    )
+    block = tuple(stated) if isinstance(stated, (list, tuple)) and len(stated) == 2 else None
+    if block is None and len(grid) == 2 and all(grid) and not (rows % grid[0] or columns % grid[1]):
+        block = rows // grid[0], columns // grid[1]
+    if (
+        block is None
+        or tuple(-(-size // of) for size, of in zip((rows, columns), block, strict=True)) != grid
+    ):
+        raise _unfit(
+            f"{values.name} {list(values.shape)} has scales of the shape {list(scale.shape)}"
+            + (f", not of blocks of {list(block)}, as config.json says" if block else "")
+        )
+    return int(block[0]), int(block[1])
+
+
+def _companions(tensors: Mapping[str, TensorInfo], beside: str) -> dict[str, str]:
+    return {own: name for own in COMPANIONS if (name := f"{beside}{own}") in tensors}
+
+
+def _weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What compressed-tensors says of weights, group by group of modules."""
+    groups = settings.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        if isinstance(weights, Mapping):
+            yield weights
+
+
+def _unfit(message: str) -> CheckpointError:
+    return CheckpointError(message, REMEDY)

@@ -1,0 +1,228 @@
+"""Quantised checkpoints: moved without being decoded, measured as what they stand for, else refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.share_ffn import share_ffn
+from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.heads.collect import ScoreOptions, score_heads
+from prunecli.methods.vocabulary.rewrite import trimmed_tensors
+from prunecli.model.checkpoint import open_model
+from prunecli.model.inventory import take_inventory
+from prunecli.modules.dequantised import as_run
+from prunecli.modules.loading import load_model
+from prunecli.pipeline import apply
+from prunecli.text.choice import TextChoice
+from tests.commands.calls import call
+from tests.families import tiny_family
+from tests.methods.experts.test_layerwise import PLENTY
+from tests.methods.experts.test_texts import OPTIONS, TEXTS
+from tests.quantising import quantise
+from tests.reference.quantisation import SCHEMES
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
+
+Pair = tuple[Path, Path]
+"""A quantised checkpoint, and the plain one that it stands for."""
+
+
+def dense(folder: Path, scheme: str) -> Pair:
+    quantise(
+        tiny_family(folder / "source", "llama"), folder / "stored", folder / "plain", scheme, is_projection
+    )
+    return folder / "stored", folder / "plain"
+
+
+def mixture(folder: Path, model_type: str, scheme: str, which: Callable[[str], bool], **sizes: int) -> Pair:
+    tiny_mixture(model_type, hidden_size=32, **sizes).save_pretrained(folder / "source")
+    write_plain_tokenizer(folder / "source")
+    quantise(folder / "source", folder / "stored", folder / "plain", scheme, which)
+    return folder / "stored", folder / "plain"
+
+
+def is_projection(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def is_stacked(name: str) -> bool:
+    return name.endswith(("gate_up_proj", "down_proj"))
+
+
+def assert_stands_for(stored: Path, plain: Path) -> None:
+    """Every tensor of `plain`, value by value, is what `stored` stands for."""
+    with open_model(stored) as one, open_model(plain) as other:
+        one.check()
+        decoded = as_run(one, torch.float32)
+        assert dict(decoded.tensors) == dict(other.tensors)
+        for name in other.tensors:
+            assert np.array_equal(decoded.read(name), other.read(name)), name
+
+
+def settings_of(directory: Path) -> Any:
+    return json.loads((directory / "config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_experts_are_pruned_as_they_are_stored(scheme: str, tmp_path: Path) -> None:
+    results = []
+    for source in mixture(tmp_path, "qwen3_moe", scheme, is_projection, moe_intermediate_size=32):
+        with open_model(source) as checkpoint:
+            kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
+            done = apply(
+                checkpoint,
+                rewrite_experts(checkpoint, ExpertPlan(kept)),
+                source.with_name(f"{source.name}-out"),
+            )
+            results.append((done.summary.parameters_before, done.summary.parameters_after))
+            assert take_inventory(checkpoint).total.parameters == done.summary.parameters_before
+    assert results[0] == results[1]
+    assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
+    ids = torch.arange(3, 19)[None]
+    one, other = (
+        load_model(tmp_path / name, device="cpu", dtype="float32") for name in ("stored-out", "plain-out")
+    )
+    assert torch.equal(one(ids).logits, other(ids).logits)
+
+
+def test_stacked_experts_in_four_bits(tmp_path: Path) -> None:
+    for source in mixture(tmp_path, "gpt_oss", "mxfp4", is_stacked, intermediate_size=32):
+        with open_model(source) as checkpoint:
+            kept = {layer.name: (1, 2, 4, 7) for layer in checkpoint.mixtures}
+            apply(
+                checkpoint,
+                rewrite_experts(checkpoint, ExpertPlan(kept)),
+                source.with_name(f"{source.name}-out"),
+            )
+    assert_stands_for(tmp_path / "stored-out", tmp_path / "plain-out")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme", "which", "sizes"),
+    [
+        ("qwen3_moe", "fp8", is_projection, {"moe_intermediate_size": 32}),
+        ("qwen3_moe", "gptq", is_projection, {"moe_intermediate_size": 32}),
+        ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
+    ],
+)
+def test_gates_are_those_of_the_plain_model(
+    model_type: str, scheme: str, which: Callable[[str], bool], sizes: dict[str, int], tmp_path: Path
+) -> None:
+    stored, plain = mixture(tmp_path, model_type, scheme, which, **sizes)
+    collect = partial(collect_gates, choice=TEXTS, options=OPTIONS, device="cpu", dtype="float32")
+    wanted = collect(plain).statistics.to_json()["entries"]
+    assert collect(stored).statistics.to_json()["entries"] == wanted
+    by_layer = collect(stored, memory=PLENTY)
+    assert by_layer.statistics.to_json()["entries"] == wanted
+    assert by_layer.report is not None
+    with open_model(stored) as opened, open_model(plain) as larger:
+        assert by_layer.report.bytes_read < 1.2 * opened.total_bytes < larger.total_bytes
+
+
+@pytest.mark.parametrize("memory", [None, PLENTY])
+@pytest.mark.parametrize("scheme", ["fp8 by row", "awq", "packed, with zero points"])
+def test_heads_are_those_of_the_plain_model(scheme: str, memory: int | None, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("the hen\nten tins on\nthen no hen\n")
+    options = ScoreOptions(method="gradient", device="cpu", dtype="float32", memory=memory)
+    choice = TextChoice(files=(tmp_path / "text.txt",))
+    one, other = (score_heads(path, choice, options) for path in dense(tmp_path, scheme))
+    assert one.values.keys() == other.values.keys()
+    assert all(np.array_equal(values, other.values[name]) for name, values in one.values.items())
+    assert any(np.any(values) for values in one.values.values())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_layers_go_and_tokens_go(scheme: str, tmp_path: Path) -> None:
+    pair = dense(tmp_path, scheme)
+    settings = settings_of(pair[0])
+    settings["modules_to_not_convert"] = ["lm_head", "model.layers.1.mlp.gate", "layers.2.self_attn.k_proj"]
+    config = json.loads((pair[0] / "config.json").read_text())
+    (pair[0] / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    for path in pair:
+        shallow = call(prune_layers, path, "--layers", "decoder:1", "--output", f"{path}-shallow")
+        assert shallow.status == 0, shallow.err
+    assert_stands_for(tmp_path / "stored-shallow", tmp_path / "plain-shallow")
+    assert settings_of(tmp_path / "stored-shallow")["modules_to_not_convert"] == [
+        "lm_head",
+        "layers.1.self_attn.k_proj",
+    ]
+    with open_model(pair[0]) as stored, open_model(pair[1]) as plain:
+        outputs = [
+            {one.name: one for one in trimmed_tensors(model, range(3, 20))} for model in (stored, plain)
+        ]
+    own = [name for name in outputs[1] if not is_projection(name)]
+    assert all(outputs[0][name] == outputs[1][name] for name in own)
+
+
+def test_layers_of_a_mixture_go(tmp_path: Path) -> None:
+    pair = mixture(
+        tmp_path, "qwen3_moe", "packed", is_projection, moe_intermediate_size=32, intermediate_size=48
+    )
+    for path in pair:
+        result = call(prune_layers, path, "--layers", "decoder:0", "--output", f"{path}-shallow")
+        assert result.status == 0, result.err
+    assert_stands_for(tmp_path / "stored-shallow", tmp_path / "plain-shallow")
+
+
+def test_a_pattern_that_holds_a_layers_number_is_refused(tmp_path: Path) -> None:
+    stored, _ = dense(tmp_path, "fp8")
+    config = json.loads((stored / "config.json").read_text())
+    config["quantization_config"]["ignore"] = ["re:.*layers\\.([12])\\..*gate"]
+    (stored / "config.json").write_text(json.dumps(config))
+    result = call(prune_layers, stored, "--layers", "decoder:1", "--output", tmp_path / "out")
+    assert result.status == 1
+    assert "the quantisation settings name layers by number" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("scheme", ["fp8", "gptq", "packed"])
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (prune_heads, ["--metric", "random", "--ratio", "0.25", "--uniform"]),
+        (prune_ffn, ["--score", "random", "--ratio", "0.5"]),
+        (share_ffn, ["--decoder", "share"]),
+    ],
+)
+def test_what_would_compute_with_them_is_refused(
+    command: Callable[..., None], arguments: list[str], scheme: str, tmp_path: Path
+) -> None:
+    stored, _ = dense(tmp_path, scheme)
+    result = call(command, stored, *arguments, "--output", tmp_path / "out")
+    assert result.status == 1, result.out
+    assert "_proj.weight is quantised" in result.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_cast_is_refused(tmp_path: Path) -> None:
+    stored, _ = dense(tmp_path, "awq")
+    result = call(
+        prune_layers, stored, "--layers", "decoder:1", "--dtype", "float16", "--output", tmp_path / "out"
+    )
+    assert result.status == 2
+    assert "--dtype float16: the weights are quantised (awq)" in result.err
+
+
+def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "source", "llama")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(
+        json.dumps({**config, "quantization_config": {"quant_method": "other"}})
+    )
+    assert call(prune_layers, path, "--layers", "decoder:1", "--output", tmp_path / "shallow").status == 0
+    result = call(prune_ffn, path, "--score", "random", "--ratio", "0.5", "--output", tmp_path / "out")
+    assert result.status == 1
+    assert "quantised (other), in a way that prunecli does not know" in result.err

@@ -1,0 +1,120 @@
+"""Which tensors are one quantised weight; what does not fit together is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from prunecli.errors import CheckpointError
+from prunecli.model.quantised import find_quantised, method_of, renamed_settings, values_of
+from prunecli.tensors.reader import TensorInfo
+
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+PACKED = {"config_groups": {"a": {"weights": {"num_bits": 4, "type": "int", "group_size": 32}}}}
+
+
+def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
+    return {name: TensorInfo(name, dtype, shape) for name, dtype, shape in tensors}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings", "message"),
+    [
+        (
+            [("m.weight", "F8_E4M3", (256, 512)), ("m.weight_scale_inv", "F32", (4, 8))],
+            FP8,
+            r"m.weight \[256, 512\] has scales of the shape \[4, 8\], not of blocks of \[128, 128\]",
+        ),
+        (
+            [("m.weight", "F8_E4M3", (256, 512))],
+            FP8,
+            "m.weight is quantised, as config.json says, and has no scale",
+        ),
+        ([("m.qweight", "I32", (64, 16))], GPTQ, "m.qweight has no scales beside it"),
+        (
+            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", (8, 2))],
+            GPTQ,
+            r"scales \[8, 16\] of 512 inputs are not of groups of 128",
+        ),
+        (
+            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (4, 24)), ("m.qzeros", "I32", (4, 3))],
+            GPTQ,
+            r"m.qweight \[64, 16\] does not fit its scales \[4, 24\]",
+        ),
+        ([("m.weight_packed", "I32", (16, 8))], PACKED, "m.weight_packed has no weight_scale beside it"),
+        (
+            [("m.weight_packed", "I32", (16, 8)), ("m.weight_scale", "BF16", (16, 4))],
+            PACKED,
+            r"m.weight_packed \[16, 8\] with scales \[16, 4\] is not what config.json describes",
+        ),
+        (
+            [("m.weight_packed", "U8", (16, 8)), ("m.weight_scale", "F8_E4M3", (16, 2))],
+            {},
+            r"m.weight_packed \[16, 8\] does not fit its scales",
+        ),
+        (
+            [("e.up_blocks", "U8", (4, 64, 2, 16)), ("e.up_scales", "U8", (3, 64, 2))],
+            {},
+            r"e.up_blocks \[4, 64, 2, 16\] does not fit its scales \[3, 64, 2\]",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(tensors: list[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        find_quantised(infos(*tensors), {"quantization_config": settings})
+
+
+def test_companions_belong_to_their_weight() -> None:
+    tensors = infos(
+        ("a.weight", "F8_E4M3", (64, 64)),
+        ("a.weight_scale", "F32", ()),
+        ("a.input_scale", "F32", ()),
+        ("a.bias", "BF16", (64,)),
+        ("attention.k_scale", "F32", ()),
+        ("b.weight", "U8", (512, 1)),
+        ("b.weight.absmax", "U8", (64,)),
+        ("b.weight.quant_state.bitsandbytes__nf4", "U8", (80,)),
+        ("c.weight", "BF16", (64, 64)),
+        ("d.weight", "F8_E4M3", (4, 32, 64)),
+        ("d.weight_scale_inv", "F32", (4, 2, 1)),
+    )
+    weights = find_quantised(tensors, {"quantization_config": {"weight_block_size": [16, 64]}})
+    assert {name: (weight.scheme, set(weight.parts.values())) for name, weight in weights.items()} == {
+        "a.weight": ("scaled", {"a.weight", "a.weight_scale", "a.input_scale"}),
+        "b.weight": (
+            "bitsandbytes",
+            {"b.weight", "b.weight.absmax", "b.weight.quant_state.bitsandbytes__nf4"},
+        ),
+        "d.weight": ("scaled", {"d.weight", "d.weight_scale_inv"}),
+    }
+    assert weights["d.weight"].block == (16, 64)
+    plain = values_of(tensors, weights, "BF16", {"b.weight": (32, 32)})
+    assert {name: info.shape for name, info in plain.items()} == {
+        "a.weight": (64, 64),
+        "a.bias": (64,),
+        "b.weight": (32, 32),
+        "c.weight": (64, 64),
+        "d.weight": (4, 32, 64),
+    }
+
+
+def test_small_numbers_without_settings_are_no_quantised_weight() -> None:
+    assert find_quantised(infos(("m.weight", "F8_E4M3", (4, 4)), ("ids", "I8", (4,))), {}) == {}
+
+
+def test_settings_lie_in_several_places() -> None:
+    assert method_of({"text_config": {"quantization_config": {"quant_method": "fp8"}}}) == "fp8"
+    assert method_of({"compression_config": {"quant_method": "compressed-tensors"}}) == "compressed-tensors"
+    assert method_of({"quantization": {"bits": 4}}) == "of unknown method"
+    assert method_of({"quantization_config": None}) == ""
+
+
+def test_names_in_settings() -> None:
+    config = {
+        "x": "old",
+        "quantization_config": {"ignore": ["old", "gone", None, 3], "gone": 1, "deep": {"old": []}},
+    }
+    new = renamed_settings(config, lambda text: {"old": "new", "gone": None}.get(text, text))
+    assert new == {"x": "old", "quantization_config": {"ignore": ["new", None, 3], "deep": {"new": []}}}

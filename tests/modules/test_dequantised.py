@@ -1,0 +1,186 @@
+"""Quantised weights read as plain ones, against matrices made value by value and against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.modules.dequantised import as_run
+from prunecli.modules.loading import load_model
+from tests.quantising import quantise
+from tests.reference.quantisation import SCHEMES, Quantised, float8, gptq, mxfp4
+from tests.stock_mixtures import tiny_mixture
+
+MATRIX = "model.layers.0.mlp.up_proj"
+CONFIG = {"model_type": "none", "dtype": "float32"}
+DENSE = [*SCHEMES, "mxfp4"]
+
+
+def write(directory: Path, made: Quantised, method: dict[str, Any], name: str = f"{MATRIX}.") -> Path:
+    directory.mkdir(exist_ok=True)
+    tensors = {f"{name}{part}": tensor.contiguous() for part, tensor in made.parts.items()}
+    save_file({**tensors, "model.norm.weight": torch.ones(3)}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps({**CONFIG, "quantization_config": method}))
+    return directory
+
+
+def make(scheme: str) -> tuple[Quantised, dict[str, Any], str, str]:
+    """A matrix, what config.json says, what its tensors' names begin with, its own name."""
+    if scheme == "mxfp4":
+        return mxfp4((3, 64, 10)), {"quant_method": "mxfp4"}, f"{MATRIX}_", MATRIX
+    quantised, method = SCHEMES[scheme]
+    made = quantised(torch.randn(24, 64, generator=torch.Generator().manual_seed(3)))
+    return made, method, f"{MATRIX}.", f"{MATRIX}.weight"
+
+
+def values(checkpoint: Checkpoint, name: str) -> torch.Tensor:
+    return torch.from_numpy(checkpoint.read(name).astype(np.float32))
+
+
+@pytest.mark.parametrize("scheme", DENSE)
+def test_every_scheme(scheme: str, tmp_path: Path) -> None:
+    made, method, beginning, name = make(scheme)
+    with open_model(write(tmp_path / "model", made, method, beginning)) as stored:
+        run = as_run(stored, torch.float32)
+        assert set(run.tensors) == {name, "model.norm.weight"}
+        assert run.info(name).shape == tuple(made.values.shape)
+        assert torch.equal(values(run, name), made.values)
+        assert torch.equal(values(run, "model.norm.weight"), torch.ones(3))
+        half = as_run(stored, torch.bfloat16)
+        assert half.info(name).dtype == "BF16"
+        assert torch.equal(values(half, name), made.values.bfloat16().float())
+        assert run.fingerprint == stored.fingerprint
+        assert run.stored_bytes(name) == stored.total_bytes - 12
+        assert stored.unquantised[name].shape == tuple(made.values.shape)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(DENSE), st.data())
+def test_any_range_is_that_of_the_whole(scheme: str, data: st.DataObject) -> None:
+    import tempfile
+
+    made, method, beginning, name = make(scheme)
+    whole = made.values.reshape(-1)
+    start = data.draw(st.integers(0, whole.numel()))
+    stop = data.draw(st.integers(start, whole.numel()))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_model(write(Path(folder), made, method, beginning)) as stored,
+    ):
+        run = as_run(stored, torch.float32)
+        read = run.read_range(name, 4 * start, 4 * stop, bytearray(4 * (stop - start) + 8))
+        assert np.array_equal(np.frombuffer(read, np.float32), whole[start:stop].numpy())
+
+
+def test_rows_and_columns_that_blocks_do_not_divide(tmp_path: Path) -> None:
+    made = float8(torch.randn(21, 37, generator=torch.Generator().manual_seed(1)), (8, 16))
+    method = {"quant_method": "fp8", "weight_block_size": [8, 16]}
+    with open_model(write(tmp_path / "model", made, method)) as stored:
+        assert torch.equal(values(as_run(stored, torch.float32), f"{MATRIX}.weight"), made.values)
+
+
+def test_a_matrix_larger_than_a_block_of_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prunecli.modules.dequantised.BLOCK_VALUES", 200)
+    for scheme in ("fp8", "awq", "mxfp4"):
+        made, method, beginning, name = make(scheme)
+        with open_model(write(tmp_path / scheme, made, method, beginning)) as stored:
+            assert torch.equal(values(as_run(stored, torch.float32), name), made.values)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("weight_scale_inv", float("nan"), "weight_scale_inv holds a scale that is no number"),
+        ("weight_scale_inv", float("inf"), "is no number"),
+        ("weight_scale_inv", 0.0, "weight_scale_inv holds a scale of 0 where values are not"),
+    ],
+)
+def test_scales_that_cannot_be(part: str, value: float, message: str, tmp_path: Path) -> None:
+    made, method, _, name = make("fp8")
+    made.parts[part][1, 2] = value
+    with (
+        open_model(write(tmp_path / "model", made, method)) as stored,
+        pytest.raises(CheckpointError, match=message),
+    ):
+        as_run(stored, torch.float32).read(name)
+
+
+def test_a_scale_of_zero_may_belong_to_zeros(tmp_path: Path) -> None:
+    made, method, _, name = make("fp8")
+    made.parts["weight"].view(torch.uint8)[16:, 32:48] = 0
+    made.parts["weight_scale_inv"][1, 2] = 0
+    made.values[16:, 32:48] = 0
+    with open_model(write(tmp_path / "model", made, method)) as stored:
+        assert torch.equal(values(as_run(stored, torch.float32), name), made.values)
+
+
+def test_a_column_of_a_group_that_there_is_none_of(tmp_path: Path) -> None:
+    made = gptq(torch.zeros(8, 64), 16)
+    made.parts["g_idx"][5] = 4
+    with (
+        open_model(write(tmp_path / "model", made, SCHEMES["gptq"][1])) as stored,
+        pytest.raises(CheckpointError, match="a column is of group 4, of 4"),
+    ):
+        as_run(stored, torch.float32).read(f"{MATRIX}.weight")
+
+
+def test_what_is_moved_alone_is_not_read(tmp_path: Path) -> None:
+    parts = {"weight": torch.zeros(8, 1, dtype=torch.uint8), "weight.absmax": torch.ones(1)}
+    method = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    with (
+        open_model(write(tmp_path / "model", Quantised(parts, torch.zeros(4, 4)), method)) as stored,
+        pytest.raises(UnsupportedModelError, match="is quantised by bitsandbytes, which prunecli moves"),
+    ):
+        as_run(stored, torch.float32)
+
+
+def is_expert(name: str) -> bool:
+    return ".experts." in name and "bias" not in name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme", "sizes"),
+    [
+        ("gpt_oss", "mxfp4", {"intermediate_size": 32}),
+        ("deepseek_v3", "fp8", {"moe_intermediate_size": 32}),
+        ("mixtral", "fp8", {"intermediate_size": 32}),
+    ],
+)
+def test_as_transformers_reads_them(
+    model_type: str, scheme: str, sizes: dict[str, int], tmp_path: Path
+) -> None:
+    import transformers
+
+    model = tiny_mixture(model_type, hidden_size=32, **sizes)
+    model.save_pretrained(tmp_path / "source")
+    quantise(tmp_path / "source", tmp_path / "stored", tmp_path / "plain", scheme, is_expert)
+    blocks = {"weight_block_size": (16, 16), "modules_to_not_convert": ["self_attn", "gate", "lm_head"]}
+    how = (
+        transformers.Mxfp4Config(dequantize=True)
+        if scheme == "mxfp4"
+        else transformers.FineGrainedFP8Config(dequantize=True, **blocks)
+    )
+    theirs = (
+        type(model).from_pretrained(tmp_path / "stored", quantization_config=how, dtype=torch.float32).eval()
+    )
+    ours = load_model(tmp_path / "stored", device="cpu", dtype="float32")
+    held = theirs.state_dict()
+    assert ours.state_dict().keys() == held.keys()
+    assert all(torch.equal(tensor, held[name]) for name, tensor in ours.state_dict().items())
+    ids = torch.arange(3, 19)[None]
+    assert torch.equal(ours(ids).logits, theirs(ids).logits)
+    ours.save_pretrained(tmp_path / "saved")  # what is saved is plain, and says so
+    assert "quantization_config" not in json.loads((tmp_path / "saved" / "config.json").read_text())
+    again = load_model(tmp_path / "saved", device="cpu", dtype="float32")
+    assert torch.equal(again(ids).logits, theirs(ids).logits)
+    assert any(".experts." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))

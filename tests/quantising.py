@@ -1,0 +1,51 @@
+"""A plain checkpoint made into a quantised one, and into the plain one that it stands for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.reference.quantisation import SCHEMES, mxfp4
+
+
+def quantise(source: Path, stored: Path, plain: Path, scheme: str, which: Callable[[str], bool]) -> None:
+    """Two directories of the model in `source`, a single file of safetensors.
+
+    Args:
+        stored: its matrices are quantised.
+        plain: they hold what these stand for.
+        scheme: of `SCHEMES`; "mxfp4" for stacked experts.
+        which: whether the tensor of a name is quantised.
+    """
+    tensors = load_file(source / "model.safetensors")
+    held, values = {}, {}
+    settings: dict[str, object] = {"quant_method": "mxfp4"}
+    for name, tensor in tensors.items():
+        held[name] = values[name] = tensor
+        if not which(name) or tensor.dim() < 2:
+            continue
+        del held[name]
+        if scheme == "mxfp4":
+            made = mxfp4(tuple(tensor.shape))  # type: ignore[arg-type]
+            held |= {f"{name}_{part}": value for part, value in made.parts.items()}
+        else:
+            quantised, settings = SCHEMES[scheme]
+            made = quantised(tensor.float())
+            held |= {f"{name.removesuffix('weight')}{part}": value for part, value in made.parts.items()}
+        values[name] = made.values.to(tensor.dtype)
+    for directory, content in ((stored, held), (plain, values)):
+        shutil.copytree(source, directory)
+        save_file(
+            {name: tensor.contiguous().clone() for name, tensor in content.items()},
+            directory / "model.safetensors",
+            metadata={"format": "pt"},
+        )
+    config = json.loads((source / "config.json").read_text())
+    config["quantization_config"] = settings
+    (stored / "config.json").write_text(json.dumps(config))
+    assert any(tensor.dtype != torch.float32 for tensor in held.values())
