@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,7 @@ def layered(path: Path, dtype: torch.dtype = torch.float32, **more: Any) -> tupl
     work = RunReport()
     with open_model(path) as checkpoint:
         resources = Resources(CPU, dtype, PLENTY, more.pop("spill", None))
-        skeleton = make_stock_skeleton(checkpoint, CPU, dtype, output=True)
-        runner = Layerwise(checkpoint, resources, work, skeleton=skeleton)
+        runner = Layerwise(checkpoint, resources, work, make=partial(make_stock_skeleton, output=True))
         return lm_losses(runner, load_tokenizer(path), LINES, 40, **more), work
 
 
