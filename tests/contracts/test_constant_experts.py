@@ -196,6 +196,8 @@ def test_it_is_evaluated_and_changed_no_more(folder: Path) -> None:
     refused(
         prune("out", "--metric", "random", "--ratio", 0.25, "-o", "again"), "constants stand for experts", 1
     )
+    refused(prune("out", "--metric", "aimer", "-o", "again"), "constants stand for experts", 1)
+    assert "## Constants" in (folder / "out" / "README.md").read_text()
     refused(
         call(finetune, "out", "--text", "prose", "--steps", 1, "-o", "again"),
         "constants stand for experts",
