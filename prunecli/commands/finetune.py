@@ -280,8 +280,8 @@ def finetune(
         raise UsageError(
             "--distill, --temperature and --hidden-weight need a teacher", "Name one with --teacher DIR."
         )
-    if lora is not None and train != "all":
-        raise UsageError("--lora and --train were both given", "Give one of them.")
+    if lora is not None and train not in ("all", "experts"):
+        raise UsageError(f"--lora and --train {train} were both given", "Give one of them.")
     if from_scratch is None and tokenizer is not None:
         raise UsageError("--tokenizer goes with --from-scratch", "A checkpoint has its own.")
     if from_scratch is not None and checkpoint is not None:

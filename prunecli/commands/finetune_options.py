@@ -38,8 +38,8 @@ LoraOption = Annotated[
         "--lora",
         min=1,
         metavar="R",
-        help="Learn updates of rank R of attentions' and FFNs' linear layers instead, merged in the result; "
-        "needs peft.",
+        help="Learn updates of rank R of attentions' and FFNs' linear layers instead, or with --train experts of "
+        "experts, merged in the result; needs peft.",
         show_default=False,
     ),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from math import prod
 from typing import Any
 
 import torch
@@ -38,10 +39,10 @@ def prepare(model: Any, checkpoint: Checkpoint, options: TrainingOptions) -> Non
     """
     if options.dropout is not None:
         _set_dropouts(model, options.dropout)
-    if options.train != "all":
-        _freeze_others(model, checkpoint, options.train)
     if options.lora is not None:
-        _adapt(model, checkpoint, options.lora, options.seed)
+        _adapt(model, checkpoint, options)
+    elif options.train != "all":
+        _freeze_others(model, checkpoint, options.train)
     if options.gradient_checkpointing:
         if not model.supports_gradient_checkpointing:
             raise UsageError(f"--gradient-checkpointing: {type(model).__name__} cannot", "Leave it out.")
@@ -54,7 +55,10 @@ def trained_parameters(checkpoint: Checkpoint, options: TrainingOptions) -> int:
     """How many parameters of a part, or of updates of low rank, learn, by names and shapes alone."""
     tensors = checkpoint.tensors
     if options.lora is not None:
-        return sum(options.lora * sum(tensors[name].shape) for name in _matrices(checkpoint))
+        return sum(
+            options.lora * prod(tensors[name].shape[:-2]) * sum(tensors[name].shape[-2:])
+            for name in _matrices(checkpoint, options.train)
+        )
     part = PARTS.get(options.train)
     return sum(tensors[name].numel for name, own in _stored_parts(checkpoint).items() if part in (None, own))
 
@@ -140,13 +144,14 @@ def require_peft() -> None:
         ) from error
 
 
-def _matrices(checkpoint: Checkpoint) -> list[str]:
-    """Weights of the linear layers of attentions and FFNs; experts lie in stacks and are none."""
-    kinds = ("attention", "ffn") if checkpoint.architecture is not None else ("other",)
+def _matrices(checkpoint: Checkpoint, train: TrainedPart = "all") -> list[str]:
+    """Weights of the linear layers of attentions and FFNs; or those of experts, one by one or in stacks."""
+    kinds: tuple[str, ...] = ("attention", "ffn") if checkpoint.architecture is not None else ("other",)
+    kinds, axes = (kinds, (2,)) if train == "all" else (("experts",), (2, 3))
     return [
         name
         for name, part in _stored_parts(checkpoint).items()
-        if part in kinds and len(checkpoint.tensors[name].shape) == 2
+        if part in kinds and len(checkpoint.tensors[name].shape) in axes
     ]
 
 
@@ -168,26 +173,44 @@ def _linears(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
     )
 
 
-def _adapt(model: nn.Module, checkpoint: Checkpoint, rank: int, seed: int) -> None:
-    """Give each linear layer of attentions and FFNs an update of this rank, which learns alone (arXiv 2106.09685).
+def _stacks(model: nn.Module, checkpoint: Checkpoint) -> list[str]:
+    """The model's names of the stacks of experts' weights."""
+    if not checkpoint.runs_stock:
+        return []
+    experts = _part(model, checkpoint, "experts")
+    return sorted(name for name, stack in model.named_parameters() if name in experts and stack.dim() == 3)
 
-    The update counts twice (alpha = 2 r), as is usual. A layer that several FFNs share has one.
+
+def _adapt(model: nn.Module, checkpoint: Checkpoint, options: TrainingOptions) -> None:
+    """Give each linear layer of attentions and FFNs an update of a low rank, which learns alone (arXiv 2106.09685).
+
+    With `train` "experts" each expert's weights instead. The update counts twice (alpha = 2 r), as is usual. A layer
+    that several FFNs share has one.
     """
     require_peft()
     import peft
 
+    rank = options.lora
+    assert rank is not None
     modules = dict(model.named_modules(remove_duplicate=False))
-    targets = _linears(model, checkpoint)
-    if not targets:
-        raise UsageError("--lora: the model has no linear layers of attentions or FFNs", "Leave it out.")
+    of_experts = options.train == "experts"
+    targets = [] if of_experts else _linears(model, checkpoint)
+    stacks = _stacks(model, checkpoint) if of_experts else []
+    if not targets and not stacks:
+        what = "stacks of experts in its class" if of_experts else "linear layers of attentions or FFNs"
+        raise UsageError(f"--lora: the model has no {what}", "Leave it out.")
     originals = {name: modules[name] for name in targets}
     # Around a model whose type it knows, peft would take layers called as experts once were for the stacks of today.
     around = nn.ModuleDict({"model": model})
-    named = [f"model.{name}" for name in targets]
-    config = peft.LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=named)
+    config = peft.LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=[f"model.{name}" for name in targets],
+        target_parameters=[f"model.{name}" for name in stacks] or None,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of GPT-2's transposed layers, which it sets right
-        torch.manual_seed(seed)
+        torch.manual_seed(options.seed)
         peft.inject_adapter_in_model(config, around)
     adapted = {id(original): model.get_submodule(name) for name, original in originals.items()}
     for name, module in modules.items():  # the other names of a shared layer
@@ -206,4 +229,12 @@ def merged_state(model: nn.Module) -> dict[str, Any]:
         state[f"{name}.weight"] = weight + update.get_delta_weight("default").to(weight)
         if f"{name}.base_layer.bias" in state:
             state[f"{name}.bias"] = state.pop(f"{name}.base_layer.bias")
-    return {name: value for name, value in state.items() if ".lora_" not in name}
+    for name, module in model.named_modules():
+        if (stack := getattr(module, "parameter_name", None)) is None:
+            continue
+        update, held = module, f"{name}.base_layer"
+        while f"{held}.{stack}" not in state:  # one around another, for another stack of the same module
+            held += ".base_layer"
+        weight = state[f"{held}.{stack}"]
+        state[f"{held}.{stack}"] = weight + update.get_delta_weight("default").to(weight)
+    return {name.replace(".base_layer", ""): value for name, value in state.items() if ".lora_" not in name}

@@ -27,7 +27,7 @@ from prunecli.text.choice import TextChoice
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.finetune import Destination, finetune
 from prunecli.training.options import LossOptions
-from prunecli.training.parts import trained_parameters
+from prunecli.training.parts import merged_state, prepare, trained_parameters
 from prunecli.training.result import outputs_of
 from prunecli.training.start import Start, initial_checkpoint
 from tests.commands.calls import raising
@@ -146,6 +146,42 @@ def test_updates_of_low_rank_leave_experts_and_routers(tmp_path, model_type):
             assert 0 < np.linalg.matrix_rank(update, tol=1e-5) <= 2, name
         if model_type != "nemotron_h":  # where one kind of layer is left out
             assert trained.log["parameters"] == trained_parameters(before, chosen)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe"])
+def test_updates_of_low_rank_of_experts(tmp_path, model_type):
+    source = saved(tmp_path / "model", model_type)
+    chosen = options(steps=4, lora=2, train="experts", learning_rate=1e-2)
+    trained = train(source, tmp_path / "state", chosen, language_model())
+    moved = changed(source, trained)
+    with open_model(source) as before, open_model(trained.staged) as after:
+        stacked = {name for layer in before.mixtures for name in layer.stacked_tensors}
+        assert moved
+        assert all(name in stacked or ".experts." in name for name in moved)
+        for name in moved:
+            update = after.read(name).astype(np.float64) - before.read(name)
+            ranks = np.linalg.matrix_rank(update, tol=1e-5)
+            assert 0 < np.max(ranks) <= 2, name
+        assert 0 < trained.log["parameters"] <= trained_parameters(before, chosen)
+    losses = [row["loss"] for row in trained.log["validation"]]
+    assert losses[-1] < losses[0]
+
+
+def test_adapted_experts_and_merged_ones_compute_the_same(tmp_path):
+    source = saved(tmp_path / "model", "gpt_oss")
+    model, plain = (load_model(source, device="cpu", dtype="float32") for _ in range(2))
+    with open_model(source) as checkpoint:
+        prepare(model, checkpoint, options(lora=2, train="experts"))
+    for name, value in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(value, std=0.1)
+    tokens = torch.arange(4, 24).view(2, -1)
+    with torch.no_grad():
+        before = plain(tokens).logits
+        plain.load_state_dict(merged_state(model))
+        found = model(tokens).logits
+        torch.testing.assert_close(found, plain(tokens).logits)
+        assert (found - before).abs().max() > 0.01
 
 
 def test_an_interrupted_run_goes_on_to_the_same_result(tmp_path):
