@@ -93,7 +93,7 @@ def apply(
         say: hears of what an ended run left and this one goes on from.
 
     Raises:
-        HubError: a source elsewhere gives nothing more; what is complete is kept for the same call.
+        HubError: a source elsewhere gives nothing more; what is written is kept for the same call.
         OutputError: `output` exists, overlaps the source, or the disk lacks room.
         CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
     """
@@ -108,12 +108,9 @@ def apply(
     key = _work(source, rewrite, shard_bytes) if source.is_remote and weights else None
     with new_directory(output, force=force, needed_bytes=needed, source=source.path, resume=key) as directory:
         journal = None if key is None else Journal(directory, key)
-        if journal is not None and journal.complete:
+        if journal is not None and journal.content.nbytes:
             journal.tidy()
-            held = bytes_text(sum(journal.complete.values()))
-            say(
-                f"Going on from an ended run: {held} in {len(journal.complete)} files of the result are complete."
-            )
+            say(f"Going on from an ended run: {bytes_text(journal.content.nbytes)} of the result are there.")
         if weights:
             write_tensors(
                 source,

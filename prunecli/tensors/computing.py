@@ -68,6 +68,12 @@ class Block:
     target: int
     target_offset: int
 
+    @property
+    def written(self) -> int:
+        """Bytes that it writes."""
+        rows = self.output.shape[0] if self.output.shape else 1
+        return self.output.nbytes // rows * (self.stop - self.start)
+
     def carry_out(self) -> int:
         """Compute and write; returns the bytes written. Blocks may be carried out side by side.
 

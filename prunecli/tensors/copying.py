@@ -143,6 +143,11 @@ class Gather:
         """Bytes that are read and wanted."""
         return sum(move.nbytes for move in self.moves)
 
+    @property
+    def written(self) -> int:
+        """Bytes that it writes."""
+        return sum(move.written for move in self.moves)
+
     def carry_out(self) -> int:
         """As `Move.carry_out`."""
         first, last = self.moves[0], self.moves[-1]

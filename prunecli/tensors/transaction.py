@@ -43,7 +43,7 @@ def new_directory(
         needed_bytes: what will be written; the file system must have that much free.
         source: a directory that `target` must neither be, hold nor lie in.
         resume: the key of work that goes on from what is left of it. Then a hub that gives nothing more, SIGTERM and
-            SIGHUP leave the files that the directory's `Journal` names, and work of the same key begins with those
+            SIGHUP leave what the directory's `Journal` names, and work of the same key begins with those
             and with what a SIGKILL left. Ctrl-C and all else remove it as ever, and so does work of another key.
 
     Raises:
@@ -199,8 +199,8 @@ def _unfinished(target: Path, key: str) -> Path | None:
 
 
 def _held(directory: Path, key: str) -> int:
-    """Bytes of the files in a directory that are complete and of this work."""
-    return sum(read(directory, key).values())
+    """Bytes of this work that are done in a directory."""
+    return read(directory, key).nbytes
 
 
 def sweep(target: Path, spared: Path | None = None) -> None:

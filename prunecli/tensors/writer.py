@@ -7,13 +7,14 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from prunecli.progress import Progress, silent
 from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
-from prunecli.tensors.journal import Journal
+from prunecli.tensors.journal import Begun, Journal
 from prunecli.tensors.reader import TensorReader
 from prunecli.tensors.stream import Copy, Output, Rows, Slices, byte_ranges, check_expressions
 
@@ -26,6 +27,9 @@ THREADS = 4
 
 CONNECTIONS = 8
 """Requests side by side to where files are that are elsewhere."""
+
+NOTE_BYTES = 256 << 20
+"""After so many more bytes of a file the journal notes how far it is."""
 
 MOST_RANGES = 256
 """Ranges of a tensor that are moved one by one; of more, blocks of rows are put together."""
@@ -51,7 +55,7 @@ def write_tensors(
         outputs: in the order of the result.
         directory: to write into.
         shard_bytes: size of a file at most.
-        journal: of `directory`: its complete files are not written again, and each that gets complete is noted.
+        journal: of `directory`: what it notes is not written again, and what is written is noted.
         progress: advances by the bytes that are written; of a source elsewhere by those that are fetched.
 
     Returns:
@@ -72,7 +76,7 @@ def write_tensors(
             if journal is not None and journal.has(file):
                 advance(sum(_worked(source, output) for output in shard))
                 continue
-            _write_shard(source, shard, directory / file, advance)
+            _write_shard(source, shard, directory / file, advance, journal)
             if journal is not None:
                 journal.add(file)
     if len(shards) > 1:
@@ -128,24 +132,47 @@ def _write_shard(
     shard: Sequence[Output],
     path: Path,
     advance: Callable[[float], None],
+    journal: Journal | None,
 ) -> None:
     # Wide types first, as the safetensors library does: every tensor is then aligned to its type.
     ordered = sorted(shard, key=lambda output: -itemsize(output.dtype))
     head = header_bytes(ordered)
-    with path.open("wb", buffering=0) as file:
+    begun = None if journal is None else journal.content.begun
+    is_begun = begun is not None and begun.file == path.name
+    with path.open("r+b" if is_begun else "wb", buffering=0) as file:
         reserve(file.fileno(), len(head) + sum(output.nbytes for output in ordered))
         file.write(head)
         pool = ThreadPoolExecutor(CONNECTIONS if source.is_remote else min(THREADS, os.cpu_count() or 1))
         try:
             jobs = _jobs(source, ordered, file.fileno(), len(head))
-            for job, written in [(job, pool.submit(job.carry_out)) for job in jobs]:
-                nbytes = written.result()
-                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else nbytes)
+            layout = "" if journal is None else _layout(jobs)
+            done = 0 if journal is None else journal.done(path.name, layout)
+            nbytes, noted = 0, 0
+            for job in jobs[:done]:
+                nbytes = noted = nbytes + job.written
+                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else job.written)
+            for number, (job, written) in enumerate(
+                [(job, pool.submit(job.carry_out)) for job in jobs[done:]], start=done + 1
+            ):
+                nbytes += written.result()
+                advance(job.nbytes if source.is_remote and not isinstance(job, Block) else job.written)
+                if journal is not None and nbytes - noted >= NOTE_BYTES:
+                    journal.note(Begun(path.name, layout, number, nbytes))
+                    noted = nbytes
         except BaseException:
             source.interrupt()
             raise
         finally:  # after an error or Ctrl-C: what runs ends within one move, the rest never starts
             pool.shutdown(cancel_futures=True)
+
+
+def _layout(jobs: Sequence[Move | Gather | Block]) -> str:
+    """Which step writes what, as a digest: they differ where other files of the source lie here already."""
+    places = [
+        [(move.target_offset, move.written) for move in (job.moves if isinstance(job, Gather) else (job,))]
+        for job in jobs
+    ]
+    return sha256(json.dumps(places).encode()).hexdigest()
 
 
 def _worked(source: TensorReader, output: Output) -> int:

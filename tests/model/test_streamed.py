@@ -19,7 +19,7 @@ from prunecli.model import streamed
 from prunecli.model.checkpoint import open_model
 from prunecli.model.streamed import stream_model
 from prunecli.pipeline import apply
-from prunecli.tensors import copying
+from prunecli.tensors import copying, writer
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.journal import NAME
@@ -44,16 +44,16 @@ def source(tmp_path, monkeypatch, hub):
     return directory
 
 
-def prune(opened, output, ratio=0.5, **options):
+def prune(opened, output, ratio=0.5, shard_bytes=SHARD, **options):
     """Half of the experts, at random."""
     chosen = ExpertOptions(metric="random", amount=Amount(ratio))
     rewrite = rewrite_experts(opened, plan_experts(opened, chosen))
-    return apply(opened, rewrite, output, shard_bytes=SHARD, **options)
+    return apply(opened, rewrite, output, shard_bytes=shard_bytes, **options)
 
 
-def pruned_locally(output):
+def pruned_locally(output, **options):
     with open_model("org/tiny") as opened:
-        prune(opened, output)
+        prune(opened, output, **options)
     return digests(output)
 
 
@@ -281,9 +281,33 @@ def test_an_ended_run_goes_on(unfinished, hub):
         prune(opened, "out", say=said.append)
     assert hub.sent - before <= kept_bytes(Path("out")) - sum(complete.values()) + 10_000 * len(complete)
     assert said[0].startswith("Going on from an ended run: ")
-    assert f" in {len(complete)} files of the result are complete" in said[0]
     assert hidden() == []
     assert digests(Path("out")) == pruned_locally(Path("local"))
+
+
+@pytest.mark.parametrize("changed", ["nothing", "cache"])
+def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
+    from huggingface_hub import hf_hub_download
+
+    monkeypatch.setattr(writer, "NOTE_BYTES", 20_000)
+    with stream_model("org/tiny") as opened, pytest.raises(SystemExit):
+        prune(opened, "out", shard_bytes=1 << 30, progress=Ending(0.7, raising(SystemExit(143))))
+    (left,) = hidden()
+    assert sorted(path.name for path in Path(left).iterdir()) == [NAME, "model.safetensors"]
+    begun = json.loads((Path(left) / NAME).read_text())["begun"]
+    if changed == "cache":  # what lies here is read in other steps
+        hf_hub_download("org/tiny", "model-00001-of-00003.safetensors", revision=MAIN_COMMIT)
+    said = []
+    with stream_model("org/tiny") as opened:
+        _ = opened.fingerprint
+        before = hub.sent
+        prune(opened, "out", shard_bytes=1 << 30, say=said.append)
+        if changed == "nothing":
+            assert hub.sent - before <= kept_bytes(Path("out")) - begun["nbytes"] + 1_000
+    assert begun["nbytes"] > 0.5 * kept_bytes(Path("out"))
+    assert said[0].startswith("Going on from an ended run: ")
+    assert hidden() == []
+    assert digests(Path("out")) == pruned_locally(Path("local"), shard_bytes=1 << 30)
 
 
 def test_another_run_does_not_go_on_from_it(unfinished):

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from prunecli.tensors.journal import FORMAT, NAME, Journal, read
+from prunecli.tensors.journal import FORMAT, NAME, Begun, Content, Journal, read
 
 
 @pytest.fixture
@@ -23,7 +23,8 @@ def directory(tmp_path):
 
 
 def test_it_names_what_is_complete(directory):
-    assert read(directory, "key") == {"a": 5, "b": 0}
+    assert read(directory, "key") == Content({"a": 5, "b": 0})
+    assert read(directory, "key").nbytes == 5
     again = Journal(directory, "key")
     assert [again.has(name) for name in "abc"] == [True, True, False]
     again.tidy()
@@ -33,8 +34,22 @@ def test_it_names_what_is_complete(directory):
     again.close()
 
 
+def test_it_says_how_far_a_file_is(directory):
+    (directory / "d").write_bytes(bytes(100))
+    Journal(directory, "key").note(Begun("d", "layout", 3, 70))
+    journal = Journal(directory, "key")
+    assert journal.content.nbytes == 75
+    assert (journal.done("d", "layout"), journal.done("d", "other"), journal.done("c", "layout")) == (3, 0, 0)
+    journal.tidy()
+    assert (directory / "d").exists()
+    (directory / "d").write_bytes(bytes(69))
+    assert read(directory, "key") == Content({"a": 5, "b": 0})
+    journal.add("d")
+    assert read(directory, "key") == Content({"a": 5, "b": 0, "d": 69})
+
+
 def test_of_other_work_it_says_nothing(directory):
-    assert read(directory, "another key") == {}
+    assert read(directory, "another key") == Content()
     journal = Journal(directory, "another key")
     journal.tidy()
     assert [path.name for path in directory.iterdir()] == [NAME]
@@ -47,14 +62,27 @@ def test_of_other_work_it_says_nothing(directory):
         "[]",
         "[" * 100_000,
         "{}",
-        json.dumps({"format": "prunecli.unfinished/2", "key": "key", "complete": {"a": 5}}),
+        json.dumps({"format": "prunecli.unfinished/2", "key": "key", "begun": None, "complete": {"a": 5}}),
         json.dumps({"format": FORMAT, "key": "key"}),
-        json.dumps({"format": FORMAT, "key": "key", "complete": ["a"]}),
-        json.dumps({"format": FORMAT, "key": "key", "complete": {"a": "x"}}),
-        json.dumps({"format": FORMAT, "key": "key", "complete": {"a": None}}),
-        json.dumps({"format": FORMAT, "key": "key", "complete": {"a": 6, "missing": 0, "folder": 4096}}),
+        json.dumps({"format": FORMAT, "key": "key", "begun": ["a"], "complete": {"a": 5}}),
+        json.dumps({"format": FORMAT, "key": "key", "begun": None, "complete": ["a"]}),
+        json.dumps({"format": FORMAT, "key": "key", "begun": None, "complete": {"a": "x"}}),
+        json.dumps({"format": FORMAT, "key": "key", "begun": None, "complete": {"a": None}}),
         json.dumps(
-            {"format": FORMAT, "key": "key", "complete": {"../outside": 3, "/etc/passwd": 1, "link": 5}}
+            {
+                "format": FORMAT,
+                "key": "key",
+                "begun": None,
+                "complete": {"a": 6, "missing": 0, "folder": 4096},
+            }
+        ),
+        json.dumps(
+            {
+                "format": FORMAT,
+                "key": "key",
+                "begun": None,
+                "complete": {"../outside": 3, "/etc/passwd": 1, "link": 5},
+            }
         ),
     ],
 )
@@ -62,4 +90,4 @@ def test_damage_is_nothing(directory, content):
     (directory.parent / "outside").write_bytes(b"123")
     (directory / "link").symlink_to(directory / "a")
     (directory / NAME).write_text(content)
-    assert read(directory, "key") == {}
+    assert read(directory, "key") == Content()

@@ -30,7 +30,7 @@ LONGEST_WAIT = 600
 PROGRESS_BYTES = 64 << 10
 """Bytes that have to come before the tries count anew."""
 
-GO_ON = "Start the same command again; with --stream it goes on after the last complete file of the result."
+GO_ON = "Start the same command again; with --stream it goes on from what is fetched."
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _NO_LONGER = (401, 403, 404, 410)

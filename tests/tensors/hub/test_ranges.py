@@ -129,7 +129,7 @@ def test_it_gives_up_in_the_end(file, hub, waits):
     ) as caught:
         read(file)
     assert waits == list(ranges.WAITS)
-    assert "goes on after the last complete" in caught.value.remedy
+    assert "goes on from what is fetched" in caught.value.remedy
 
 
 def test_a_connection_that_breaks_at_every_byte_ends(file, hub):
