@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prunecli.architectures.mixtures import ONE_COUNT
+from prunecli.architectures.mixtures import BY_LAYER, ONE_COUNT
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import TIE_KEY, Sizes
 from prunecli.model.layout import ModelLayout
@@ -113,7 +113,9 @@ def _experts(source: Checkpoint, result: ModelLayout) -> StockSupport:
         reason = f"experts differ between layers ({_range(kept)})"
         sides = {layer.side for layer in source.mixtures}
         nearest = f"`prune-experts {'--balance 1:1' if len(sides) > 1 else '--strategy per-layer'}`"
-        is_fitted = source.model_type not in ONE_COUNT and not method_of(source.config)
+        # Where prunecli does not decode them, transformers makes as many quantised experts as config.json says.
+        is_decoded = not method_of(source.config) or source.model_type in BY_LAYER
+        is_fitted = source.model_type not in ONE_COUNT and is_decoded
         return StockSupport(reason=reason, nearest=nearest, is_fitted=is_fitted)
     before, after = source.mixtures[0].num_experts, kept.pop()
     keys = tuple(stated_counts(result.sizes, mixture)) or mixture.counts[:1]

@@ -206,14 +206,15 @@ def test_they_are_measured_and_pruned_again(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize(
     ("model_type", "config"),
-    [("switch_transformers", {}), ("mixtral", {"quantization_config": {"quant_method": "fp8"}})],
+    [("switch_transformers", {}), ("kimi_linear", {"quantization_config": {"quant_method": "fp8"}})],
 )
 def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], tmp_path: Path) -> None:
     source = save_tiny(tmp_path / "source", model_type)
     path = source / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
     with open_model(source) as checkpoint:
-        kept = {layer.name: (1, 2, 5)[: 2 + number % 2] for number, layer in enumerate(checkpoint.mixtures)}
+        widths = [range(8) if number % 2 else (1, 2, 5, 6) for number in range(len(checkpoint.mixtures))]
+        kept = {layer.name: tuple(ids) for layer, ids in zip(checkpoint.mixtures, widths, strict=True)}
         with pytest.raises(UnsupportedModelError, match="experts differ between layers"):
             rewrite_experts(checkpoint, ExpertPlan(kept))
 
@@ -259,3 +260,21 @@ def test_experts_in_float8_stay_as_they_are(tmp_path: Path) -> None:
     pruned = logits(opened(output), "mixtral")
     assert not torch.equal(pruned, before)
     torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)
+
+
+def test_quantised_layers_with_numbers_of_their_own(tmp_path: Path) -> None:
+    source, output = save_tiny(tmp_path / "source", "mixtral"), tmp_path / "pruned"
+    to_float8(source)
+    with open_model(source) as checkpoint:
+        kept = dict(zip((layer.name for layer in checkpoint.mixtures), UNEVEN["mixtral"], strict=True))
+        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(kept)), output)
+        full = load_model(source, device="cpu", dtype="float32")
+        before = logits(full, "mixtral")
+        with without(full, checkpoint, kept):
+            expected = logits(full, "mixtral")
+    pruned = load_model(output, device="cpu", dtype="float32")
+    assert not torch.equal(expected, before)
+    torch.testing.assert_close(logits(pruned, "mixtral"), expected, rtol=0, atol=1e-6)
+    pruned.save_pretrained(tmp_path / "decoded")
+    again = load_model(tmp_path / "decoded", device="cpu", dtype="float32")
+    assert torch.equal(logits(again, "mixtral"), logits(pruned, "mixtral"))
