@@ -199,6 +199,34 @@ class TensorReader:
             raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})") from None
         return view
 
+    @contextmanager
+    def reading(self, name: str, start_byte: int, nbytes: int) -> Iterator[Fill]:
+        """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order; from elsewhere in one request.
+
+        Raises:
+            CheckpointError: (by what it yields too) no such tensor, or the file ends early.
+        """
+        file, offset, _ = self.location(name)
+
+        def filled(view: memoryview) -> None:
+            try:
+                fill(view)
+            except EOFError:
+                raise CheckpointError(
+                    f"{self._file_of(name)}: truncated while it was read ({name})"
+                ) from None
+
+        with reading(file, offset + start_byte, nbytes) as fill:
+            yield filled
+
+    def open_files(self, name: str) -> None:
+        """Open what a tensor lies in, so that threads that read it need not.
+
+        Raises:
+            CheckpointError: no such tensor, or its file is gone.
+        """
+        self.location(name)
+
     def location(self, name: str) -> tuple[Handle, int, int]:
         """Where a tensor's bytes lie: (file, offset, bytes). The checkpoint owns the file.
 

@@ -16,7 +16,9 @@ from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.share_ffn import share_ffn
+from prunecli.methods.experts.aimer import aimer_bytes, aimer_values
 from prunecli.methods.experts.collect import collect_gates
+from prunecli.methods.experts.options import ExpertOptions
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.heads.collect import ScoreOptions, score_heads
@@ -130,6 +132,27 @@ def test_gates_are_those_of_the_plain_model(
     assert by_layer.report is not None
     with open_model(stored) as opened, open_model(plain) as larger:
         assert by_layer.report.bytes_read < 1.2 * opened.total_bytes < larger.total_bytes
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme", "which", "sizes"),
+    [
+        ("qwen3_moe", "gptq", is_projection, {"moe_intermediate_size": 32}),
+        ("gpt_oss", "mxfp4", is_stacked, {"intermediate_size": 32}),
+    ],
+)
+def test_weights_alone_say_what_those_of_the_plain_model_say(
+    model_type: str, scheme: str, which: Callable[[str], bool], sizes: dict[str, int], tmp_path: Path
+) -> None:
+    found = []
+    for path in mixture(tmp_path, model_type, scheme, which, **sizes):
+        with open_model(path) as checkpoint:
+            found.append(aimer_values(checkpoint, checkpoint.mixtures, threads=3))
+            assert 0 < aimer_bytes(checkpoint, ExpertOptions(metric="aimer")) <= checkpoint.total_bytes
+    assert found[0].keys() == found[1].keys()
+    for name, values in found[0].items():
+        assert values.all()
+        np.testing.assert_allclose(values, found[1][name], rtol=1e-12)
 
 
 @pytest.mark.parametrize("memory", [None, PLENTY])

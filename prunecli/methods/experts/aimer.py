@@ -20,7 +20,7 @@ from prunecli.methods.experts.metrics import AIMER, RANDOM
 from prunecli.model.mixtures import SparseLayer
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import itemsize, numpy_dtype
-from prunecli.tensors.reader import TensorReader, reading
+from prunecli.tensors.reader import TensorReader
 
 if TYPE_CHECKING:
     from prunecli.methods.experts.options import ExpertOptions
@@ -55,17 +55,32 @@ def aimer_bytes(checkpoint: Checkpoint, options: ExpertOptions) -> int:
         for layer in checkpoint.require_mixtures()
         if not (layer.is_predicting and options.mtp == "drop")
     ]
-    return sum(
-        part.values * itemsize(checkpoint.info(part.tensor).dtype)
-        for layer in pruned
-        if options.metric == AIMER or layer.is_predicting
-        for parts in _work(checkpoint, layer)
-        for part in parts
+    reader, read = plain(
+        checkpoint, [layer for layer in pruned if options.metric == AIMER or layer.is_predicting]
     )
+    names = {part.tensor for layer in read for parts in _work(reader, layer) for part in parts}
+    return sum(reader.stored_bytes(name) for name in names)
+
+
+def plain(checkpoint: Checkpoint, layers: Sequence[SparseLayer]) -> tuple[Checkpoint, list[SparseLayer]]:
+    """The checkpoint, and its layers, with quantised weights decoded; one without any as it is.
+
+    Raises:
+        UnsupportedModelError: they cannot be.
+    """
+    if not layers or not checkpoint.quantised:
+        return checkpoint, list(layers)
+    import torch
+
+    from prunecli.modules.dequantised import as_run
+
+    decoded = as_run(checkpoint, torch.float32)
+    found = {layer.name: layer for layer in decoded.mixtures}
+    return decoded, [found[layer.name] for layer in layers]
 
 
 def aimer_values(
-    reader: TensorReader,
+    checkpoint: Checkpoint,
     layers: Sequence[SparseLayer],
     *,
     threads: int | None = None,
@@ -78,15 +93,16 @@ def aimer_values(
     more of the norm lies on few weights. An expert of zeros alone has the value 0.
 
     Args:
-        reader: of the weights.
+        checkpoint: of the weights; quantised ones count as what they stand for.
         layers: its mixtures.
         threads: that read and sum, 5 MiB each; how many changes no bit. None: one per core, at most THREADS, and
             these where weights come from elsewhere.
 
     Raises:
-        StatisticsError: the weights are quantised.
+        StatisticsError, UnsupportedModelError: the weights are quantised in a way that is not read.
         CheckpointError: a file ends early, or holds what is no number.
     """
+    reader, layers = plain(checkpoint, layers)
     if threads is None:
         threads = THREADS if reader.is_remote else min(THREADS, os.cpu_count() or 1)
     found = {layer.name: np.zeros(layer.original_experts) for layer in layers}
@@ -94,7 +110,7 @@ def aimer_values(
     work = [parts for layer in layers for parts in _work(reader, layer)]
     for parts in work:
         for part in parts:
-            reader.location(part.tensor)  # opens the files, so that threads need not
+            reader.open_files(part.tensor)
     pool = ThreadPoolExecutor(threads)
     try:
         with progress("reading experts", len(work), "experts") as advance:
@@ -155,17 +171,11 @@ def inverse_aimer(reader: TensorReader, parts: Sequence[Part]) -> float:
     count, absolute, square = 0, 0.0, 0.0
     for part in parts:
         dtype = reader.info(part.tensor).dtype
-        file, offset, _ = reader.location(part.tensor)
-        offset += part.first * itemsize(dtype)
-        with reading(file, offset, part.values * itemsize(dtype)) as fill:
+        size = itemsize(dtype)
+        with reader.reading(part.tensor, part.first * size, part.values * size) as fill:
             for start in range(0, part.values, BLOCK_ELEMENTS):
                 raw = np.empty(min(BLOCK_ELEMENTS, part.values - start), numpy_dtype(dtype))
-                try:
-                    fill(raw.view(np.uint8).data)
-                except EOFError:
-                    raise CheckpointError(
-                        f"{reader.path}: truncated while it was read ({part.tensor})"
-                    ) from None
+                fill(raw.view(np.uint8).data)
                 block = np.abs(raw.astype(np.float64))
                 absolute += float(block.sum())
                 square += float(np.square(block, out=block).sum())
