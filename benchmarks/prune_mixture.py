@@ -40,7 +40,7 @@ from prunecli.model.checkpoint import open_model
 imported = time.perf_counter()
 with open_model(Path(sys.argv[1])) as checkpoint:
     checkpoint.check()
-    print(len(checkpoint.tensors), time.perf_counter() - imported, time.perf_counter() - start)
+    print(len(checkpoint.tensors), time.perf_counter() - imported, time.perf_counter() - start, time.process_time())
 """
 
 
@@ -64,10 +64,12 @@ def main() -> None:
         run([*pruning, "--rounds", str(options.rounds)])
     with made(options.work / "headers", OPENED, "bfloat16") as checkpoint:
         opened = [run(["-c", OPENING, str(checkpoint)], shown=False).split() for _ in range(options.rounds)]
-    tensors, seconds, whole = (statistics.median(map(float, column)) for column in zip(*opened, strict=True))
+    tensors, seconds, whole, busy = (
+        statistics.median(map(float, column)) for column in zip(*opened, strict=True)
+    )
     print(
         f"{tensors:,.0f} tensors opened and checked in {seconds:.2f} s, {whole:.2f} s with the imports "
-        f"(median of {options.rounds})"
+        f"({busy:.2f} s of the processor; median of {options.rounds})"
     )
 
 
