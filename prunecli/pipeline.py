@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, HubError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import named
@@ -112,14 +113,15 @@ def apply(
             journal.tidy()
             say(f"Going on from an ended run: {bytes_text(journal.content.nbytes)} of the result are there.")
         if weights:
-            write_tensors(
-                source,
-                rewrite.outputs,
-                directory,
-                shard_bytes=shard_bytes,
-                journal=journal,
-                progress=progress,
-            )
+            with _kept(journal, say):
+                write_tensors(
+                    source,
+                    rewrite.outputs,
+                    directory,
+                    shard_bytes=shard_bytes,
+                    journal=journal,
+                    progress=progress,
+                )
         _write_side_files(source, rewrite, directory)
         write_json(directory / "config.json", _with_dtype(rewrite))
         if classes := shim_classes(rewrite.config):
@@ -164,6 +166,19 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
         bytes_before=source.total_bytes,
         bytes_after=sum(output.nbytes for output in rewrite.outputs),
     )
+
+
+@contextmanager
+def _kept(journal: Journal | None, say: Say) -> Iterator[None]:
+    """Says what an end of the block leaves."""
+    try:
+        yield
+    except (HubError, SystemExit):
+        if journal is not None and journal.content.nbytes:
+            say(
+                f"Kept {bytes_text(journal.content.nbytes)} of the result: the same command goes on from there."
+            )
+        raise
 
 
 def _work(source: Checkpoint, rewrite: Rewrite, shard_bytes: int) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.journal import NAME
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, Fault, hub
+from tests.stock_mixtures import tiny_mixture
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
 __all__ = ["hub"]
@@ -184,6 +186,20 @@ def test_aimer_reads_all_experts(source):
         assert plan_experts(far, chosen).kept == plan_experts(near, chosen).kept
 
 
+def test_of_stacked_experts_those_that_stay_cross_the_wire(source, hub, monkeypatch):
+    monkeypatch.setattr(copying, "GAP_BYTES", 0)
+    tiny_mixture("gpt_oss").save_pretrained("stacked")
+    hub.add("org/stacked", Path("stacked"))
+    with stream_model("org/stacked") as opened:
+        _ = opened.fingerprint
+        before = hub.sent
+        prune(opened, "streamed")
+    assert hub.sent - before == kept_bytes(Path("streamed"))
+    with open_model("org/stacked") as opened:
+        prune(opened, "local")
+    assert digests(Path("streamed")) == digests(Path("local"))
+
+
 def test_files_in_the_cache_are_read_there(source, hub):
     from huggingface_hub import hf_hub_download
 
@@ -290,8 +306,11 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     from huggingface_hub import hf_hub_download
 
     monkeypatch.setattr(writer, "NOTE_BYTES", 20_000)
+    said = []
+    end = Ending(0.7, raising(SystemExit(143)))
     with stream_model("org/tiny") as opened, pytest.raises(SystemExit):
-        prune(opened, "out", shard_bytes=1 << 30, progress=Ending(0.7, raising(SystemExit(143))))
+        prune(opened, "out", shard_bytes=1 << 30, progress=end, say=said.append)
+    assert re.fullmatch(r"Kept .* KiB of the result: the same command goes on from there\.", *said)
     (left,) = hidden()
     assert sorted(path.name for path in Path(left).iterdir()) == [NAME, "model.safetensors"]
     begun = json.loads((Path(left) / NAME).read_text())["begun"]
