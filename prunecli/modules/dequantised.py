@@ -78,6 +78,15 @@ class DequantisedCheckpoint(Checkpoint):
 
         yield filled
 
+    @property
+    def is_remote(self) -> bool:
+        """As the source."""
+        return self._source.is_remote
+
+    def interrupt(self) -> None:
+        """See `TensorReader.interrupt`."""
+        self._source.interrupt()
+
     def open_files(self, name: str) -> None:
         """See `TensorReader.open_files`."""
         weight = self._weights.get(name)
