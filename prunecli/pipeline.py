@@ -155,7 +155,7 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     if written != stated:
         odd = sorted(name for name in {*written, *stated} if written.get(name) != stated.get(name))
         if odd[0] in source.quantised:
-            raise source.is_quantised(odd[0])
+            raise source.quantised_refusal(odd[0])
         raise CheckpointError(
             f"{source.path}: the result would not be what its config says: {odd[0]} would have the shape "
             f"{written.get(odd[0])}, not {stated.get(odd[0])} ({len(odd)} such tensors)",

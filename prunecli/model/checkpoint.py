@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
+from prunecli.model.fingerprint import fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
 from prunecli.model.names import nearest_family, same_values, stored_names, text_type
@@ -22,14 +19,11 @@ from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of,
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.dtypes import COMPUTED, is_float, itemsize, numpy_dtype, parse_dtype
+from prunecli.tensors.dtypes import COMPUTED, parse_dtype
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.hub.ranges import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
 from prunecli.tensors.side_files import SideFiles, side_files
-
-FINGERPRINT_VALUES = 16
-"""Values of each tensor that enter the fingerprint: those in its middle, so that one short read a tensor is enough."""
 
 
 class Checkpoint(TensorReader):
@@ -130,10 +124,10 @@ class Checkpoint(TensorReader):
             CheckpointError: there is none of this name.
         """
         if name not in self.tensors and name in self.quantised:
-            raise self.is_quantised(name)
+            raise self.quantised_refusal(name)
         return super().info(name)
 
-    def is_quantised(self, name: str) -> UnsupportedModelError:
+    def quantised_refusal(self, name: str) -> UnsupportedModelError:
         """The error of what would have to compute with a quantised weight."""
         weight = self.quantised[name]
         return UnsupportedModelError(
@@ -149,13 +143,7 @@ class Checkpoint(TensorReader):
         A float32 checkpoint and its float16 copy have the same fingerprint, as have its .bin and .safetensors
         forms; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
         """
-        # Read in file order, for the disk's sake; hashed in the order of names, so that files do not matter.
-        samples = self._samples()
-        digest = hashlib.sha256()
-        for name in sorted(samples):
-            digest.update(json.dumps([name, list(self.tensors[name].shape)]).encode())
-            digest.update(samples[name])
-        return f"sha256:{digest.hexdigest()}"
+        return fingerprint(self.tensors, self._samples())
 
     @property
     def layout(self) -> ModelLayout:
@@ -332,37 +320,7 @@ class Checkpoint(TensorReader):
 
     def _samples(self) -> dict[str, bytes]:
         """Of each tensor the values that enter the fingerprint."""
-        found: dict[str, dict[str, bytes]] = {}
-        for name, info in self.tensors.items():
-            start, stop = sample_range(info)
-            data = self.read_range(name, start, stop, bytearray(stop - start)) if stop > start else b""
-            found.setdefault(info.dtype, {})[name] = bytes(data)
-        samples = {}
-        for dtype, held in found.items():  # all of a type at once: there may be tens of thousands of tensors
-            whole = memoryview(rounded(b"".join(held.values()), dtype))
-            size = 2 if is_float(dtype) else itemsize(dtype)
-            for name, data in held.items():
-                count = len(data) // itemsize(dtype) * size
-                samples[name], whole = bytes(whole[:count]), whole[count:]
-        return samples
-
-
-def sample_range(info: TensorInfo) -> tuple[int, int]:
-    """The bytes of a tensor, as (start, stop), whose values enter the fingerprint."""
-    start = max(0, info.numel // 2 - FINGERPRINT_VALUES // 2)
-    size = itemsize(info.dtype)
-    return start * size, min(start + FINGERPRINT_VALUES, info.numel) * size
-
-
-def rounded(data: bytes | memoryview, dtype: str) -> bytes:
-    """Values as they enter the fingerprint: in float16 where they are numbers of floating point."""
-    values = np.frombuffer(data, dtype=numpy_dtype(dtype))
-    if not is_float(dtype):
-        return values.tobytes()
-    with np.errstate(over="ignore", invalid="ignore"):
-        short = values.astype(np.float16)
-    short[np.isnan(short)] = np.float16("nan")  # one NaN for all its bit patterns
-    return short.tobytes()
+        return samples_of(self)
 
 
 def open_model(path: Path | str) -> Checkpoint:

@@ -79,7 +79,7 @@ def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:
                         "Leave --dtype out: quantised weights stay as they are.",
                     )
             elif (weight := owners.get(name) or source.quantised.get(name)) is not None:
-                raise source.is_quantised(weight.name)
+                raise source.quantised_refusal(weight.name)
             elif not source.quantised:
                 raise UnsupportedModelError(
                     f"{source.path}: config.json says that the weights are quantised ({method}), in a way that "

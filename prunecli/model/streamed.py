@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from prunecli.errors import HubError, UsageError
-from prunecli.model.checkpoint import Checkpoint, open_model, rounded, sample_range
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.fingerprint import rounded, sample_range
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.hub.failures import host, plain_errors

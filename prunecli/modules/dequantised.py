@@ -96,7 +96,7 @@ class DequantisedCheckpoint(Checkpoint):
     def location(self, name: str) -> tuple[Handle, int, int]:
         """As the source's; of a quantised weight there is none."""
         if name in self._weights:
-            raise self._source.is_quantised(name)
+            raise self._source.quantised_refusal(name)
         return self._source.location(name)
 
     def read_range(
