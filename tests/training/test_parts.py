@@ -53,6 +53,20 @@ def test_routers_alone(tmp_path):
     assert changed(tmp_path / "pruned", trained) == routers
 
 
+def test_experts_alone(tmp_path):
+    model = tiny_nllb_moe(tmp_path / "model", experts=4)
+    chosen = options(steps=2, train="experts")
+    trained = train(model, tmp_path / "state", chosen)
+    with open_model(model) as source:
+        experts = {name for name in source.tensors if source.layout.part(name) == "experts"}
+        assert trained_parameters(source, chosen) == trained.log["parameters"]
+    moved = changed(model, trained)
+    assert moved <= experts  # one that no token is sent to stays
+    assert len(moved) > len(experts) / 2
+    with pytest.raises(UsageError, match="no stacks of experts in its class"):
+        train(model, tmp_path / "low", options(steps=2, train="experts", lora=2))
+
+
 @pytest.mark.parametrize("family", ["m2m_100", "gpt2"])
 def test_embeddings_alone(tmp_path, family):
     model = tiny_family(tmp_path / "model", family)
