@@ -33,6 +33,7 @@ PROGRESS_BYTES = 64 << 10
 GO_ON = "Start the same command again; with --stream it goes on from what is fetched."
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+_RATE_LIMIT = re.compile(r"\bt=(\d+)")
 _NO_LONGER = (401, 403, 404, 410)
 """What an address that was given for a while answers afterwards."""
 
@@ -335,10 +336,12 @@ def is_passing(status: int) -> bool:
 
 
 def asked_wait(headers: Any) -> float | None:
-    """Seconds that a Retry-After asks to wait, given as such or as a date."""
+    """Seconds that an answer asks to wait: a Retry-After, as such or as a date, or the hub's own `RateLimit`."""
     value = (headers.get("Retry-After") or "").strip()
     if value.isdecimal():
         return float(value)
+    if not value and (said := _RATE_LIMIT.search(headers.get("RateLimit") or "")):
+        return float(said[1])
     with suppress(ValueError, TypeError):
         return max(0.0, parsedate_to_datetime(value).timestamp() - time())
     return None

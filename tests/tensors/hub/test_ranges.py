@@ -147,10 +147,11 @@ def test_retry_after_is_heeded(file, hub, waits):
         read(file)
 
 
-def test_retry_after_may_be_a_date():
+def test_how_long_to_wait_is_said_in_three_ways():
     assert asked_wait({"Retry-After": formatdate(time() + 100, usegmt=True)}) == pytest.approx(100, abs=3)
     assert asked_wait({"Retry-After": formatdate(time() - 100, usegmt=True)}) == 0
     assert asked_wait({"Retry-After": "soon"}) is None
+    assert asked_wait({"RateLimit": '"resolvers";r=0;t=55'}) == 55
     assert asked_wait({}) is None
 
 
