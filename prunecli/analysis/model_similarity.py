@@ -237,8 +237,9 @@ def _represented(
         seed: of random weights in the place of the checkpoint's, in float32.
     """
     from prunecli.analysis.representations import represent
+    from prunecli.modules.devices import choose_device
     from prunecli.modules.drawing import random_model
-    from prunecli.modules.loading import choose_device, load_model
+    from prunecli.modules.loading import load_model
     from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
 

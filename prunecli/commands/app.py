@@ -140,20 +140,30 @@ def describe(error: BaseException) -> tuple[str, int]:
         return f"Error: {with_origins(str(error))}", error.exit_status
     if isinstance(error, KeyboardInterrupt):  # before a command began
         return INTERRUPTED, 130
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (full := _full(error)) == "the host":
         return "Error: out of memory.\nTry a smaller --batch-tokens, or a smaller model.", 1
+    if full is not None:
+        return (
+            f"Error: out of memory on {full}.\nTry a smaller --batch-tokens, --batch-size or --beam, "
+            "--dtype bfloat16, --memory where the command has it, or --device cpu.",
+            1,
+        )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"Error: no space left on the disk{_of(error)}.\nFree some space or choose another output.", 1
     if isinstance(error, PermissionError):
         return f"Error: no permission{_of(error)}.", 1
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, without importing torch
-        return (
-            "Error: out of device memory.\nTry a smaller --batch-tokens or --batch-size, or --device cpu.",
-            1,
-        )
     if isinstance(error, OSError) and error.strerror:
         return f"Error: {error.strerror}{_of(error)}.", 1
     raise error
+
+
+def _full(error: BaseException) -> str | None:
+    """Where torch found no memory; None of other errors, and where torch was not imported."""
+    if "torch" not in sys.modules:
+        return None
+    from prunecli.modules.devices import full_device
+
+    return full_device(error)
 
 
 def _unforeseen(error: BaseException) -> tuple[str, int]:

@@ -174,7 +174,7 @@ def compare_models(
 
 def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:
     """The type of all models, of which one is in memory at a time."""
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import choose_device
     from prunecli.modules.precision import dtype_name, fitting_dtype
 
     return dtype_name(fitting_dtype(opened, choose_device(device), dtype, say=console.note))

@@ -81,7 +81,7 @@ TrainingDtypeOption = Annotated[
         parser=computed_dtype,
         metavar="TYPE",
         help="Type to compute in; weights are kept in float32; float16, on a GPU, scales the loss. "
-        "auto: bfloat16 on a GPU that knows it, "
+        "auto: bfloat16 on a GPU that multiplies it (compute capability 8.0 on), "
         "float32 elsewhere.",
     ),
 ]
@@ -105,5 +105,7 @@ def chosen_dtype(asked: str, device: str) -> str:
         return asked
     import torch
 
+    from prunecli.modules.precision import multiplies_natively
+
     on_gpu = device != "cpu" and torch.cuda.is_available()
-    return "bfloat16" if on_gpu and torch.cuda.is_bf16_supported() else "float32"
+    return "bfloat16" if on_gpu and multiplies_natively(torch.bfloat16, torch.device("cuda")) else "float32"

@@ -168,10 +168,10 @@ def _memory_for(total: int) -> int:
 def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
     import torch
 
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import found_device
     from prunecli.modules.precision import choose_dtype
 
-    device = choose_device("auto")
+    device = found_device()
     first = choose_dtype("auto", checkpoint, device)
     for dtype in dict.fromkeys((first, torch.bfloat16 if device.type == "cpu" else first)):
         yield layers_in(checkpoint, budget, device, dtype)

@@ -124,7 +124,7 @@ def _dtype(
 ) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
     from prunecli.model.cost import Load
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import choose_device
     from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
     longest = max(work.longest for work in workloads.values())

@@ -72,7 +72,8 @@ def model_and_batches(
         PruneError: a model or text that cannot be used.
     """
     from prunecli.evaluation.options import labels_for
-    from prunecli.modules.loading import choose_device, load_model
+    from prunecli.modules.devices import choose_device
+    from prunecli.modules.loading import load_model
     from prunecli.modules.precision import fitting_dtype
     from prunecli.running.encoding import translation_examples
     from prunecli.text.tokens import load_tokenizer

@@ -85,14 +85,14 @@ def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
     import torch
 
     from prunecli.evaluation.hardware import device_name
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import found_device
     from prunecli.modules.machine import model_speed
     from prunecli.modules.precision import choose_dtype, dtype_name
 
     family = checkpoint.require_architecture()
     width = checkpoint.layout.sizes.count(model_dim(family))
     widest = max(checkpoint.layout.sizes.count(stack.ffn.width) for stack in family.stacks)
-    for device in dict.fromkeys((torch.device("cpu"), choose_device("auto"))):
+    for device in dict.fromkeys((torch.device("cpu"), found_device())):
         dtype = choose_dtype("auto", checkpoint, device)
         measured = model_speed(width, widest, dtype, device, PRODUCT_SECONDS)
         yield Computing(device_name(device), dtype_name(dtype), torch.get_num_threads(), measured)

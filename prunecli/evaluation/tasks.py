@@ -128,7 +128,7 @@ def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
 
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
     """The type of all models; layer by layer any size fits."""
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import choose_device
     from prunecli.modules.precision import candidates, dtype_name, fitting_dtype, nothing
 
     device = choose_device(options.device)
@@ -161,7 +161,8 @@ def _measure(
     progress: Progress,
     report: Callable[[str, RunReport], None],
 ) -> Measured:
-    from prunecli.modules.loading import choose_device, load_model
+    from prunecli.modules.devices import choose_device
+    from prunecli.modules.loading import load_model
     from prunecli.modules.precision import choose_dtype
     from prunecli.running.layerwise.parts import make_skeleton, make_stock_skeleton
     from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport

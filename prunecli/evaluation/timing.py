@@ -65,7 +65,7 @@ class Turns:
     def __init__(
         self, opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions
     ) -> None:
-        from prunecli.modules.loading import choose_device
+        from prunecli.modules.devices import choose_device
         from prunecli.modules.precision import COMPUTE
 
         self._opened, self._workloads, self._options = opened, workloads, options

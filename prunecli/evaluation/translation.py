@@ -114,7 +114,7 @@ def _dtype(
     say: Say,
 ) -> str:
     """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import choose_device
     from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
     earlier = process_group.broadcast(earlier)

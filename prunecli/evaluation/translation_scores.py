@@ -108,7 +108,7 @@ def _comet(
     """Label -> pair -> COMET of each sentence, of all pairs in one go; empty where it is not asked for."""
     if options.comet is None:
         return {}
-    from prunecli.modules.loading import choose_device
+    from prunecli.modules.devices import choose_device
 
     names = [pair_name(*pair) for pair in pairs]
     with progress("COMET", len(translations) * len(pairs) * len(text), "sentences") as advance:

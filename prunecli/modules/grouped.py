@@ -27,6 +27,9 @@ Fewer, as a decoding step has them, take turns with all of torch's threads: two 
 threads).
 """
 
+GROUPED_ON = (9, 10)
+"""Major compute capabilities that torch's grouped product has a kernel for."""
+
 Weights = tuple[Tensor, Tensor, Tensor, Tensor]
 """fc1 weight `[experts, ffn, d_model]`, fc1 bias `[experts, ffn]`, fc2 weight `[experts, d_model, ffn]`, fc2 bias."""
 
@@ -142,14 +145,21 @@ def expert_spans(sizes: Sequence[int]) -> list[Span]:
 
 
 def has_grouped_kernel(tokens: Tensor, weight: Tensor) -> bool:
-    """Whether torch's own grouped product takes these tensors: CUDA from compute capability 8.0, rows of 16 bytes."""
+    """Whether torch's own grouped product is fast on these tensors: bfloat16, rows of 16 bytes, a GPU made for it.
+
+    Elsewhere torch multiplies expert after expert, empty ones too.
+    """
     return (
-        tokens.is_cuda
+        tokens.dtype == torch.bfloat16
         and hasattr(functional, "grouped_mm")
-        and tokens.dtype in (torch.bfloat16, torch.float16)
         and all(size * tokens.element_size() % 16 == 0 for size in weight.shape[1:])
-        and torch.cuda.get_device_capability(tokens.device) >= (8, 0)
+        and multiplies_groups(tokens.device)
     )
+
+
+def multiplies_groups(device: torch.device) -> bool:
+    """Whether torch has a kernel for grouped products in bfloat16 there: of Hopper and of data centres' Blackwell."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] in GROUPED_ON
 
 
 def _on_cpu_threads(weight: Tensor, spans: Sequence[Span]) -> bool:

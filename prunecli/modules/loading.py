@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.mixtures import stated_counts
 from prunecli.model.opening import WEIGHTS_KEY, result_config
@@ -17,6 +17,7 @@ from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
+from prunecli.modules.devices import choose_device
 from prunecli.modules.precision import fitting_dtype
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -76,29 +77,6 @@ def load_for_decoding(
     model = load_model(path, device=device, dtype=dtype)
     pack_linears(model)
     return model
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of this name; `auto` is a GPU where there is one.
-
-    Raises:
-        UsageError: torch does not know it, or the machine lacks it.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"--device {name}: no such device", "Try auto, cpu, cuda or cuda:1.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"--device {name}: torch finds no GPU here", "Try --device cpu.")
-    try:
-        torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError):
-        raise UsageError(
-            f"--device {name}: torch cannot use it here", "Try auto, cpu, cuda or cuda:1."
-        ) from None
-    return device
 
 
 def sparse_ffns(model: Any) -> dict[str, SparseFFN]:

@@ -2,13 +2,14 @@
 
 | stored | computed in, the first that fits |
 | --- | --- |
-| float32 and others | float32, bfloat16 |
-| bfloat16 | bfloat16 where the device multiplies it natively; else float32, bfloat16 |
+| float32 and others | float32, bfloat16; a mixture of experts where grouped products are fast only bfloat16 |
+| bfloat16 | bfloat16 where the device multiplies it natively; else float32, and on a CPU bfloat16 |
 | float16 | on a GPU that multiplies it natively float16; else float32, and bfloat16 (on a GPU float16) |
 
-Never float16 unasked for what is not stored so: hidden states of T5, Pegasus and Qwen2 overflow in it. Measured on one
-core of an AVX-512 BF16 EPYC, a layer of 8192 x 2048: 5 rows take 13.0 ms in float32, 3.6 in bfloat16, 9.3 in float16;
-512 rows 233, 86 and 890.
+Never bfloat16 unasked on a GPU that does not multiply it natively: torch only emulates it there. Never float16 unasked
+for what is not stored so: hidden states of T5, Pegasus and Qwen2 overflow in it. Measured on one core of an AVX-512
+BF16 EPYC, a layer of 8192 x 2048: 5 rows take 13.0 ms in float32, 3.6 in bfloat16, 9.3 in float16; 512 rows 233, 86 and
+890.
 
 Whether a type fits is known before any weight is read. A run takes its weights in it, and what it holds beside them:
 `FREE_SHARE` of the free memory may be taken. Weights wider than they are stored are a luxury: they may take
@@ -29,6 +30,7 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.modules.cpu_linear import onednn_bfloat16
 from prunecli.modules.filling import DTYPES
+from prunecli.modules.grouped import multiplies_groups
 from prunecli.modules.machine import new_memory
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Say, unsaid
@@ -132,7 +134,7 @@ def candidates(
     would be compared, not models.
 
     Args:
-        gradients: whether they are wanted; small ones vanish in float16.
+        gradients: whether they are wanted: not of a float32 model in bfloat16; small ones vanish in float16.
 
     Raises:
         UsageError: as `choose_dtype`.
@@ -140,10 +142,10 @@ def candidates(
     name = parse_computed(name, also=("auto",))
     if name != "auto":
         return (COMPUTE[name],)
-    natural = {_natural(stored_as(checkpoint), device) for checkpoint in checkpoints}
+    natural = {_natural(checkpoint, device, gradients=gradients) for checkpoint in checkpoints}
     alike = natural.pop() if len(natural) == 1 else ()
     in_float16 = torch.float16 in alike
-    return alike if alike and not (gradients and in_float16) else (torch.float32, torch.bfloat16)
+    return alike if alike and not (gradients and in_float16) else _wide(device)
 
 
 def stored_as(checkpoint: Checkpoint) -> torch.dtype:
@@ -156,12 +158,22 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _natural(stored: torch.dtype, device: torch.device) -> tuple[torch.dtype, ...]:
-    if stored not in NATIVE_SINCE:
-        return (torch.float32, torch.bfloat16)
-    if multiplies_natively(stored, device):
+def _natural(checkpoint: Checkpoint, device: torch.device, *, gradients: bool) -> tuple[torch.dtype, ...]:
+    stored = stored_as(checkpoint)
+    if stored in NATIVE_SINCE and multiplies_natively(stored, device):
         return (stored,)
-    return (torch.float32, torch.bfloat16 if device.type == "cpu" else stored)
+    if stored == torch.float16 and device.type != "cpu":
+        return (torch.float32, stored)
+    has_experts = checkpoint.architecture is not None and bool(checkpoint.mixtures)
+    if stored not in NATIVE_SINCE and has_experts and not gradients and multiplies_groups(device):
+        return (torch.bfloat16,)
+    return _wide(device)
+
+
+def _wide(device: torch.device) -> tuple[torch.dtype, ...]:
+    """float32, and bfloat16 but on a GPU that only emulates it."""
+    emulates = device.type == "cuda" and not multiplies_natively(torch.bfloat16, device)
+    return (torch.float32,) if emulates else (torch.float32, torch.bfloat16)
 
 
 def multiplies_natively(dtype: torch.dtype, device: torch.device) -> bool:

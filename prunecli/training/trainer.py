@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from prunecli.errors import UsageError
+from prunecli.modules.devices import choose_device
 from prunecli.processes import ProcessGroup
 from prunecli.running.examples import IGNORED, Examples
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
@@ -97,7 +98,8 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         log_level="error",
         log_level_replica="error",
     )
-    _ = arguments.device
+    if arguments.device.type == "cuda":
+        choose_device(str(arguments.device))
     return arguments
 
 

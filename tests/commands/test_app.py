@@ -70,6 +70,12 @@ def test_bad_usage_ends_with_2(arguments: tuple[str, ...]) -> None:
         (OSError(errno.ENOSPC, "full", "out/x"), "no space left on the disk (out/x)", 1),
         (PermissionError(errno.EACCES, "no", "out/x"), "no permission (out/x)", 1),
         (MemoryError(), "out of memory", 1),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"),
+            "out of memory on the device",
+            1,
+        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried …"), "Error: out of memory.", 1),
         (KeyboardInterrupt(), "Interrupted", 130),
     ],
 )

@@ -14,6 +14,7 @@ import torch
 import prunecli
 from prunecli.commands.factorize_embeddings import factorize_embeddings
 from prunecli.commands.finetune import finetune
+from prunecli.commands.finetune_options import chosen_dtype
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.share_attention import share_attention
@@ -410,3 +411,22 @@ def test_the_demo_without_arguments(folder):
     assert "using the bundled demo model" in result.stderr
     assert "using the demo's text" in result.stderr
     assert (folder / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    ("device", "capability", "dtype"),
+    [
+        ("auto", (7, 0), "float32"),
+        ("cuda", (7, 5), "float32"),
+        ("auto", (8, 0), "bfloat16"),
+        ("cpu", (8, 0), "float32"),
+    ],
+)
+def test_a_gpu_that_only_emulates_bfloat16_trains_in_float32(
+    device: str, capability: tuple[int, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device=None: capability)
+    assert chosen_dtype("auto", device) == dtype
+    assert chosen_dtype("bfloat16", device) == "bfloat16"

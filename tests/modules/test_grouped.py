@@ -1,4 +1,4 @@
-"""Experts on a CPU: what one makes of its rows does not depend on the others' rows, to the last bit.
+"""Products of many experts; on a CPU what one makes of its rows does not depend on the others' rows, to the last bit.
 
 A run layer by layer gives an expert the rows of one batch after another, and must make the sums of a whole layer.
 """
@@ -6,13 +6,15 @@ A run layer by layer gives an expert the rows of one batch after another, and mu
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from torch.nn import functional
 
 from prunecli.modules import grouped, threads
-from prunecli.modules.grouped import run_experts
+from prunecli.modules.grouped import grouped_linear, has_grouped_kernel, run_experts
 from prunecli.modules.threads import in_threads
 
 D_MODEL, FFN = 256, 1024
@@ -55,3 +57,44 @@ def test_an_expert_is_independent_of_the_others(
             for expert in range(len(counts)):
                 run(expert)
     assert torch.equal(together, torch.cat(made))
+
+
+@pytest.mark.parametrize("counts", [[0, 3, 0, 2, 0], [5, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+def test_gradients_of_experts_without_rows_are_zero(counts: list[int]) -> None:
+    torch.manual_seed(0)
+    weight, bias = torch.randn(5, 6, 8, requires_grad=True), torch.randn(5, 6, requires_grad=True)
+    tokens = torch.randn(sum(counts), 8, requires_grad=True)
+    grouped_linear(tokens, weight, bias, torch.tensor(counts)).square().sum().backward()
+    copies = [tensor.detach().clone().requires_grad_() for tensor in (tokens, weight, bias)]
+    parts = copies[0].split(counts)
+    made = [part @ copies[1][expert].t() + copies[2][expert] for expert, part in enumerate(parts)]
+    torch.cat(made).square().sum().backward()
+    for tensor, copy in zip((tokens, weight, bias), copies, strict=True):
+        assert tensor.grad is not None
+        assert copy.grad is not None
+        torch.testing.assert_close(tensor.grad, copy.grad)
+    assert weight.grad is not None
+    for expert, count in enumerate(counts):
+        assert (weight.grad[expert].abs().sum() == 0) == (count == 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "fast"),
+    [
+        ((9, 0), torch.bfloat16, 64, True),
+        ((10, 0), torch.bfloat16, 64, True),
+        ((9, 0), torch.bfloat16, 60, False),  # rows of 120 bytes
+        ((9, 0), torch.float16, 64, False),
+        ((9, 0), torch.float32, 64, False),
+        ((8, 0), torch.bfloat16, 64, False),
+        ((12, 0), torch.bfloat16, 64, False),
+    ],
+)
+def test_torch_multiplies_groups_only_where_it_is_fast(
+    capability: tuple[int, int], dtype: torch.dtype, width: int, fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    tokens = SimpleNamespace(device=torch.device("cuda:0"), dtype=dtype, element_size=lambda: dtype.itemsize)
+    weight = torch.empty(4, 32, width, dtype=dtype, device="meta")
+    assert has_grouped_kernel(cast(torch.Tensor, tokens), weight) is fast
+    assert not has_grouped_kernel(torch.empty(2, width, dtype=dtype), weight)

@@ -39,8 +39,8 @@ TABLE = [
     (CPU, (), [(F32, BF16), (F32, BF16), (F32, BF16)]),
     (CPU, (BF16,), [(F32, BF16), (BF16,), (F32, BF16)]),
     (CUDA, (BF16, F16), [(F32, BF16), (BF16,), (F16,)]),
-    (CUDA, (F16,), [(F32, BF16), (F32, BF16), (F16,)]),
-    (CUDA, (), [(F32, BF16), (F32, BF16), (F32, F16)]),
+    (CUDA, (F16,), [(F32,), (F32,), (F16,)]),
+    (CUDA, (), [(F32,), (F32,), (F32, F16)]),
 ]
 
 
@@ -63,6 +63,32 @@ def test_models_of_several_types_are_compared_in_one(
     monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
     assert candidates("auto", opened.values(), device) == (F32, BF16)
     assert candidates("auto", [opened["F16"], opened["F16"]], device) == (F16,)
+
+
+def test_models_of_several_types_are_not_compared_in_an_emulated_one(
+    opened: dict[str, Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_natively", multiplies_natively)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (7, 0))
+    assert candidates("auto", opened.values(), CUDA) == (F32,)
+    assert candidates("bf16", opened.values(), CUDA) == (BF16,)
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (9, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize(("family", "has_experts"), [("nllb-moe", True), ("t5", False)])
+def test_experts_of_float32_go_in_bfloat16_where_grouped_products_are_fast(
+    tmp_path: Path,
+    family: str,
+    has_experts: bool,
+    capability: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(precision, "multiplies_natively", multiplies_natively)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
+    checkpoint = open_model(tiny_family(tmp_path / family, family, dtype="F32"))
+    fast, usual = has_experts and capability[0] in (9, 10), (F32,) if capability < (8, 0) else (F32, BF16)
+    assert candidates("auto", [checkpoint], CUDA) == ((BF16,) if fast else usual)
+    assert candidates("auto", [checkpoint], CUDA, gradients=True) == usual
 
 
 def test_gradients_are_never_computed_in_float16_unasked(

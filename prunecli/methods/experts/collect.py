@@ -18,7 +18,8 @@ from prunecli.methods.experts.texts import Texts
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
-from prunecli.modules.loading import choose_device, load_model
+from prunecli.modules.devices import choose_device
+from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.modules.precision import (
     FREE_SHARE,

@@ -20,7 +20,8 @@ from prunecli.methods.heads.measure import (
     score_by_gradient,
 )
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.loading import choose_device, load_model
+from prunecli.modules.devices import choose_device
+from prunecli.modules.loading import load_model
 from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.header import header
