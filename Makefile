@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FAST := tests/tensors tests/model tests/text tests/analysis tests/methods/*/test_plan.py tests/test_docs.py
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test fast lint types imports docs pytest coverage clean
+.PHONY: demo test fast lint types imports docs pytest gpu coverage clean
 
 demo: $(INSTALLED)
 	$(BIN)/prunecli run recipes/quickstart.yaml
@@ -35,6 +35,9 @@ docs: $(INSTALLED)  # with --quiet mkdocs would not count the warnings that fail
 
 pytest: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+gpu: $(INSTALLED)  # on the card at hand, and on pretended ones
+	$(BIN)/python -m pytest -rs tests/gpu
 
 coverage: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term-missing

@@ -8,7 +8,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
-FREE = ("contracts", "fuzz", "reference")
+FREE = ("contracts", "fuzz", "gpu", "reference")
 """Folders of tests that are about many modules at once."""
 
 ACROSS = {

@@ -1,0 +1,74 @@
+"""The card at hand, where there is one, and pretended ones; whichever it is, the tests are the same."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import PurePath
+from types import TracebackType
+
+import pytest
+import torch
+
+from tests.gpu.pretend import Pretend
+
+HAS_CARD = torch.cuda.is_available()
+CARDS = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0)}
+WARNING = "synchronizing CUDA operation"
+
+
+class Real:
+    """The first GPU of this machine: its waits are what torch warns of. Copies to it are not counted."""
+
+    device = torch.device("cuda", 0)
+
+    def __init__(self) -> None:
+        self.capability = torch.cuda.get_device_capability(self.device)
+        self.uploads = Counter[tuple[str, str]]()
+        self._catching = warnings.catch_warnings(record=True)
+        self._caught: list[warnings.WarningMessage] = []
+
+    def __enter__(self) -> Real:
+        self._caught = self._catching.__enter__() or []
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        torch.cuda.set_sync_debug_mode("default")
+        self._catching.__exit__(kind, error, trace)
+
+    def reset(self) -> None:
+        """Counts and the peak begin anew."""
+        self._caught.clear()
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    @property
+    def waits(self) -> Counter[tuple[str, str]]:
+        """As of `Pretend`."""
+        found = [one for one in self._caught if WARNING in str(one.message)]
+        return Counter(("wait", f"{PurePath(one.filename).name}:{one.lineno}") for one in found)
+
+    @property
+    def peak(self) -> int:
+        """As of `Pretend`."""
+        return torch.cuda.max_memory_allocated(self.device)
+
+
+Gpu = Pretend | Real
+
+
+@pytest.fixture(params=["real", *CARDS])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
+    """Each in turn; what is called within its block is counted."""
+    if request.param == "real":
+        if not HAS_CARD:
+            pytest.skip("no GPU here")
+        yield Real()
+    else:
+        pretend = Pretend(CARDS[request.param])
+        pretend.patch(monkeypatch)
+        yield pretend

@@ -1,0 +1,239 @@
+"""A GPU where there is none: tensors that say they are on cuda:0 and are computed on the CPU; what a GPU would cost.
+
+Within `Pretend` functions of torch see what they would see of a GPU: what is made on "cuda", or of what is there, is a
+`Card`; both devices in one call are refused, as torch refuses them. Counted by line of prunecli, else of transformers:
+waits of the host for the device, and copies to it. What torch does inside of one of its functions is not seen: bytes
+are those of tensors that Python holds, times are none, and kernels' rounding is the CPU's.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+from torch.utils._pytree import tree_leaves, tree_map
+
+DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+WAITING = {
+    "item": 1,
+    "tolist": 1,
+    "__bool__": 1,
+    "__int__": 1,
+    "__float__": 1,
+    "__index__": 1,
+    "__contains__": 1,
+    "__repr__": 1,
+    "nonzero": 1,
+    "argwhere": 1,
+    "masked_select": 1,
+    "equal": 1,
+    "allclose": 1,
+    "bincount": 2,  # the largest value, and the smallest
+    "unique": 1,
+    "unique_consecutive": 1,
+    "multinomial": 1,
+    "repeat_interleave": 1,  # without output_size
+}
+"""Functions that read what the device has computed -> how often."""
+
+INDEXING = ("__getitem__", "__setitem__", "index_put", "index_put_")
+MAKING = ("tensor", "as_tensor", "new_tensor", "asarray")
+MASKS = (torch.bool, torch.uint8)
+
+
+class Card(torch.Tensor):
+    """A tensor in the memory of a pretended GPU."""
+
+    device = property(lambda _self: DEVICE)  # type: ignore[assignment]
+    is_cuda = property(lambda _self: True)  # type: ignore[assignment]
+    is_cpu = property(lambda _self: False)  # type: ignore[assignment]
+
+
+class Pretend(TorchFunctionMode):
+    """A GPU of this compute capability, within the block.
+
+    Attributes:
+        waits, uploads: (function of torch, "file.py:line") -> how often.
+        live, peak: bytes of all `Card`s, now and at most.
+    """
+
+    device = DEVICE
+
+    def __init__(self, capability: tuple[int, int] = (8, 0), total: int = 32 << 30) -> None:
+        super().__init__()
+        self.capability, self.total = capability, total
+        self.live, self._held = 0, Counter[int]()
+        self.reset()
+
+    def reset(self) -> None:
+        """Counts begin anew."""
+        self.waits, self.uploads = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        self.peak = self.live
+
+    def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Have `torch.cuda` tell of this GPU."""
+        facts: dict[str, Callable[..., Any]] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 1,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda _device=None: self.capability,
+            "get_device_name": lambda _device=None: "pretended GPU",
+            "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],
+            "mem_get_info": lambda _device=None: (self.total - self.live, self.total),
+            "memory_reserved": lambda _device=None: self.live,
+            "max_memory_allocated": lambda _device=None: self.peak,
+            "is_bf16_supported": lambda including_emulation=True: (
+                including_emulation or self.capability >= (8, 0)
+            ),
+            "is_current_stream_capturing": lambda: False,
+            "synchronize": lambda _device=None: self._count(self.waits, "synchronize"),
+        }
+        for name, fact in facts.items():
+            monkeypatch.setattr(torch.cuda, name, fact)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], _types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func.__name__ if func.__name__ != "__get__" else ""
+        leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        cards = [leaf for leaf in leaves if isinstance(leaf, Card)]
+        with torch._C.DisableTorchFunctionSubclass():
+            if name == "_has_compatible_shallow_copy_type":  # whether a parameter keeps its object
+                return isinstance(args[0], Card) == isinstance(args[1], Card)
+            if name == "to":
+                return self._moved(args, kwargs)
+            if name in ("cpu", "cuda", "numpy") and isinstance(args[0], torch.Tensor):
+                if name == "numpy" and cards:
+                    raise TypeError(
+                        "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first."
+                    )
+                return func(*args, **kwargs) if name == "numpy" else self._copied(args[0], name == "cuda")
+            asked = kwargs.get("device")
+            asked = None if asked is None else torch.device(asked)
+            if asked is not None and asked.type == "cuda":
+                kwargs["device"] = CPU
+            on_card = bool(cards) if asked is None else asked.type == "cuda"
+            if name == "copy_" and isinstance(args[0], Card) != isinstance(args[1], Card):
+                self._count(self.waits if isinstance(args[1], Card) else self.uploads, name)
+            elif cards:
+                self._check(func, name, args, leaves)
+            if name in MAKING and on_card and not (cards and asked is None and name != "new_tensor"):
+                self._count(self.uploads, name)
+            if cards:
+                self._look(name, args, kwargs)
+            made = func(*args, **kwargs)
+            if not on_card:
+                return made
+            return tree_map(lambda leaf: self._card(leaf) if isinstance(leaf, torch.Tensor) else leaf, made)
+
+    def _look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count what the call waits for."""
+        if name in INDEXING:
+            indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, torch.Tensor)]
+            masks = sum(index.dtype in MASKS and index.dim() > 0 for index in indices)
+            filled = name != "__getitem__" and not (isinstance(args[2], torch.Tensor) and args[2].numel() > 1)
+            if masks and not filled:
+                self._count(self.waits, f"{name} by a mask", masks)
+            if any(not isinstance(index, Card) for index in indices):
+                self._count(self.uploads, f"{name} by what the host has")
+            scalars = [index for index in indices if index.dim() == 0 and index.dtype not in MASKS]
+            if scalars:  # read, as if they were numbers
+                self._count(self.waits, f"{name} by a scalar", len(scalars))
+        elif name == "where" and len(args) == 1:
+            self._count(self.waits, name)
+        elif name in WAITING and not (name == "repeat_interleave" and self._sized(args, kwargs)):
+            self._count(self.waits, name, WAITING[name])
+
+    @staticmethod
+    def _sized(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the size of what is repeated is known without a look."""
+        repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
+        return kwargs.get("output_size") is not None or isinstance(repeats, int)
+
+    def _moved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+        """`Tensor.to`."""
+        tensor, rest = args[0], args[1:]
+        if (other := rest[0] if rest else kwargs.get("other")) is not None and isinstance(
+            other, torch.Tensor
+        ):
+            return self._copied(tensor.to(other.dtype), isinstance(other, Card), isinstance(tensor, Card))
+        device, dtype, _, _ = torch._C._nn._parse_to(
+            *rest, **{k: v for k, v in kwargs.items() if k != "copy"}
+        )
+        was = isinstance(tensor, Card)
+        cast = tensor if dtype is None else tensor.to(dtype)
+        cast = cast.clone() if kwargs.get("copy") and cast is tensor else cast
+        return self._copied(cast, was if device is None else device.type == "cuda", was)
+
+    def _copied(self, tensor: torch.Tensor, to_card: bool, was: bool | None = None) -> torch.Tensor:
+        was = isinstance(tensor, Card) if was is None else was
+        if was != to_card:
+            self._count(
+                self.uploads if to_card else self.waits, "to the device" if to_card else "to the host"
+            )
+            return self._card(tensor.clone()) if to_card else tensor.clone().as_subclass(torch.Tensor)
+        return self._card(tensor) if to_card else tensor
+
+    def _card(self, tensor: torch.Tensor) -> torch.Tensor:
+        """`tensor` as a `Card`, its storage counted until nobody holds it."""
+        if isinstance(tensor, Card):
+            return tensor
+        card = tensor.as_subclass(Card)
+        storage = card.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        self._held[key] += 1
+        if self._held[key] == 1:
+            self.live += size
+            self.peak = max(self.peak, self.live)
+        weakref.finalize(card, self._let_go, key, size)
+        return card
+
+    def _let_go(self, key: int, size: int) -> None:
+        self._held[key] -= 1
+        if not self._held[key]:
+            del self._held[key]
+            self.live -= size
+
+    def _check(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], leaves: list[Any]) -> None:
+        """What a GPU refuses: tensors on the host, but scalars and indices."""
+        if torch._C._current_graph_task_id() != -1:  # gradients lose their class
+            return
+        indices = {id(leaf) for leaf in tree_leaves(args[1])} if name in INDEXING else set()
+        for leaf in leaves:
+            if not isinstance(leaf, Card) and leaf.dim() > 0 and id(leaf) not in indices:
+                raise RuntimeError(
+                    "Expected all tensors to be on the same device, but found at least two devices, "
+                    f"cuda:0 and cpu! ({resolve_name(func) or name})"
+                )
+
+    def _count(self, counter: Counter[tuple[str, str]], what: str, times: int = 1) -> None:
+        counter[what, caller()] += times
+
+
+def caller() -> str:
+    """The nearest line of prunecli, else of transformers, else of anything."""
+    found = list(frames())
+    for package in ("/prunecli/", "/transformers/", ""):
+        for path, line in found:
+            if package in path:
+                return f"{PurePath(path).name}:{line}"
+    return "?"
+
+
+def frames() -> Iterator[tuple[str, int]]:
+    """Files and lines, the innermost first, without this one and torch's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if path != __file__ and "/torch/" not in path:
+            yield path, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,97 @@
+"""The pretended GPU refuses and counts what a real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.gpu.conftest import Gpu
+from tests.gpu.pretend import Pretend
+
+WAITING: dict[str, tuple[Callable[[Tensor], object], int]] = {
+    "item": (lambda numbers: numbers[0].item(), 1),
+    "a branch": (lambda numbers: bool((numbers > 0).all()), 1),
+    "a list": (lambda numbers: numbers.tolist(), 1),
+    "to the host": (lambda numbers: numbers.cpu(), 1),
+    "to a named device": (lambda numbers: numbers.to("cpu"), 1),
+    "a mask": (lambda numbers: numbers[numbers > 1], 1),
+    "nonzero": (lambda numbers: numbers.nonzero(), 1),
+    "bincount": (lambda numbers: torch.bincount(numbers), 2),
+    "repeats": (lambda numbers: numbers.repeat_interleave(numbers), 1),
+    "repeats of a known number": (lambda numbers: numbers.repeat_interleave(numbers, output_size=6), 0),
+    "indices": (lambda numbers: numbers[numbers], 0),
+    "products": (lambda numbers: (numbers.float() @ numbers.float()).relu(), 0),
+    "filling by a mask": (lambda numbers: numbers.masked_fill(numbers > 1, 0), 0),
+    "sorting": (lambda numbers: numbers.argsort(stable=True), 0),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_waits_are_counted(name: str, gpu: Gpu) -> None:
+    call, waits = WAITING[name]
+    numbers = torch.tensor([0, 1, 2, 3])
+    want = call(numbers)
+    with gpu:
+        there = numbers.to(gpu.device)
+        call(there)  # what is only done once
+        gpu.reset()
+        found = call(there)
+        counted = sum(gpu.waits.values())
+        found = found.cpu() if isinstance(found, Tensor) else found
+    assert counted == waits if isinstance(gpu, Pretend) else (counted > 0) == (waits > 0)
+    assert torch.equal(torch.as_tensor(found), torch.as_tensor(want))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda there, here: there + here,
+        lambda there, here: torch.cat([there, here]),
+        lambda there, here: there.index_select(0, here),
+        lambda there, here: there.float() @ here.float(),
+    ],
+)
+def test_tensors_of_two_devices_are_refused(call: Callable[[Tensor, Tensor], Tensor], gpu: Gpu) -> None:
+    numbers = torch.tensor([0, 1, 2, 3])
+    with gpu, pytest.raises(RuntimeError, match=r"same device"):
+        call(numbers.to(gpu.device), numbers)
+
+
+def test_what_is_made_of_a_gpus_tensors_is_there(gpu: Gpu) -> None:
+    with gpu:
+        made = torch.ones(2, 3, device=gpu.device)
+        assert made.is_cuda
+        for one in (made * 2, made.new_zeros(2), torch.zeros_like(made), *made.split(1), made.sum(), made[0]):
+            assert one.device == gpu.device
+        assert not made.cpu().is_cuda
+        assert not made.new_zeros(2, device="cpu").is_cuda
+        assert torch.nn.Linear(3, 2).to(gpu.device)(made).device == gpu.device
+
+
+def test_gradients_are_there_too(gpu: Gpu) -> None:
+    with gpu:
+        weight = torch.ones(3, 2, device=gpu.device).requires_grad_()
+        (torch.ones(2, 3, device=gpu.device) @ weight).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.sum().item() == 12
+
+
+def test_copies_to_it_and_bytes_on_it() -> None:
+    pretend, numbers = Pretend(), torch.arange(1000, dtype=torch.float32)
+    with pretend:
+        there = numbers.to("cuda")
+        torch.tensor([1], device="cuda")
+        there.copy_(numbers)
+        assert sum(pretend.uploads.values()) == 3
+        assert all(where.startswith("test_pretend.py:") for _, where in pretend.uploads)
+        doubled = there * 2
+        view = doubled[10:]
+        assert pretend.live == 8000
+        del doubled
+        assert pretend.live == 8000
+        del view
+        assert pretend.live == 4000
+        assert pretend.peak >= 8000
