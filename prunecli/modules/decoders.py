@@ -8,7 +8,8 @@ With q the stored number, s the scale of its block and z its zero point, a value
 - nvfp4: q is a float of four bits (E2M1), s one of eight, times or (compressed-tensors) divided by one of all;
 - mxfp4: q is such a float, s a power of two; rows are what is stored as columns.
 
-Values of fewer than 16 bits are looked up, two and more at once: five times as fast as torch's casts of float8.
+Values of fewer than 8 bits are looked up, two and more at once; those of 8 go by way of float16, of which CPUs make
+float32 at once: ten times as fast as torch's casts of float8.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import math
 from collections.abc import Callable, Mapping
 from functools import cache
 
+import ml_dtypes
 import numpy as np
+import torch
 
 from prunecli.errors import CheckpointError
 from prunecli.model.checkpoint import Checkpoint
@@ -32,6 +35,12 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 EXPONENT_BIAS = 127
 INT8_MOST = 127
+E4M3_NAN = 0x7F
+"""Its bits but for the sign; there is no infinity."""
+
+E4M3_FACTOR = 256.0
+"""Two to the difference between the exponent biases of float16 and E4M3, 15 and 7."""
+
 ROUTED_COLUMNS = "g_idx", "weight_g_idx"
 """The group of each column, where groups are not neighbours."""
 
@@ -42,6 +51,20 @@ def matrix_rows(weight: QuantisedWeight) -> int:
     return weight.shape[-2] if len(weight.shape) > 1 else 1
 
 
+class Scratch:
+    """Room that one block after another is decoded in: to have it anew, page by page, takes longer than to decode."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, np.ndarray] = {}
+
+    def array(self, role: str, shape: tuple[int, ...], dtype: np.dtype | type) -> np.ndarray:
+        """`[*shape]` of any values, until the next of this role."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        if role not in self._held or len(self._held[role]) < nbytes:
+            self._held[role] = np.empty(nbytes, np.uint8)
+        return self._held[role][:nbytes].view(dtype).reshape(shape)
+
+
 class Parts:
     """What one matrix is stored in; whatever is read as a whole stays at hand.
 
@@ -49,10 +72,13 @@ class Parts:
         source: that holds it.
         weight: of which it is.
         expert: its number, where the weight is a stack of matrices.
+        scratch: of this thread.
     """
 
-    def __init__(self, source: Checkpoint, weight: QuantisedWeight | None, expert: int) -> None:
-        self.weight, self.expert, self._source = weight, expert, source
+    def __init__(
+        self, source: Checkpoint, weight: QuantisedWeight | None, expert: int, scratch: Scratch
+    ) -> None:
+        self.weight, self.expert, self._source, self.scratch = weight, expert, source, scratch
         self._held: dict[str, np.ndarray] = {}
 
     @property
@@ -62,14 +88,13 @@ class Parts:
         return self.weight
 
     def rows(self, first: int, last: int) -> np.ndarray:
-        """`[last - first, stored columns]` of the values as they are stored."""
+        """`[last - first, stored columns]` of the values as they are stored, until the next call."""
         info = self._source.info(self.known.parts["values"])
         row_bytes = info.nbytes // max(math.prod(info.shape[:-1]), 1)
         start = (self.expert * matrix_rows(self.known) + first) * row_bytes
-        read = self._source.read_range(
-            info.name, start, start + (last - first) * row_bytes, bytearray((last - first) * row_bytes)
-        )
-        return np.frombuffer(read, numpy_dtype(info.dtype)).reshape(last - first, -1)
+        found = self.scratch.array("stored", (last - first, row_bytes), np.uint8)
+        self._source.read_range(info.name, start, start + found.nbytes, found.reshape(-1).data)
+        return found.view(numpy_dtype(info.dtype))
 
     def whole(self, role: str) -> np.ndarray | None:
         """All of a part that is of this matrix; None: it has no such part."""
@@ -114,12 +139,12 @@ class Parts:
 
 
 Decoder = Callable[[Parts, int, int], np.ndarray]
-"""Rows from the first to before the last of a matrix: `[rows, columns]` float32."""
+"""Rows from the first to before the last of a matrix: `[rows, columns]` float32, until the next call."""
 
 
 def _scaled(parts: Parts, first: int, last: int) -> np.ndarray:
     stored, weight = parts.rows(first, last), parts.known
-    values = stored.astype(np.float32) if stored.dtype == np.int8 else _float8(stored)
+    values = stored.astype(np.float32) if stored.dtype == np.int8 else _float8(stored, parts.scratch)
     scale, (rows, columns) = parts.scale(), weight.block
     if weight.parts["scale"].endswith(".SCB"):
         scale = scale / np.float32(INT8_MOST)
@@ -230,8 +255,9 @@ def _times(parts: Parts, values: np.ndarray, scale: np.ndarray, *, may_vanish: b
     rows, columns = values.shape
     size = parts.known.block[1]
     if _groups_of(parts) is None and columns == size * scale.shape[1]:
-        blocks = values.reshape(rows, scale.shape[1], size)
-        blocks *= scale[:, :, None]
+        # torch goes through short blocks three times as fast as numpy.
+        blocks = torch.from_numpy(values).view(rows, scale.shape[1], size)
+        blocks.mul_(torch.from_numpy(np.ascontiguousarray(scale))[:, :, None])
     else:
         values *= _spread(parts, scale, columns)
     return values
@@ -266,13 +292,25 @@ def _unpacked(words: np.ndarray, bits: int) -> np.ndarray:
     return _looked_up(words.view(np.uint8), _integers(bits))
 
 
-def _float8(stored: np.ndarray) -> np.ndarray:
+def _float8(stored: np.ndarray, scratch: Scratch) -> np.ndarray:
     """`[rows, columns]` of a float type of one byte to float32."""
-    bytes_ = stored.view(np.uint8)
-    if bytes_.shape[1] % 2:
-        return _looked_up(bytes_, _small_floats(stored.dtype))
-    pairs = np.take(_pairs(stored.dtype), bytes_.view(np.uint16), mode="clip")
-    return pairs.view(np.float32)
+    bits, plain = stored.view(np.int8), scratch.array("bits", stored.shape, np.int8)
+    half = torch.from_numpy(scratch.array("half", stored.shape, np.int16))
+    values = scratch.array("values", stored.shape, np.float32)
+    half.copy_(torch.from_numpy(bits))
+    factor = 1.0
+    if stored.dtype == ml_dtypes.float8_e5m2:
+        half.mul_(1 << 8)  # it is the upper byte of a float16
+    elif (
+        stored.dtype == ml_dtypes.float8_e4m3fn and np.bitwise_and(bits, E4M3_NAN, out=plain).max() < E4M3_NAN
+    ):
+        # Moved to where a float16 has exponent and mantissa; the sign is twice there, at its own place and below.
+        half.mul_(1 << 7).bitwise_and_(~(1 << 14))
+        factor = E4M3_FACTOR
+    else:
+        return _looked_up(stored.view(np.uint8), _small_floats(stored.dtype))
+    torch.from_numpy(values).copy_(half.view(torch.float16)).mul_(factor)
+    return values
 
 
 def _float4(stored: np.ndarray) -> np.ndarray:
@@ -302,10 +340,3 @@ def _fours() -> np.ndarray:
 @cache
 def _small_floats(dtype: np.dtype) -> np.ndarray:
     return np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)[:, None]
-
-
-@cache
-def _pairs(dtype: np.dtype) -> np.ndarray:
-    """`[65536]` uint64, each two float32."""
-    both = np.arange(65536, dtype=np.uint16).view(np.uint8).reshape(-1, 2)
-    return np.ascontiguousarray(_small_floats(dtype)[:, 0][both]).view(np.uint64).reshape(-1)

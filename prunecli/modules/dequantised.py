@@ -13,7 +13,7 @@ from torch import Tensor
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.quantised import KEYS, QuantisedWeight, values_of
-from prunecli.modules.decoders import DECODERS, Parts, matrix_rows
+from prunecli.modules.decoders import DECODERS, Parts, Scratch, matrix_rows
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.reader import Fill, Handle, Stored
@@ -48,7 +48,8 @@ class DequantisedCheckpoint(Checkpoint):
     def __init__(self, stored: Checkpoint, dtype: str) -> None:
         self._source, self._weights = stored, stored.quantised
         self._dtype, self._values = DTYPES[dtype], values_of(stored.tensors, stored.quantised, dtype, {})
-        self._at_hand = Parts(stored, None, 0)
+        self._scratch = Scratch()
+        self._at_hand = Parts(stored, None, 0, self._scratch)
         super().__init__(stored.path, {k: v for k, v in stored.config.items() if k not in KEYS}, ())
         self.files = stored.files
 
@@ -135,5 +136,5 @@ class DequantisedCheckpoint(Checkpoint):
         expert, first = divmod(row, matrix_rows(weight))
         parts = self._at_hand
         if parts.weight is not weight or parts.expert != expert:
-            parts = self._at_hand = Parts(self._source, weight, expert)
+            parts = self._at_hand = Parts(self._source, weight, expert, self._scratch)
         return torch.from_numpy(DECODERS[weight.scheme](parts, first, first + rows))

@@ -89,6 +89,23 @@ def test_rows_and_columns_that_blocks_do_not_divide(tmp_path: Path) -> None:
         assert torch.equal(values(as_run(stored, torch.float32), f"{MATRIX}.weight"), made.values)
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("without", [(), (0x7F, 0xFF)], ids=["all", "but not a number"])
+def test_every_float_of_eight_bits(kind: torch.dtype, without: tuple[int, ...], tmp_path: Path) -> None:
+    stored = torch.arange(256).to(torch.uint8)
+    stored[list(without)] = 0
+    weight = stored.view(kind).reshape(16, 16)
+    made = Quantised(
+        {"weight": weight, "weight_scale_inv": torch.full((1, 1), 0.75)}, weight.float() * torch.tensor(0.75)
+    )
+    method = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    with open_model(write(tmp_path / "model", made, method)) as source:
+        read = values(as_run(source, torch.float32), f"{MATRIX}.weight")
+    assert torch.equal(read.isnan(), made.values.isnan())
+    assert torch.equal(read.nan_to_num(), made.values.nan_to_num())
+    assert torch.equal(read.signbit() & ~read.isnan(), made.values.signbit() & ~made.values.isnan())
+
+
 def test_a_matrix_larger_than_a_block_of_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prunecli.modules.dequantised.BLOCK_VALUES", 200)
     for scheme in ("fp8", "awq", "mxfp4"):
