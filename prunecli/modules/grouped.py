@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -37,6 +38,29 @@ Span = tuple[int, int, int]
 """An expert, its first row, its end row."""
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """How many rows each expert has.
+
+    Attributes:
+        counts: `[num_experts]` int64, on the rows' device.
+        known: the same on the host, where it has them without asking the device.
+    """
+
+    counts: Tensor
+    known: tuple[int, ...] | None = None
+
+    @classmethod
+    def alone(cls, rows: Tensor) -> Groups:
+        """All rows of one expert."""
+        return cls(torch.full((1,), len(rows), device=rows.device), (len(rows),))
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The same on the host, which waits for a GPU the first time."""
+        return tuple(self.counts.tolist()) if self.known is None else self.known
+
+
 @dataclass(frozen=True)
 class Dispatch:
     """Which rows go to which expert.
@@ -44,12 +68,12 @@ class Dispatch:
     Attributes:
         source: `[assignments]` int64, the token of each row, sorted by expert.
         position: `[tokens, top_k]` int64, the row of each token's ranked choice: the inverse of `source`.
-        counts: `[num_experts]` rows per expert, on the tokens' device.
+        groups: rows per expert.
     """
 
     source: Tensor
     position: Tensor
-    counts: Tensor
+    groups: Groups
 
 
 def dispatch(experts: Tensor, num_experts: int) -> Dispatch:
@@ -59,26 +83,26 @@ def dispatch(experts: Tensor, num_experts: int) -> Dispatch:
     order = torch.argsort(flat, stable=True)
     position = torch.empty_like(order)
     position[order] = torch.arange(order.numel(), device=order.device)
-    counts = torch.bincount(flat, minlength=num_experts)
-    return Dispatch(order // top_k, position.view_as(experts), counts)
+    # A bincount waits for a GPU, twice.
+    counts = flat.new_zeros(num_experts).scatter_add_(0, flat, torch.ones_like(flat))
+    return Dispatch(order // top_k, position.view_as(experts), Groups(counts))
 
 
-def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, counts: Tensor) -> Tensor:
+def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, groups: Groups) -> Tensor:
     """`y_r = W_e x_r + b_e` for each row r of expert e, with gradients.
 
     Args:
         tokens: `[assignments, in]`, sorted by expert.
         weight: `[num_experts, out, in]`, of the same dtype.
         bias: `[num_experts, out]`.
-        counts: `[num_experts]` int64 rows per expert, summing to `assignments`.
+        groups: rows per expert, summing to `assignments`.
 
     Returns:
         `[assignments, out]`.
     """
     if has_grouped_kernel(tokens, weight):
-        return grouped_product(tokens, weight.transpose(1, 2), bias, counts)
-    sizes = tuple(counts.tolist())
-    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, sizes)  # type: ignore[no-untyped-call]
+        return grouped_product(tokens, weight.transpose(1, 2), bias, groups.counts)
+    result: Tensor = _GroupedLinear.apply(tokens, weight, bias, groups.sizes)  # type: ignore[no-untyped-call]
     return result
 
 

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from prunecli.modules.grouped import Dispatch, Weights, dispatch, grouped_linear, run_experts, threads_pay
+from prunecli.modules.grouped import (
+    Dispatch,
+    Groups,
+    Weights,
+    dispatch,
+    grouped_linear,
+    run_experts,
+    threads_pay,
+)
 
 EXPERT_PARTS = {
     "fc1_weight": "fc1.weight",
@@ -22,6 +30,10 @@ EXPERT_PARTS = {
 """The stacked parameters of a `SparseFFN`, in the order in which experts are run -> an expert's own tensors."""
 
 MASKED = -1e3  # additive attention masks hold 0 for "may attend" and -1e4 or less for "may not"
+
+
+FOUND = "prunecli_real_rows"
+"""Attribute of an attention mask: what was asked of it, and the rows."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +113,12 @@ def real_rows(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | Non
     """
     if padding_mask is None:
         return None
+    rows = real_tokens(padding_mask, batch, seq).nonzero().squeeze(1)
+    return None if rows.numel() == batch * seq else rows
+
+
+def real_tokens(padding_mask: Tensor, batch: int, seq: int) -> Tensor:
+    """Which tokens are not padding: `[batch * seq]` bool. Arguments and errors are those of `real_rows`."""
     if padding_mask.dim() not in (2, 4) or padding_mask.shape[-1] < seq:
         raise ValueError(
             f"padding_mask has shape {tuple(padding_mask.shape)}: expected [batch, keys] or "
@@ -110,14 +128,26 @@ def real_rows(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | Non
     last = last[:, -seq:]
     additive = padding_mask.dim() == 4 and last.is_floating_point()
     real = (last > MASKED) if additive else last.bool()
-    rows = real.expand(batch, seq).reshape(-1).nonzero().squeeze(1)
-    return None if rows.numel() == batch * seq else rows
+    return real.expand(batch, seq).reshape(-1)
+
+
+def _rows_of_pass(padding_mask: Tensor | None, batch: int, seq: int) -> Tensor | None:
+    """`real_rows`, found once for all layers that are given one attention mask: to find them waits for a GPU."""
+    if padding_mask is None or padding_mask.dim() != 4 or not padding_mask.is_cuda:
+        return real_rows(padding_mask, batch, seq)
+    version = None if padding_mask.is_inference() else padding_mask._version
+    asked, found = getattr(padding_mask, FOUND, (None, None))
+    if asked != (version, batch, seq):
+        found = real_rows(padding_mask, batch, seq)
+        setattr(padding_mask, FOUND, ((version, batch, seq), found))
+    return found
 
 
 class SparseFFN(nn.Module):
     """y_t = sum_{E in top k} G_tE E(x_t) / sum_{E in top k} G_tE, with E(x) = act(x W1 + b1) W2 + b2 (eq. 2).
 
-    No expert has a capacity: every real token is served by its top k. Padding is neither routed nor computed.
+    No expert has a capacity: every real token is served by its top k. Padding is neither routed nor computed, but for
+    single steps of decoding on a GPU.
 
     Args:
         d_model: width of the hidden states.
@@ -134,7 +164,7 @@ class SparseFFN(nn.Module):
     Attributes:
         observer: called once per forward pass with the `Routing` of the real tokens.
         runner: computes the experts' outputs where their weights are not held here, or None: (rows
-            `[assignments, d_model]` sorted by expert, `[num_experts]` rows of each) -> `[assignments, d_model]`.
+            `[assignments, d_model]` sorted by expert, how many are of each) -> `[assignments, d_model]`.
         expert_mask: `[num_experts]` bool or None; an expert that is False is treated as if it had been pruned.
             At least `top_k` must stay True.
 
@@ -173,7 +203,7 @@ class SparseFFN(nn.Module):
         self.fc2_weight = nn.Parameter(torch.empty(num_experts, d_model, ffn_dim, **options))
         self.fc2_bias = nn.Parameter(torch.empty(num_experts, d_model, **options))
         self.observer: Callable[[Routing], None] | None = None
-        self.runner: Callable[[Tensor, Tensor], Tensor] | None = None
+        self.runner: Callable[[Tensor, Groups], Tensor] | None = None
         self.register_buffer("expert_mask", None, persistent=False)
         self.reset_parameters()
 
@@ -204,9 +234,14 @@ class SparseFFN(nn.Module):
         """
         batch, seq, d_model = hidden_states.shape
         flat = hidden_states.reshape(-1, d_model)
-        rows = real_rows(padding_mask, batch, seq)
+        needs_graph = self._needs_graph(flat)
+        if padding_mask is not None and seq == 1 and self._computes_padding(flat, needs_graph):
+            _, experts, weights = self._route(flat)
+            mixed = self._mix(flat, experts, weights, needs_graph).to(hidden_states.dtype)
+            real = real_tokens(padding_mask, batch, seq).unsqueeze(1)
+            return torch.where(real, mixed, torch.zeros_like(mixed)).view(batch, seq, d_model)
+        rows = _rows_of_pass(padding_mask, batch, seq)
         tokens = flat if rows is None else flat[rows]
-        needs_graph = self._needs_graph(tokens)
         gates, experts, weights = self._route(tokens)
         if self.observer is not None:
             self.observer(Routing(gates.detach(), experts, weights.detach(), rows))
@@ -214,6 +249,10 @@ class SparseFFN(nn.Module):
         if rows is not None:
             mixed = torch.zeros_like(flat).index_copy(0, rows, mixed)
         return mixed.view(batch, seq, d_model)
+
+    def _computes_padding(self, tokens: Tensor, needs_graph: bool) -> bool:
+        """Whether a step's few tokens are all computed, as to find the real ones would wait for a GPU."""
+        return tokens.is_cuda and self.observer is None and self.runner is None and not needs_graph
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gates, experts and weights of `tokens` `[tokens, d_model]`."""
@@ -235,9 +274,9 @@ class SparseFFN(nn.Module):
         rows = tokens.to(dtype).index_select(0, plan.source)
         with torch.autocast(device_type, enabled=False):
             if self.runner is not None:
-                outputs = self.runner(rows, plan.counts)
+                outputs = self.runner(rows, plan.groups)
             else:
-                outputs = self._run(rows, self._stacked(), plan.counts, needs_graph)
+                outputs = self._run(rows, self._stacked(), plan.groups, needs_graph)
             return self._combine(outputs, weights, plan)
 
     def run_expert(self, rows: Tensor, weights: Weights) -> Tensor:
@@ -248,8 +287,8 @@ class SparseFFN(nn.Module):
             weights: fc1 weight `[ffn_dim, d_model]`, fc1 bias, fc2 weight `[d_model, ffn_dim]`, fc2 bias.
         """
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.unsqueeze(0) for tensor in weights)
-        counts = torch.tensor([rows.shape[0]], device=rows.device)
-        return self._run(rows, (fc1_weight, fc1_bias, fc2_weight, fc2_bias), counts, needs_graph=False)
+        stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
+        return self._run(rows, stacked, Groups.alone(rows), needs_graph=False)
 
     def shares_out(self, counts: Sequence[int]) -> bool:
         """Whether experts with so many rows each would be shared out to threads, one thread to an expert."""
@@ -257,15 +296,15 @@ class SparseFFN(nn.Module):
             (self.fc1_weight, self.fc2_weight), sum(count > 0 for count in counts), sum(counts)
         )
 
-    def _run(self, rows: Tensor, weights: Weights, counts: Tensor, needs_graph: bool) -> Tensor:
+    def _run(self, rows: Tensor, weights: Weights, groups: Groups, needs_graph: bool) -> Tensor:
         """Outputs `[assignments, d_model]` of `rows`, sorted by expert."""
         fc1_weight, fc1_bias, fc2_weight, fc2_bias = (tensor.to(rows.dtype) for tensor in weights)
         if rows.device.type == "cpu" and not needs_graph:
             stacked = (fc1_weight, fc1_bias, fc2_weight, fc2_bias)
-            return run_experts(rows, stacked, counts.tolist(), self.activation)
-        hidden = grouped_linear(rows, fc1_weight, fc1_bias, counts)
+            return run_experts(rows, stacked, groups.sizes, self.activation)
+        hidden = grouped_linear(rows, fc1_weight, fc1_bias, groups)
         hidden = functional.dropout(self.activation(hidden), self.activation_dropout, self.training)
-        return grouped_linear(hidden, fc2_weight, fc2_bias, counts)
+        return grouped_linear(hidden, fc2_weight, fc2_bias, groups)
 
     def _needs_graph(self, tokens: Tensor) -> bool:
         """Whether gradients, or dropout inside of the experts, ask for torch's own operations throughout."""

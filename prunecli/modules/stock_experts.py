@@ -22,6 +22,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.modules.cpu_linear import dot_products, linear
 from prunecli.modules.grouped import (
     Dispatch,
+    Groups,
     Span,
     dispatch,
     expert_spans,
@@ -166,12 +167,12 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
     held = ExpertWeights.of(module)
     rows = hidden_states.to(held.up.dtype).index_select(0, plan.source)
     observer: Callable[[ExpertUse], None] | None = getattr(module, "observer", None)
-    outputs, norms = outputs_of(module, rows, held, plan.counts, with_norms=observer is not None)
+    outputs, norms = outputs_of(module, rows, held, plan.groups, with_norms=observer is not None)
     if observer is not None and norms is not None:
         sums = None
         if (counted := getattr(module, "counted", None)) is not None:
             mask = counted()
-            sums = sums_of(outputs, plan.counts, None if mask is None else mask[plan.source])
+            sums = sums_of(outputs, plan.groups.counts, None if mask is None else mask[plan.source])
         observer(ExpertUse(experts, weights, norms[plan.position], output_sums=sums))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 
@@ -191,7 +192,7 @@ def run_expert(module: Any, rows: Tensor, weights: ExpertWeights) -> Tensor:
     if rows.is_cuda:
         alone = weights.alone()
         if has_grouped_kernel(rows, alone.up) and has_grouped_kernel(rows, alone.down):
-            return _grouped(module, rows, alone, torch.tensor([count], device=rows.device))
+            return _grouped(module, rows, alone, Groups.alone(rows).counts)
     hidden = _activated(module, _linear(rows, weights.up, weights.up_bias, module.is_transposed)[:count])
     outputs = _linear(hidden, weights.down, weights.down_bias, module.is_transposed)[:count]
     return _normed(module, outputs)
@@ -245,7 +246,7 @@ def weighted(outputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def outputs_of(
-    module: Any, rows: Tensor, held: ExpertWeights, counts: Tensor, *, with_norms: bool
+    module: Any, rows: Tensor, held: ExpertWeights, groups: Groups, *, with_norms: bool
 ) -> tuple[Tensor, Tensor | None]:
     """What each expert makes of its rows, and the norms of that.
 
@@ -253,13 +254,13 @@ def outputs_of(
         module: see `run_expert`.
         rows: `[assignments, width]`, sorted by expert.
         held: of all experts.
-        counts: `[experts]`, rows of each.
+        groups: rows of each.
 
     Returns:
         `[assignments, width]` and `[assignments]` float32, None without `with_norms`.
     """
     if has_grouped_kernel(rows, held.up) and has_grouped_kernel(rows, held.down):
-        outputs = _grouped(module, rows, held, counts)
+        outputs = _grouped(module, rows, held, groups.counts)
         return outputs, norms_of(outputs) if with_norms else None
     outputs = rows.new_empty(len(rows), held.down.shape[-1 if module.is_transposed else -2])
     norms = rows.new_empty(len(rows), dtype=torch.float32) if with_norms else None
@@ -271,9 +272,9 @@ def outputs_of(
         if norms is not None:
             norms[start:end] = norms_of(outputs[start:end])
 
-    spans = expert_spans(counts.tolist())
+    spans = expert_spans(groups.sizes)
     with dot_products(held.up.dtype, [end - start for _, start, end in spans]):
-        for_each_span(run, spans, shared_out=not rows.is_cuda and shares_out(held, counts.tolist()))
+        for_each_span(run, spans, shared_out=not rows.is_cuda and shares_out(held, groups.sizes))
     return outputs, norms
 
 

@@ -94,7 +94,7 @@ def _run_llama4(block: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     held = _Llama4Experts(block.experts)
     observer: Callable[[ExpertUse], None] | None = getattr(block.experts, "observer", None)
     outputs, norms = outputs_of(
-        held, rows, ExpertWeights.of(held), plan.counts, with_norms=observer is not None
+        held, rows, ExpertWeights.of(held), plan.groups, with_norms=observer is not None
     )
     if observer is not None and norms is not None:
         given = weights.float()

@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
-from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing, SparseFFN
 from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
 from tests.tiny import tiny_nllb_moe
 
-SPARSE_CALL = 5
-"""Of one sparse FFN with padding."""
+SPARSE_CALL = 1
+"""Of one sparse FFN; none where one kernel multiplies all experts. Real rows are found once for all of them."""
 
 STEP = 2
 """Of a decoding step, beside its sparse FFNs: transformers' own."""
-
-SPARSE_STEP = 5
-"""Of each sparse FFN of a decoding step."""
 
 
 def ours(waits: Counter[tuple[str, str]]) -> str:
@@ -34,7 +32,8 @@ def test_of_a_sparse_ffn(gpu: Gpu, dtype: torch.dtype, padded: bool) -> None:
     torch.manual_seed(0)
     module = SparseFFN(32, 64, 8, dtype=dtype).eval()
     states = torch.randn(2, 6, 32).to(dtype)
-    mask = torch.tensor([[1] * 6, [1] * 4 + [0] * 2]) if padded else None
+    real = torch.tensor([[1] * 6, [1] * 4 + [0] * 2]).bool()
+    mask = real[:, None, None, :].expand(2, 1, 6, 6) if padded else None
     with torch.no_grad():
         want = module(states, mask)
         with gpu:
@@ -45,10 +44,70 @@ def test_of_a_sparse_ffn(gpu: Gpu, dtype: torch.dtype, padded: bool) -> None:
             made = module(states, mask)
             waits = Counter(gpu.waits)
             assert not gpu.uploads, ours(gpu.uploads)
-            made = made.cpu()
-    assert sum(waits.values()) <= SPARSE_CALL - (not padded), ours(waits)
+            made, like = made.cpu(), (states.view(-1, 32), module.fc1_weight)
+    assert sum(waits.values()) == SPARSE_CALL * (not has_grouped_kernel(*like)), ours(waits)
     exact = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     torch.testing.assert_close(made, want, **exact)
+
+
+def test_of_a_step_with_padding(gpu: Gpu) -> None:
+    """Real tokens get what they do on a CPU, padding gets nothing and does not spread."""
+    torch.manual_seed(0)
+    module, states = SparseFFN(32, 64, 8).eval(), torch.randn(4, 1, 32)
+    states[2] = float("nan")
+    mask = torch.zeros(4, 1, 1, 3)
+    mask[2, ..., -1] = torch.finfo(torch.float32).min
+    with torch.no_grad():
+        want = module(states, mask)
+        with gpu:
+            module, states, mask = module.to(gpu.device), states.to(gpu.device), mask.to(gpu.device)
+            module(states, mask)
+            gpu.reset()
+            made = module(states, mask)
+            waits = Counter(gpu.waits)
+            made = made.cpu()
+    assert sum(waits.values()) <= SPARSE_CALL, ours(waits)
+    torch.testing.assert_close(made, want)
+    assert (made[2] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_of_one_expert_alone(gpu: Gpu, dtype: torch.dtype) -> None:
+    """Its rows are known to the host: a model that goes layer by layer waits for rows and outputs only."""
+    module, rows = SparseFFN(32, 64, 4, dtype=dtype).eval(), torch.randn(5, 32).to(dtype)
+    with gpu, torch.no_grad():
+        module, rows = module.to(gpu.device), rows.to(gpu.device)
+        weights = tuple(getattr(module, part)[1] for part in EXPERT_PARTS)
+        module.run_expert(rows, weights)
+        gpu.reset()
+        module.run_expert(rows, weights)
+        assert not gpu.waits, ours(gpu.waits)
+        assert not gpu.uploads, ours(gpu.uploads)
+
+
+@pytest.mark.parametrize("is_inference", [False, True])
+def test_of_finding_the_real_rows(gpu: Gpu, is_inference: bool) -> None:
+    """Once for all layers that are given one mask; anew for another, and where it has changed."""
+    module, states = SparseFFN(32, 64, 8).eval(), torch.randn(2, 6, 32)
+    seen: list[Routing] = []
+    module.observer = seen.append
+    with gpu, torch.inference_mode(is_inference), torch.no_grad():
+        module, states = module.to(gpu.device), states.to(gpu.device)
+        mask = torch.zeros(2, 1, 6, 6, device=gpu.device)
+        mask[1, ..., 4:] = torch.finfo(torch.float32).min
+        module(states, mask)
+        gpu.reset()
+        module(states, mask)
+        assert sum(gpu.waits.values()) <= SPARSE_CALL, ours(gpu.waits)
+        other = mask.clone()
+        other[0, ..., 5:] = torch.finfo(torch.float32).min
+        module(states, other)
+        found = [None if one.rows is None else one.rows.tolist() for one in seen]
+        assert found == [[*range(10)], [*range(10)], [*range(5), *range(6, 10)]]
+        if not is_inference:
+            mask.zero_()
+            module(states, mask)
+            assert seen[-1].rows is None
 
 
 def test_of_a_decoding_step(gpu: Gpu, tmp_path: Path) -> None:
@@ -72,5 +131,5 @@ def test_of_a_decoding_step(gpu: Gpu, tmp_path: Path) -> None:
         found = model.generate(**there, **search).cpu()
     assert torch.equal(found, want) or not isinstance(gpu, Pretend)
     assert len(steps) == 6
-    for waits in steps[2:]:  # the first steps are the encoder's and the prompt's
-        assert 0 < sum(waits.values()) <= STEP + sparse * SPARSE_STEP, ours(waits)
+    for waits in steps[2:]:  # the first have the encoder's and the prompt's
+        assert 0 < sum(waits.values()) <= STEP + sparse * SPARSE_CALL, ours(waits)

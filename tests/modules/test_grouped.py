@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 
 from prunecli.modules import grouped, threads
-from prunecli.modules.grouped import grouped_linear, has_grouped_kernel, run_experts
+from prunecli.modules.grouped import Groups, grouped_linear, has_grouped_kernel, run_experts
 from prunecli.modules.threads import in_threads
 
 D_MODEL, FFN = 256, 1024
@@ -64,7 +64,7 @@ def test_gradients_of_experts_without_rows_are_zero(counts: list[int]) -> None:
     torch.manual_seed(0)
     weight, bias = torch.randn(5, 6, 8, requires_grad=True), torch.randn(5, 6, requires_grad=True)
     tokens = torch.randn(sum(counts), 8, requires_grad=True)
-    grouped_linear(tokens, weight, bias, torch.tensor(counts)).square().sum().backward()
+    grouped_linear(tokens, weight, bias, Groups(torch.tensor(counts))).square().sum().backward()
     copies = [tensor.detach().clone().requires_grad_() for tensor in (tokens, weight, bias)]
     parts = copies[0].split(counts)
     made = [part @ copies[1][expert].t() + copies[2][expert] for expert, part in enumerate(parts)]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
+from prunecli.modules.grouped import Groups
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.threads import in_threads
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
@@ -138,7 +139,7 @@ class SparsePasses:
         with ExitStack() as stack:
             stack.enter_context(
                 runner(
-                    ffn, lambda rows, _counts: self._states.rows(routed.rows, 0, len(rows)).to(self._device)
+                    ffn, lambda rows, _groups: self._states.rows(routed.rows, 0, len(rows)).to(self._device)
                 )
             )
             stack.enter_context(unobserved(ffn))
@@ -157,8 +158,8 @@ class SparsePasses:
         """One pass up to the experts; `to_come` passes, this one among them, still need room."""
         attention: dict[int, Any] = {}
 
-        def leave(rows: Tensor, counts: Tensor) -> Tensor:
-            raise StopForward((rows, counts.tolist()))
+        def leave(rows: Tensor, groups: Groups) -> Tensor:
+            raise StopForward((rows, groups.sizes))
 
         with ExitStack() as stack:
             stack.enter_context(runner(ffn, leave))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prunecli.modules.grouped import Groups
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
@@ -65,7 +66,7 @@ class SparseGradients:
         """Inside, the layer computes with the outputs that are kept; what is yielded asks for their gradients."""
         found: list[tuple[Tensor, Stored]] = []
 
-        def answer(rows: Tensor, _counts: Tensor) -> Tensor:
+        def answer(rows: Tensor, _groups: Groups) -> Tensor:
             outputs = self._states.get(routed.rows).to(self._device).requires_grad_()
             found.append((outputs, self._states.put(rows.float())))
             return outputs
@@ -105,7 +106,7 @@ class SparseGradients:
     def answering(self, ffn: SparseFFN, sent: Sent) -> Iterator[None]:
         """Inside, the layer computes with the outputs that are kept, and their gradients become those of the rows."""
 
-        def answer(rows: Tensor, _counts: Tensor) -> Tensor:
+        def answer(rows: Tensor, _groups: Groups) -> Tensor:
             outputs = self._states.get(sent.routed.rows).to(self._device)
             gradients = self._states.get(sent.gradients).to(self._device, rows.dtype)
             made: Tensor = _Answer.apply(rows, outputs, gradients)  # type: ignore[no-untyped-call]

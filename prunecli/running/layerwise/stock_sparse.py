@@ -153,7 +153,6 @@ class StockPasses:
             stack.enter_context(remembering(stage, states, attention, SENT_BYTES, to_come))
             hidden, chosen, weights = self._replay.begin(forward, kept)
         plan = dispatch(chosen, experts.layer.num_experts)
-        counts = plan.counts.tolist()
         by_expert = torch.empty_like(weights).view(-1)
         by_expert[plan.position.view(-1)] = weights.reshape(-1)
         keeps = (
@@ -168,8 +167,8 @@ class StockPasses:
             tokens=states.put(plan.source),
             weights=states.put(by_expert),
             norms=states.empty((len(plan.source),), torch.float32),
-            starts=[0, *accumulate(counts)],
-            shared_out=self._device.type == "cpu" and shares_out(held, counts),
+            starts=[0, *accumulate(plan.groups.sizes)],
+            shared_out=self._device.type == "cpu" and shares_out(held, plan.groups.sizes),
             attention=attention,
         )
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prunecli.modules.grouped import Groups
 from prunecli.modules.replay import replaced
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_model import StockExperts
@@ -46,7 +47,7 @@ def answered(experts: StockExperts, function: Callable[[Tensor, Tensor, Tensor],
 
 
 @contextmanager
-def runner(ffn: SparseFFN, function: Callable[[Tensor, Tensor], Tensor]) -> Iterator[None]:
+def runner(ffn: SparseFFN, function: Callable[[Tensor, Groups], Tensor]) -> Iterator[None]:
     """Inside, `function` computes what the experts would."""
     before, ffn.runner = ffn.runner, function
     try:
