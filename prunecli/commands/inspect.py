@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,9 +10,6 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoName, DemoOption, checkpoint_or_demo
 from prunecli.commands.options import (
-    FIT_BATCH,
-    FIT_BEAM,
-    FIT_LENGTH,
     CheckpointArgument,
     FitBatchOption,
     FitBeamOption,
@@ -28,8 +24,9 @@ from prunecli.commands.outputs import check_table, write_table, written
 
 if TYPE_CHECKING:
     from prunecli.evaluation.capacity import Capacity
+    from prunecli.methods.experts.budget import Request
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.inventory import Inventory
+    from prunecli.model.inventory import Inventory, Quantisation
     from prunecli.model.mixtures import SparseLayer
     from prunecli.model.names import Surmise
 
@@ -57,9 +54,19 @@ def inspect(
             show_default=False,
         ),
     ] = None,
-    fit_batch: FitBatchOption = FIT_BATCH,
-    fit_beam: FitBeamOption = FIT_BEAM,
-    fit_length: FitLengthOption = FIT_LENGTH,
+    round_to: Annotated[
+        int,
+        typer.Option(
+            "--round-to",
+            min=1,
+            help="For --fit: experts kept are a multiple of N, as in prune-experts.",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = 1,
+    fit_batch: FitBatchOption = None,
+    fit_beam: FitBeamOption = None,
+    fit_length: FitLengthOption = None,
     demo: DemoOption = "translation",
     table: TableOption = None,
     force: ForceOption = False,
@@ -70,7 +77,6 @@ def inspect(
     Only headers are read (and 16 values of each tensor for the fingerprint that --json prints). With --fit, disk and
     matrix products are measured too, for two seconds or so.
     """
-    from prunecli.methods.experts.budget import balance_text, default_balance
     from prunecli.model.inventory import take_inventory
     from prunecli.tensors.dtypes import parse_dtype
     from prunecli.tensors.quantities import parse_size
@@ -79,12 +85,14 @@ def inspect(
     stored_as = None if dtype is None else parse_dtype(dtype)
     load = fit_load(fit, fit_batch, fit_beam, fit_length)
     if fit is None:
-        refuse_without_fit({"--dtype": dtype is not None, "--balance": balance is not None})
+        refuse_without_fit(
+            {"--dtype": dtype is not None, "--balance": balance is not None, "--round-to": round_to > 1}
+        )
     check_table(table, force=force)
     with _opened(checkpoint, demo) as opened:
         inventory = take_inventory(opened)
-        kept = balance or balance_text(default_balance(layer.original_experts for layer in inventory.layers))
-        answer = None if budget is None else _fits(opened, budget, stored_as, kept, load)
+        request = None if budget is None else _request(opened, balance, round_to)
+        answer = None if request is None else _fits(opened, budget or 0, stored_as, request, load)
         if json or table is not None:
             from prunecli.evaluation.capacity import fit_document
             from prunecli.results.inspection import Inspection
@@ -95,8 +103,8 @@ def inspect(
             console.print_json(inspection.to_json())
             return
         _show(opened, inventory)
-        if answer is not None:
-            words = ["prune-experts", str(checkpoint or opened.path), "--balance", kept]
+        if answer is not None and request is not None:
+            words = ["prune-experts", str(checkpoint or opened.path), *_how(opened, request, round_to)]
             _show_fits(answer, inventory, words, stored_as)
         if table is not None:
             console.note(written(table))
@@ -111,12 +119,35 @@ def _opened(checkpoint: Path | None, demo: DemoName) -> Checkpoint:
     return describe_checkpoint(checkpoint, say=console.note, progress=console.progress())
 
 
-def _fits(opened: Checkpoint, budget: int, dtype: str | None, balance: str, load: dict[str, int]) -> Capacity:
-    from prunecli.evaluation.capacity import what_fits
+def _request(opened: Checkpoint, balance: str | None, round_to: int) -> Request:
+    """How prune-experts removes experts, in whatever number."""
     from prunecli.methods.experts.budget import Request, parse_balance
-    from prunecli.model.cost import Load
+    from prunecli.methods.experts.options import ExpertOptions, check_kind, of_language_model
+    from prunecli.methods.experts.plan import request_of
 
-    return what_fits(opened, budget, dtype, Request(balance=parse_balance(balance)), Load(**load))
+    options = ExpertOptions(balance=None if balance is None else parse_balance(balance), round_to=round_to)
+    if opened.family is None or not opened.mixtures:
+        return Request()
+    check_kind(options, of_language_model(opened))
+    return request_of(opened, options, opened.mixtures)
+
+
+def _how(opened: Checkpoint, request: Request, round_to: int) -> list[str]:
+    """The options of prune-experts that say so."""
+    from prunecli.methods.experts.budget import balance_text
+    from prunecli.methods.experts.options import of_language_model
+
+    balance = [] if of_language_model(opened) else ["--balance", balance_text(request.balance)]
+    return balance + (["--round-to", str(round_to)] if round_to > 1 else [])
+
+
+def _fits(
+    opened: Checkpoint, budget: int, dtype: str | None, request: Request, load: dict[str, int]
+) -> Capacity:
+    from prunecli.evaluation.capacity import what_fits
+    from prunecli.model.cost import usual_load
+
+    return what_fits(opened, budget, dtype, request, usual_load(opened, **load))
 
 
 def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: str | None) -> None:
@@ -125,20 +156,11 @@ def _show_fits(fits: Capacity, inventory: Inventory, command: list[str], dtype: 
     Args:
         dtype: the type asked for; None: any will do.
     """
-    from prunecli.commands.inspect_fit import show_fits
-    from prunecli.tensors.dtypes import config_dtype
+    from prunecli.commands.inspect_fit import next_steps, show_fits
 
     show_fits(fits, inventory)
-    wanted = [whole for whole in fits.wholes if whole.fits and dtype in (None, whole.target)]
-    if fits.wholes[0].fits:
-        console.out("It fits as it is.")
-    elif unpruned := [whole for whole in wanted if whole.pruned is None]:
-        console.out(f"It fits in {unpruned[0].dtype}.")
-    elif ratios := [whole.pruned for whole in wanted if whole.pruned is not None]:
-        least = min(ratios, key=lambda fit: fit.ratio)
-        words = [*command, "--ratio", f"{least.ratio:g}"]
-        words += [] if least.dtype is None else ["--dtype", config_dtype(least.dtype)]
-        console.out(f"It does not fit with all its experts. Next: prunecli {shlex.join(words)}")
+    for line in next_steps(fits, command, dtype, quantised=bool(inventory.quantisation)):
+        console.out(line)
 
 
 def _show(opened: Checkpoint, inventory: Inventory) -> None:
@@ -177,10 +199,25 @@ def _show(opened: Checkpoint, inventory: Inventory) -> None:
         console.out(f"FFN: {changed}")
     if changed := describe_embeddings(inventory.tables):
         console.out(f"Embeddings: {changed}")
+    if inventory.quantisation is not None:
+        _show_quantisation(inventory.quantisation)
     if inventory.surmise is not None:
         _show_surmise(opened, inventory, inventory.surmise)
     if opened.structure.history:
         console.out("\n".join(["History:", *(f"  {_step(step)}" for step in opened.structure.history)]))
+
+
+def _show_quantisation(found: Quantisation) -> None:
+    ways = "; ".join(f"{count:,} matrices {scheme}" for scheme, count in found.schemes.items())
+    held = f"{ways}; " if ways else ""
+    method = found.method or "method not named"
+    console.out(f"Quantised: {method}: {held}{found.bits_per_parameter:.2f} bits a parameter over all")
+    if found.absent:
+        more = ", …" if len(found.absent) > 3 else ""
+        names = f"{', '.join(found.absent[:3])}{more}"
+        console.note(
+            f"config.json names {len(found.absent)} modules in its quantisation that are not there: {names}"
+        )
 
 
 def _shown(path: Path) -> str:
@@ -207,8 +244,6 @@ def _show_surmise(opened: Checkpoint, inventory: Inventory, found: Surmise) -> N
         console.out(f"{column}: {layers} layers, by their numbers")
     for group, experts in found.experts.items():
         console.out(f"{group}: {experts} experts, by their names")
-    if found.quantisation:
-        console.out(f"Quantised: {found.quantisation}")
     near = f" Its layers resemble those of {found.nearest}." if found.nearest else ""
     if found.text_type:
         near = f" It holds a language model, {found.text_type}, beside other parts."

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from prunecli.commands import console
 from prunecli.evaluation.capacity import BATCH_LENGTH, BATCH_TOKENS, ByLayer, Capacity, Whole
-from prunecli.evaluation.one_pass import SENTENCE_TOKENS, SENTENCES, OnePass
+from prunecli.evaluation.one_pass import SENTENCE_TOKENS, SENTENCES
+from prunecli.tensors.dtypes import config_dtype
 
 if TYPE_CHECKING:
     from prunecli.model.inventory import Inventory
@@ -35,30 +37,79 @@ def show_fits(fits: Capacity, inventory: Inventory) -> None:
     ]
     title = f"What fits in {console.bytes_text(fits.budget)}"
     console.show(console.table(title, ("way", "weights", "besides", "together", "fits"), rows))
-    for line in (*_assumed(fits), *_over(fits, inventory), *_time(fits.one_pass)):
+    for line in (*_assumed(fits), *_over(fits, inventory), *_time(fits)):
         console.out(line)
+
+
+def next_steps(
+    fits: Capacity, command: Sequence[str], dtype: str | None, *, quantised: bool
+) -> Iterator[str]:
+    """Whether it fits, and else `command` with the smallest ratio that does.
+
+    Args:
+        dtype: the type asked for; None: any will do.
+        quantised: as stored and decoded are two things to run then, and said apart.
+    """
+    if quantised:
+        for whole in (whole for whole in fits.wholes if whole.pruned is None):
+            same = [one for one in fits.wholes if one.target == whole.target]
+            way = "As stored" if whole.target is None else f"Decoded to {whole.dtype}"
+            yield f"{way}, {_next(same, command, None)}"
+        return
+    if fits.wholes[0].fits:
+        yield "It fits as it is."
+        return
+    wanted = [whole for whole in fits.wholes if dtype in (None, whole.target)]
+    if unpruned := [whole for whole in wanted if whole.pruned is None and whole.fits]:
+        yield f"It fits in {unpruned[0].dtype}."
+    elif fits.ratio is not None:
+        line = _next([whole for whole in wanted if whole.pruned is not None], command, "--dtype")
+        yield line[0].upper() + line[1:]
+
+
+def _next(ways: Sequence[Whole], command: Sequence[str], cast: str | None) -> str:
+    """Of ways of one type, or (with the option that casts to it) of several, that which keeps the most."""
+    if any(way.pruned is None and way.fits for way in ways):
+        return "it fits as it is."
+    ratios = [way.pruned for way in ways if way.pruned is not None and way.fits]
+    if not ratios:
+        return "it does not fit, and no ratio of its experts makes it."
+    least = min(ratios, key=lambda fit: fit.ratio)
+    words = [*command, "--ratio", f"{least.ratio:g}"]
+    words += [cast, config_dtype(least.dtype)] if cast and least.dtype is not None else []
+    return f"it does not fit with all its experts. Next: prunecli {shlex.join(words)}"
 
 
 def _way(way: Whole | ByLayer) -> str:
     if isinstance(way, ByLayer):
         return f"layer by layer, {way.dtype}"
-    stored = ", as stored" if way.as_stored else ""
+    stored = ", as stored" if way.as_stored else ", decoded" if way.is_decoded else ""
     return f"{'whole' if way.pruned is None else f'ratio {way.pruned.ratio:g}'}, {way.dtype}{stored}"
 
 
 def _assumed(fits: Capacity) -> Iterator[str]:
     load = fits.load
-    sentences = "1 sentence" if load.batch == 1 else f"{load.batch} sentences"
+    named = "text" if not fits.layered else "sentence"
+    sentences = f"1 {named}" if load.batch == 1 else f"{load.batch} {named}s"
     yield (
         f"Whole: {sentences} decoding, beam {load.beam}, {load.length} tokens, and 10 % of the memory free."
     )
-    if pruned := [whole.pruned for whole in fits.wholes if whole.pruned is not None]:
+    first = fits.wholes[0]
+    if not fits.layered:
+        yield (
+            f"Besides: {console.bytes_text(first.cache)} of keys, values and states, "
+            f"{console.bytes_text(first.activations)} of activations."
+        )
+    yield from fits.unknown
+    if pruned := {whole.pruned.keep: whole.pruned for whole in fits.wholes if whole.pruned is not None}:
         yield (
             "; ".join(
-                f"ratio {fit.ratio:g} keeps {fit.keep:,} of {fit.held:,} experts" for fit in pruned
+                f"ratio {fit.ratio:g} keeps {fit.keep:,} of {fit.held:,} experts" for fit in pruned.values()
             ).capitalize()
             + "."
         )
+    if not fits.layered:
+        return
     yield f"Layer by layer (--memory): batches of {BATCH_TOKENS:,} tokens, {BATCH_LENGTH} a sentence."
     if tokens := [f"{way.tokens:,} in {way.dtype}" for way in fits.layered if way.tokens is not None]:
         yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
@@ -79,7 +130,10 @@ def _over(fits: Capacity, inventory: Inventory) -> Iterator[str]:
     yield "How much smaller these make it is yours to choose; --dry-run says the bytes."
 
 
-def _time(single: OnePass) -> Iterator[str]:
+def _time(fits: Capacity) -> Iterator[str]:
+    single = fits.one_pass
+    if single is None:
+        return
     text = f"{SENTENCES} sentences, {SENTENCE_TOKENS} tokens, 1 pair"
     yield f"Layer by layer over FLORES-200 dev (assumed: {text}):"
     cached = "" if single.disk.from_disk else " (perhaps from the system's memory)"

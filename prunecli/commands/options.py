@@ -181,13 +181,35 @@ DtypeOption = Annotated[
         show_default=False,
     ),
 ]
-FIT_BATCH, FIT_BEAM, FIT_LENGTH = 1, 4, 128
 FitBatchOption = Annotated[
-    int, typer.Option("--fit-batch", min=1, metavar="N", help="For --fit: sentences decoded at a time.")
+    int | None,
+    typer.Option(
+        "--fit-batch",
+        min=1,
+        metavar="N",
+        help="For --fit: sentences or texts decoded at a time. Default: 1.",
+        show_default=False,
+    ),
 ]
-FitBeamOption = Annotated[int, typer.Option("--fit-beam", min=1, metavar="N", help="For --fit: beam size.")]
+FitBeamOption = Annotated[
+    int | None,
+    typer.Option(
+        "--fit-beam",
+        min=1,
+        metavar="N",
+        help="For --fit: beam size. Default: 4, of language models 1.",
+        show_default=False,
+    ),
+]
 FitLengthOption = Annotated[
-    int, typer.Option("--fit-length", min=1, metavar="N", help="For --fit: tokens of a sentence.")
+    int | None,
+    typer.Option(
+        "--fit-length",
+        min=1,
+        metavar="N",
+        help="For --fit: tokens of a sentence. Default: 128; of language models 4,096, or all their positions.",
+        show_default=False,
+    ),
 ]
 TableOption = Annotated[
     Path | None,
@@ -220,20 +242,16 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no p
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def fit_load(fit: str | None, batch: int, beam: int, length: int) -> dict[str, int]:
-    """What decodes in the memory of `--fit`.
+def fit_load(fit: str | None, batch: int | None, beam: int | None, length: int | None) -> dict[str, int]:
+    """What of the load that decodes in the memory of `--fit` was chosen.
 
     Raises:
         UsageError: something was chosen, and there is no `--fit`.
     """
-    chosen = {
-        "--fit-batch": batch != FIT_BATCH,
-        "--fit-beam": beam != FIT_BEAM,
-        "--fit-length": length != FIT_LENGTH,
-    }
+    given = {"batch": batch, "beam": beam, "length": length}
     if fit is None:
-        refuse_without_fit(chosen)
-    return {"batch": batch, "beam": beam, "length": length}
+        refuse_without_fit({f"--fit-{name}": value is not None for name, value in given.items()})
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def refuse_without_fit(chosen: Mapping[str, bool]) -> None:

@@ -11,9 +11,6 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption
 from prunecli.commands.options import (
-    FIT_BATCH,
-    FIT_BEAM,
-    FIT_LENGTH,
     CheckpointArgument,
     ConfigOnlyOption,
     DryRunOption,
@@ -232,9 +229,9 @@ def prune_experts(
         ),
     ] = False,
     dtype: DtypeOption = None,
-    fit_batch: FitBatchOption = FIT_BATCH,
-    fit_beam: FitBeamOption = FIT_BEAM,
-    fit_length: FitLengthOption = FIT_LENGTH,
+    fit_batch: FitBatchOption = None,
+    fit_beam: FitBeamOption = None,
+    fit_length: FitLengthOption = None,
     seed: SeedOption = 0,
     demo: DemoOption = "translation",
     stream: StreamOption = False,

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.evaluation.one_pass import OnePass, measure_pass, pass_document
 from prunecli.methods.experts.budget import Request
-from prunecli.methods.experts.memory_fit import MemoryFit, fit_payload, margin_bytes, nearest_ratio
+from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
+from prunecli.model.cache import find_cache
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
+from prunecli.model.quantised import method_of
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:
@@ -22,17 +24,22 @@ BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
 """Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence."""
 
+TEXT_RATIOS = (0.25, 0.5, 0.75)
+"""Of the experts of language models: what is left of them is said whether or not the model fits."""
+
 
 @dataclass(frozen=True)
 class Whole:
     """The whole model, or what is left of it, decoding.
 
     Attributes:
-        dtype: of the weights, as in config.json.
-        target: what they are cast to, as in safetensors; None: as stored.
+        dtype: of the weights, as in config.json; of quantised ones as they are stored, the method.
+        target: what they are cast to, or decoded to, as in safetensors; None: as stored.
         as_stored: whether no weight is cast.
+        is_decoded: whether quantised weights are held as what they stand for, as prunecli and CPUs run them.
         weights: bytes.
-        decoding: bytes of the attention cache and of the activations.
+        cache: bytes of the attention cache.
+        activations: bytes of those.
         needed: bytes of the smallest memory that holds both and the margin.
         fits: whether the memory asked for holds them.
         pruned: the experts that are removed; None: none.
@@ -42,10 +49,12 @@ class Whole:
     target: str | None
     as_stored: bool
     weights: int
-    decoding: int
+    cache: int
+    activations: int
     needed: int
     fits: bool
     pruned: MemoryFit | None = None
+    is_decoded: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,23 +88,26 @@ class Capacity:
         budget: the memory, in bytes.
         load: what decodes in it.
         wholes: the model in each type, then what is left of it where it does not fit and has experts.
-        layered: running layer by layer.
+        layered: running layer by layer; none of models that prunecli does not build.
         one_pass: how long that takes.
         ratio: of the experts to remove in the type asked for, or as stored; None: the model has no experts.
+        unknown: plain lines on what could not be counted.
     """
 
     budget: int
     load: Load
     wholes: tuple[Whole, ...]
     layered: tuple[ByLayer, ...]
-    one_pass: OnePass
+    one_pass: OnePass | None
     ratio: MemoryFit | None
+    unknown: tuple[str, ...] = ()
 
 
 def what_fits(
     checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load
 ) -> Capacity:
-    """Reckon from headers, build the model without weights, and measure the machine for about two seconds.
+    """Reckon from headers; where prunecli builds the model, build it without weights, and measure the machine for
+    about two seconds.
 
     Args:
         budget: bytes.
@@ -107,25 +119,37 @@ def what_fits(
         UnsupportedModelError: the family is not declared.
         CheckpointError: tensors that do not fit config.json, or cannot be read.
     """
-    whole_ways = [_whole(checkpoint, budget, target, load) for target in _dtypes(checkpoint, dtype)]
-    pruned = []
-    sparse = bool(checkpoint.mixtures)
-    for target, whole in zip(_dtypes(checkpoint, dtype), whole_ways, strict=True):
+    family = checkpoint.family or checkpoint.require_architecture()
+    stock = checkpoint.runs_stock
+    sparse = bool(family.mixture and checkpoint.mixtures) and not checkpoint.has_constants
+    targets = _dtypes(checkpoint, dtype)
+    ways = [_whole(checkpoint, budget, target, load) for target in targets]
+    pruned: list[Whole] = []
+    for target, whole in zip(targets, ways, strict=True):
+        fits = []
+        if sparse and stock and (checkpoint.quantised or target == targets[0]):
+            fits = list(at_ratios(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target))
         if sparse and not whole.fits:
-            pruned.append(_pruned(whole, nearest_ratio(checkpoint, budget, load, request, dtype=target)))
+            nearest = nearest_ratio(checkpoint, budget, load, request, dtype=target)
+            fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
+        pruned += [_pruned(whole, fit) for fit in sorted(fits, key=lambda fit: fit.ratio)]
     return Capacity(
         budget,
         load,
-        (*whole_ways, *pruned),
-        tuple(_by_layer(checkpoint, budget)),
-        measure_pass(checkpoint, sparse=sparse),
+        (*ways, *pruned),
+        () if stock else tuple(_by_layer(checkpoint, budget)),
+        None if stock else measure_pass(checkpoint, sparse=sparse),
         nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None,
+        find_cache(checkpoint).unknown if stock else (),
     )
 
 
 def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
-    """The type asked for or None, and those of 32 and 16 bits that it is not one of."""
+    """The type asked for or None, and those of 32 and 16 bits that it is not one of; of quantised weights None, and
+    what they are decoded to where that is known."""
     first = None if asked is None else parse_dtype(asked)
+    if method_of(checkpoint.config) or checkpoint.quantised:
+        return [None, first or checkpoint.value_dtype] if checkpoint.quantised else [None]
     floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
     alone = first or (floats.pop() if len(floats) == 1 else None)
     same = 0 if alone is None else itemsize(alone)
@@ -134,16 +158,22 @@ def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
 
 def _whole(checkpoint: Checkpoint, budget: int, target: str | None, load: Load) -> Whole:
     weights = weight_bytes(checkpoint, target)
-    decoding = sum(decoding_bytes(checkpoint, load, target))
+    cache, activations = decoding_bytes(checkpoint, load, target)
+    total = weights + cache + activations
     floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
+    named = config_dtype(target or stored_dtype(checkpoint))
+    if target is None and checkpoint.quantised:
+        named = method_of(checkpoint.config) or next(iter(checkpoint.quantised.values())).scheme
     return Whole(
-        config_dtype(target or stored_dtype(checkpoint)),
+        named,
         target,
-        target is None or floats <= {target},
+        target is None or (not checkpoint.quantised and floats <= {target}),
         weights,
-        decoding,
-        _memory_for(weights + decoding),
-        weights + decoding <= budget - margin_bytes(budget),
+        cache,
+        activations,
+        _memory_for(total),
+        total <= budget - margin_bytes(budget),
+        is_decoded=target is not None and bool(checkpoint.quantised),
     )
 
 
@@ -238,7 +268,8 @@ def fit_document(fits: Capacity) -> Fit:
         "beam": fits.load.beam,
         "length": fits.load.length,
         **({} if fits.ratio is None or not fits.ratio.fits else fit_payload(fits.ratio)),
-        "pass": pass_document(fits.one_pass),
+        **({} if fits.one_pass is None else {"pass": pass_document(fits.one_pass)}),
+        **({"unknown": list(fits.unknown)} if fits.unknown else {}),
     }
     by_layer = [
         Way(
@@ -268,7 +299,8 @@ def _way(whole: Whole) -> Way:
         dtype=whole.dtype,
         as_stored=whole.as_stored,
         weight_bytes=whole.weights,
-        decoding_bytes=whole.decoding,
+        cache_bytes=whole.cache,
+        decoding_bytes=whole.cache + whole.activations,
         needed_bytes=whole.needed,
         fits=whole.fits,
         **experts,

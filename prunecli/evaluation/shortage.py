@@ -23,7 +23,7 @@ def remedy(error: MemoryShortError) -> str:
     with open_model(shortage.checkpoint) as checkpoint:
         ways = list(_ways(checkpoint, shortage))
         said = f"What fits: {'; '.join(ways)}." if ways else str(error.remedy)
-        if checkpoint.runs_stock:
+        if checkpoint.family is None:
             return said
     return f"{said} More: prunecli inspect {shortage.checkpoint} --fit {option_size(shortage.free)}"
 
@@ -40,9 +40,9 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
             yield f"--dtype bfloat16 ({bytes_text(smaller)})"
-    if checkpoint.runs_stock:
+    if checkpoint.family is None:
         return
-    if shortage.by_layer:
+    if shortage.by_layer and not checkpoint.runs_stock:
         memory = int(LAYERS_SHARE * shortage.free)
         if _smallest_by_layer(checkpoint, shortage) <= memory:
             yield f"{shortage.by_layer} {option_size(memory)}"
@@ -61,21 +61,25 @@ def _smallest_by_layer(checkpoint: Checkpoint, shortage: Shortage) -> int:
 
 def _pruned(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     """The smallest ratio of experts to remove, in 16 bits where the weights are not trained."""
-    from prunecli.methods.experts.budget import Request
     from prunecli.methods.experts.memory_fit import MARGIN, nearest_ratio
+    from prunecli.methods.experts.options import ExpertOptions
+    from prunecli.methods.experts.plan import request_of
     from prunecli.model.cost import Load, stored_dtype
     from prunecli.tensors.dtypes import config_dtype, itemsize, parse_dtype
 
-    if not checkpoint.mixtures:
+    if not checkpoint.mixtures or checkpoint.has_constants:
         return
     stored, dtype = stored_dtype(checkpoint), parse_dtype(shortage.dtype)
     if dtype == "F32" and not shortage.trains:
         dtype = stored if itemsize(stored) == 2 else "BF16"
     budget = int(shortage.room / (1 - MARGIN))  # what decoding takes is counted in room
-    fit = nearest_ratio(checkpoint, budget, Load(1, 1, 1), Request(), dtype=dtype)
+    request = request_of(checkpoint, ExpertOptions(), checkpoint.mixtures)
+    fit = nearest_ratio(checkpoint, budget, Load(1, 1, 1), request, dtype=dtype)
     if not fit.fits or fit.keep == fit.held:
         return
-    cast = f" --dtype {config_dtype(dtype)}" if itemsize(stored) > itemsize(dtype) else ""
+    # Of quantised weights no other type can be written: they are decoded to it as the model is run.
+    casts = itemsize(stored) > itemsize(dtype) and not checkpoint.quantised
+    cast = f" --dtype {config_dtype(dtype)}" if casts else ""
     size = bytes_text(fit.dense + fit.experts)
     yield f"prune-experts {checkpoint.path} --ratio {fit.ratio:g}{cast} first ({size})"
 

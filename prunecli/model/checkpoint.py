@@ -252,7 +252,7 @@ class Checkpoint(TensorReader):
         if self.family is not None and self.architecture is None:
             raise UnsupportedModelError(
                 f"{self.path}: of a model of type {self.model_type} prunecli changes the experts alone",
-                "prune-experts, collect-gates, finetune, evaluate and bench-latency work, and inspect without --fit.",
+                "prune-experts, collect-gates, finetune, evaluate, bench-latency and inspect work.",
             )
         if self.architecture is None:
             supported = ", ".join((*FAMILIES, *WHOLE_MIXTURES))
@@ -273,7 +273,7 @@ class Checkpoint(TensorReader):
             raise UnsupportedModelError(
                 f"{self.path}: a model of type {self.model_type} runs in its stock class alone, which only "
                 "collect-gates and evaluate run layer by layer",
-                "Leave --memory or inspect's --fit out.",
+                "Leave --memory out.",
             )
         return family
 

@@ -12,6 +12,9 @@ less where query heads share them) and w bytes per value:
 
 A model that is an encoder alone does not decode: one batch goes through it, and beams do not count.
 
+Of mixtures that run in their stock class, what layers keep is that of `model.cache`, and the widest layer's once more,
+since it is copied as it grows; "widest FFN" is the widest matrix of a layer, or what the experts of a token are wide.
+
 **Operations** are those of the matrix products of weights alone. Left out are attention's scores and weighted sums
 (they grow with the length of a sentence, and are small beside the products up to about d_model tokens), norms,
 activations, and units in the place of a table of embeddings.
@@ -24,12 +27,15 @@ from dataclasses import dataclass
 from math import prod
 
 from prunecli.architectures import Architecture
+from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.architectures.records import Attention, Side
+from prunecli.model.cache import find_cache, text_config, text_layers
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import Sizes, class_names
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
-from prunecli.model.mixtures import experts_per_token
+from prunecli.model.mixtures import SparseLayer, experts_per_token
+from prunecli.model.quantised import owners_of
 from prunecli.tensors.dtypes import is_float, itemsize
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -75,6 +81,24 @@ class Load:
     length: int = 128
 
 
+TEXT_LENGTH = 4096
+
+
+def usual_load(checkpoint: Checkpoint, **chosen: int) -> Load:
+    """What decodes where no more is said than `chosen`: of language models one text of 4,096 tokens, or of as many as
+    have positions."""
+    family = checkpoint.family
+    if (
+        family is None
+        or family.auto_class == SEQ2SEQ
+        or {stack.side for stack in family.stacks} == {"encoder"}
+    ):
+        return Load(**chosen)
+    positions = text_config(checkpoint.config).get("max_position_embeddings")
+    length = min(TEXT_LENGTH, positions) if isinstance(positions, int) and positions > 0 else TEXT_LENGTH
+    return Load(**{"beam": 1, "length": length, **chosen})
+
+
 def token_products(layout: ModelLayout) -> Products:
     """What one token costs: removed heads, attentions and FFNs nothing, shared ones as often as they run, and of a
     sparse layer the router and the experts that a token is sent to.
@@ -103,6 +127,24 @@ def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
     return sum(info.cast(target).nbytes for info in checkpoint.unquantised.values())
 
 
+def tensor_bytes(checkpoint: Checkpoint, target: str | None) -> dict[str, int]:
+    """Name -> bytes of each stored tensor in the type `target`; of a quantised weight all under that of its values."""
+    if target is None:
+        return {name: info.nbytes for name, info in checkpoint.tensors.items()}
+    owners = owners_of(checkpoint.quantised.values())
+    named = {name: weight.name for name, weight in owners.items() if weight.parts["values"] == name}
+    kept = {name: named.get(name, "" if name in owners else name) for name in checkpoint.tensors}
+    values = checkpoint.unquantised
+    return {name: values[own].cast(target).nbytes if own in values else 0 for name, own in kept.items()}
+
+
+def expert_bytes(sizes: Mapping[str, int], layer: SparseLayer) -> int:
+    """Bytes of one expert of the layer and of its rows of the router, where tensors have these sizes."""
+    own = (layer.expert_tensor(layer.computed[0], suffix) for suffix in layer.expert_tensors)
+    shared = {*layer.router_tensors, *layer.cut}
+    return sum(sizes[name] for name in own) + sum(sizes[name] for name in shared) // layer.num_experts
+
+
 def head_bytes(checkpoint: Checkpoint, target: str | None) -> int:
     """Bytes of the output layer, or of the table that it shares, in the type `target`; None: as stored.
 
@@ -121,6 +163,8 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
         UnsupportedModelError: the family is not declared.
         CheckpointError: config.json lacks a size.
     """
+    if checkpoint.family is not None and checkpoint.runs_stock:
+        return _mixture_bytes(checkpoint, load, itemsize(target or stored_dtype(checkpoint)))
     family = checkpoint.require_architecture()
 
     def size(key: str) -> int:
@@ -149,6 +193,22 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     widest = max(size(stack.ffn.width) for stack in family.stacks)
     encoder = load.batch * load.length * (4 * hidden + widest) * width + rows * hidden
     return cache, encoder + sequences * size("vocab_size") * 3 * 4
+
+
+def _mixture_bytes(checkpoint: Checkpoint, load: Load, width: int) -> tuple[int, int]:
+    cache, sequences = find_cache(checkpoint), load.batch * load.beam
+    copied = max((layer.bytes(sequences, load.length, width) for layer in cache.layers), default=0)
+    sparse = checkpoint.require_mixtures()
+    hidden = checkpoint.tensors[sparse[0].router_tensors[0]].shape[1]
+    values = tensor_bytes(checkpoint, "F32")
+    expert = max(expert_bytes(values, layer) for layer in sparse) // itemsize("F32")
+    layers = text_layers(checkpoint).values()
+    matrices = (info.shape[0] for own in layers for info in own.values() if len(info.shape) == 2)
+    widest = max(*matrices, sparse[0].top_k * expert // (2 * hidden))
+    vocabulary = text_config(checkpoint.config).get("vocab_size")
+    rows = load.batch * load.length * (4 * hidden + widest) * width
+    scores = sequences * (vocabulary if isinstance(vocabulary, int) else 0) * 3 * 4
+    return cache.bytes(sequences, load.length, width), rows + copied + scores
 
 
 def stored_dtype(checkpoint: Checkpoint) -> str:

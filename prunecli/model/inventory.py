@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prunecli.architectures.records import Side
 from prunecli.model.attention import AttentionLayer
@@ -13,7 +17,13 @@ from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import SparseLayer, parts_of
 from prunecli.model.names import Surmise, surmise
-from prunecli.model.quantised import owners_of
+from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
+
+MODULES = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
+"""A plain name of a module: no pattern, and no last part alone, which stands for many ("lm_head", "gate")."""
+
+NUMBERED = re.compile(r"^(?:[^.\d]\w*\.)+(?=\w+\.\d)")
+"""What stands before the layers: other programs have other names for the stack ("model.", "model.language_model.")."""
 
 PARTS = ("embeddings", "attention", "ffn", "experts", "router", "norm", "other")
 
@@ -48,6 +58,27 @@ class StackLayers:
 
 
 @dataclass(frozen=True)
+class Quantisation:
+    """How a checkpoint is quantised.
+
+    Attributes:
+        method: that config.json names ("awq"); "" where it names none.
+        schemes: how weights are stored, "scaled, 8 bits, blocks of 128 x 128" -> how many are, the most first.
+        weights: how many are quantised, stacked ones as often as they have matrices.
+        parameters: that these stand for.
+        bits_per_parameter: stored bits over parameters, of the whole checkpoint.
+        absent: modules that config.json names in full as quantised or not, and of which there is no tensor.
+    """
+
+    method: str
+    schemes: Mapping[str, int]
+    weights: int
+    parameters: int
+    bits_per_parameter: float
+    absent: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Inventory:
     """What a checkpoint holds.
 
@@ -61,6 +92,7 @@ class Inventory:
         tables: the token embeddings; None where the family does not declare them.
         total: of all tensors.
         surmise: what the names of tensors suggest, where the family is not declared.
+        quantisation: how it is quantised; None: it is not.
     """
 
     parts: Mapping[str, Amount]
@@ -72,6 +104,7 @@ class Inventory:
     tables: TokenTables | None
     total: Amount
     surmise: Surmise | None = None
+    quantisation: Quantisation | None = None
 
 
 def take_inventory(checkpoint: Checkpoint) -> Inventory:
@@ -97,6 +130,7 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         part = of_mixtures.get(name, "other") if layout is None else layout.part(logical)
         by_part[part] = by_part.get(part, Amount()) + amount
         by_dtype[info.dtype] = by_dtype.get(info.dtype, Amount()) + amount
+    total = sum(by_part.values(), Amount())
     return Inventory(
         parts={part: by_part[part] for part in PARTS if part in by_part},
         dtypes=dict(sorted(by_dtype.items(), key=lambda item: (-item[1].bytes, item[0]))),
@@ -105,9 +139,65 @@ def take_inventory(checkpoint: Checkpoint) -> Inventory:
         attentions=() if layout is None else layout.attentions,
         ffns=() if layout is None else layout.ffns,
         tables=_tables(checkpoint),
-        total=sum(by_part.values(), Amount()),
+        total=total,
         surmise=None if checkpoint.architecture else surmise(checkpoint.config, checkpoint.tensors),
+        quantisation=_quantisation(checkpoint, total),
     )
+
+
+def _quantisation(checkpoint: Checkpoint, total: Amount) -> Quantisation | None:
+    method = method_of(checkpoint.config)
+    if not method and not checkpoint.quantised:
+        return None
+    schemes, weights, parameters = Counter[str](), 0, 0
+    for weight in checkpoint.quantised.values():
+        shape = checkpoint.unquantised[weight.name].shape
+        matrices = math.prod(shape[:-2])
+        weights, parameters = weights + matrices, parameters + math.prod(shape)
+        schemes[_scheme(weight)] += matrices
+    bits = 8 * total.bytes / max(1, total.parameters)
+    absent = absent_modules(settings_of(checkpoint.config), checkpoint.tensors)
+    return Quantisation(method, dict(schemes.most_common()), weights, parameters, bits, absent)
+
+
+def _scheme(weight: QuantisedWeight) -> str:
+    rows, columns = weight.block
+    shape = weight.shape or ()
+    if weight.scheme == "bitsandbytes":
+        shared = ""
+    elif (rows, columns) == tuple(shape[-2:]):
+        shared = ", one scale each"
+    elif rows > 1:
+        shared = f", blocks of {rows} x {columns}"
+    else:
+        shared = ", a scale for each row" if columns == shape[-1] else f", groups of {columns}"
+    return f"{weight.scheme}, {weight.bits} bits{shared}"
+
+
+def absent_modules(settings: Mapping[str, Any], tensors: Iterable[str]) -> tuple[str, ...]:
+    """The plain names of modules in what config.json says of the quantisation that no tensor has in its own.
+
+    Args:
+        settings: of `settings_of`.
+        tensors: full names.
+    """
+    named = dict.fromkeys(_listed(settings))
+    if not named:
+        return ()
+    held = set[str]()
+    for name in tensors:
+        parts = name.split(".")
+        held |= {".".join(parts[a:b]) for a in range(len(parts)) for b in range(a + 2, len(parts) + 1)}
+    return tuple(name for name in named if NUMBERED.sub("", name) not in held)
+
+
+def _listed(value: Any) -> Iterator[str]:
+    """Names in lists, however deep."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            yield from _listed(item)
+    elif isinstance(value, list):
+        yield from (item for item in value if isinstance(item, str) and MODULES.fullmatch(item))
 
 
 def _stacks(layout: ModelLayout) -> tuple[StackLayers, ...]:

@@ -63,7 +63,7 @@ def decoding(load: Load) -> Beside:
     """Attention cache and activations of a model that decodes `load`; of an undeclared family nothing is known."""
 
     def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
-        if checkpoint.architecture is None:
+        if checkpoint.family is None:
             return {}
         return {"decoding": sum(decoding_bytes(checkpoint, load, parse_dtype(str(dtype))))}
 

@@ -72,6 +72,7 @@ class Way(Record):
     dtype: str = ""
     as_stored: bool | None = None
     weight_bytes: Count
+    cache_bytes: Count | None = None
     decoding_bytes: Count | None = None
     needed_bytes: Count
     fits: bool
@@ -133,6 +134,7 @@ class Fit(Record):
     pruned: list[Way]
     by_layer: LayerWays
     one_pass: Pass | None = Field(default=None, alias="pass")
+    unknown: list[str] = Field(default_factory=list)
 
 
 class Surmise(Record):
@@ -145,6 +147,17 @@ class Surmise(Record):
     quantisation: str = ""
     text_type: str = ""
     nearest: str = ""
+
+
+class Quantisation(Record):
+    """How it is quantised: stored how -> matrices, bits over all parameters, modules that are named and not there."""
+
+    method: str = ""
+    schemes: dict[str, Count] = Field(default_factory=dict)
+    weights: Count = 0
+    parameters: Count = 0
+    bits_per_parameter: float = 0.0
+    absent: list[str] = Field(default_factory=list)
 
 
 class Inspection(Document):
@@ -162,6 +175,7 @@ class Inspection(Document):
     embedding: dict[str, Any] = Field(default_factory=dict)
     files: list[dict[str, Any]] = Field(default_factory=list)
     surmise: Surmise | None = None
+    quantisation: Quantisation | None = None
     history: list[dict[str, Any]] = Field(default_factory=list)
     fit: Fit | None = None
 
@@ -208,6 +222,7 @@ class Inspection(Document):
                 "embedding": {} if inventory.tables is None else inventory.tables.change.to_json(),
                 "files": files,
                 "surmise": inventory.surmise,
+                "quantisation": inventory.quantisation,
                 "history": checkpoint.structure.history,
                 **({} if fit is None else {"fit": fit}),
             }

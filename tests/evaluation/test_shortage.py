@@ -25,7 +25,9 @@ from prunecli.modules import building, precision
 from prunecli.training import train as training
 from tests.commands.calls import Result, call, refused
 from tests.families import tiny_family
-from tests.tiny import tiny_nllb_moe
+from tests.quantising import quantise
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
 DATA = ("--data", "text", "--pairs", "eng_Latn-fra_Latn")
@@ -171,3 +173,29 @@ def test_a_unit_that_does_not_fit_is_not_fitted(folder: Path, monkeypatch: pytes
 )
 def test_sizes_that_options_take(count: int, text: str) -> None:
     assert option_size(count) == text
+
+
+@pytest.mark.parametrize("scheme", [None, "fp8"])
+def test_of_language_models_too(scheme: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_mixture("glm4_moe").bfloat16().save_pretrained(folder / "plain")
+    write_plain_tokenizer(folder / "plain")
+    if scheme is None:
+        (folder / "plain").rename(folder / "glm")
+    else:
+        quantise(
+            folder / "plain", folder / "glm", folder / "decoded", scheme, lambda name: "experts." in name
+        )
+    with open_model(folder / "glm") as checkpoint:
+        free = sum(2 * info.numel for info in checkpoint.unquantised.values()) * 9 // 10
+    monkeypatch.setattr(precision, "multiplies_natively", lambda *_: True)
+    monkeypatch.setattr(precision, "new_memory", lambda _device: free)
+    made = call(evaluate, "glm", "--task", "lm", "--text", "lines")
+    refused(made, "are free", 1)
+    found = re.search(r"prune-experts glm --ratio ([\d.]+) first \(", made.err)
+    assert found, made.err
+    assert "More: prunecli inspect glm --fit" in made.err
+    pruned = call(prune_experts, "glm", "--metric", "random", "--ratio", found[1], "-o", "less")
+    assert pruned.status == 0, pruned.err
+    with open_model(folder / "less") as checkpoint:
+        left = sum(2 * info.numel for info in checkpoint.unquantised.values())
+    assert left <= 0.9 * free

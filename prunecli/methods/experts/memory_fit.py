@@ -6,22 +6,21 @@ Memory = weights in the target type + what decoding holds at a stated batch, bea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil, floor
 from typing import TYPE_CHECKING, Any
 
-from prunecli.errors import UnsupportedModelError, UsageError
-from prunecli.methods.experts.budget import Request, kept_counts
-from prunecli.model.cost import Load, decoding_bytes
-from prunecli.model.cost import weight_bytes as weight_bytes
-from prunecli.model.mixtures import SparseLayer
+from prunecli.errors import UsageError
+from prunecli.methods.experts.budget import Request, keep_count, kept_counts
+from prunecli.model.cost import Load, decoding_bytes, expert_bytes, tensor_bytes, usual_load
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.quantities import bytes_text
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.mixtures import SparseLayer
 
 MARGIN = Fraction(1, 10)
 """Part of the memory that is left free."""
@@ -75,18 +74,20 @@ def smallest_ratio(
     budget_bytes: int,
     *,
     dtype: str | None = None,
-    batch: int = 1,
-    beam: int = 4,
-    length: int = 128,
     request: Request | None = None,
+    **load: int,
 ) -> MemoryFit:
     """As `nearest_ratio`, where there is one that fits.
+
+    Args:
+        checkpoint, budget_bytes, dtype, request: as there.
+        load: `batch`, `beam` and `length`; else as `usual_load`.
 
     Raises:
         UsageError: not even the smallest model fits.
     """
     request = request or Request()
-    found = nearest_ratio(checkpoint, budget_bytes, Load(batch, beam, length), request, dtype=dtype)
+    found = nearest_ratio(checkpoint, budget_bytes, usual_load(checkpoint, **load), request, dtype=dtype)
     if not found.fits:
         raise UsageError(
             f"No ratio fits in {bytes_text(budget_bytes)}: with {request.minimum} experts per layer the weights "
@@ -114,51 +115,100 @@ def nearest_ratio(
     Raises:
         UnsupportedModelError: the family is not declared, or the model has no experts.
     """
-    if checkpoint.architecture is None and checkpoint.family is not None:
-        raise UnsupportedModelError(
-            f"--fit: what a model of type {checkpoint.model_type} takes beside its weights is not known",
-            "Say how many experts go with --ratio or --experts-per-layer.",
-        )
-    target = None if dtype is None else parse_dtype(dtype)
-    layers = checkpoint.require_mixtures()
-    each = {layer.name: expert_bytes(checkpoint, layer, target) for layer in layers}
-    held = sum(len(layer.experts) for layer in layers)
-    dense = weight_bytes(checkpoint, target) - sum(each[layer.name] * len(layer.experts) for layer in layers)
-    cache, activations = decoding_bytes(checkpoint, load, target)
-    margin = margin_bytes(budget_bytes)
-    room = budget_bytes - margin - dense - cache - activations
-
-    def cost(keep: int) -> tuple[int, dict[str, int]]:
-        counts = kept_counts(layers, request, keep)
-        if request.strategy == "global-threshold":
-            return keep * max(each.values()), counts
-        return sum(each[name] * count for name, count in counts.items()), counts
-
-    low = sum(min(request.minimum, len(layer.experts)) for layer in layers)
-    high = held
+    split = _split(checkpoint, budget_bytes, load, request, dtype)
+    room = budget_bytes - margin_bytes(budget_bytes) - split.dense - split.cache - split.activations
+    step = request.step if request.strategy == "per-layer" else 1
+    least = ceil(request.minimum / step) * step
+    low = sum(min(least, len(layer.experts) // step * step) for layer in split.layers)
+    high = split.held
     while low < high:
         middle = (low + high + 1) // 2
-        low, high = (middle, high) if cost(middle)[0] <= room else (low, middle - 1)
-    experts, counts = cost(low)
-    keep = sum(counts.values())
-    places = 10 ** max(4, len(str(held)))  # fine enough that `keep_count` gives the same count back
-    ratio = floor((1 - Fraction(keep, held)) * places) / places
-    return MemoryFit(
-        ratio, keep, held, counts, dense, experts, cache, activations, margin, budget_bytes, load, target
-    )
+        low, high = (middle, high) if split.cost(middle)[0] <= room else (low, middle - 1)
+    return split.keeping(low)
+
+
+def at_ratios(
+    checkpoint: Checkpoint,
+    budget_bytes: int,
+    load: Load,
+    request: Request,
+    ratios: Iterable[float],
+    *,
+    dtype: str | None = None,
+) -> Iterator[MemoryFit]:
+    """What `prune-experts --ratio` leaves, for each of `ratios` that leaves the router enough; else as `nearest_ratio`.
+
+    Raises:
+        UnsupportedModelError: as there.
+    """
+    split = _split(checkpoint, budget_bytes, load, request, dtype)
+    for ratio in ratios:
+        try:
+            yield replace(split.keeping(keep_count(ratio, split.held)), ratio=ratio)
+        except UsageError:
+            return
+
+
+@dataclass(frozen=True)
+class _Split:
+    """A model's bytes by what becomes of them; attributes as of `MemoryFit`, `each`: layer's name -> of an expert."""
+
+    layers: tuple[SparseLayer, ...]
+    each: Mapping[str, int]
+    dense: int
+    cache: int
+    activations: int
+    budget: int
+    load: Load
+    request: Request
+    target: str | None
+
+    @property
+    def held(self) -> int:
+        return sum(len(layer.experts) for layer in self.layers)
+
+    def cost(self, keep: int) -> tuple[int, dict[str, int]]:
+        """Bytes of at most `keep` experts, and how many stay in each layer."""
+        counts = kept_counts(self.layers, self.request, keep)
+        if self.request.strategy == "global-threshold":
+            return keep * max(self.each.values()), counts
+        return sum(self.each[name] * count for name, count in counts.items()), counts
+
+    def keeping(self, most: int) -> MemoryFit:
+        experts, counts = self.cost(most)
+        keep = sum(counts.values())
+        places = 10 ** max(4, len(str(self.held)))  # fine enough that `keep_count` gives the same count back
+        return MemoryFit(
+            floor((1 - Fraction(keep, self.held)) * places) / places,
+            keep,
+            self.held,
+            counts,
+            self.dense,
+            experts,
+            self.cache,
+            self.activations,
+            margin_bytes(self.budget),
+            self.budget,
+            self.load,
+            self.target,
+        )
+
+
+def _split(
+    checkpoint: Checkpoint, budget_bytes: int, load: Load, request: Request, dtype: str | None
+) -> _Split:
+    target = None if dtype is None else parse_dtype(dtype)
+    layers = checkpoint.require_mixtures()
+    sizes = tensor_bytes(checkpoint, target)
+    each = {layer.name: expert_bytes(sizes, layer) for layer in layers}
+    dense = sum(sizes.values()) - sum(each[layer.name] * len(layer.experts) for layer in layers)
+    cache, activations = decoding_bytes(checkpoint, load, target)
+    return _Split(layers, each, dense, cache, activations, budget_bytes, load, request, target)
 
 
 def margin_bytes(budget_bytes: int) -> int:
     """What is left free of a memory."""
     return ceil(MARGIN * budget_bytes)
-
-
-def expert_bytes(checkpoint: Checkpoint, layer: SparseLayer, target: str | None) -> int:
-    """Bytes of one expert of the layer and of its rows of the router."""
-    names = [layer.expert_tensor(0, suffix) for suffix in layer.expert_tensors]
-    infos = [(checkpoint.tensors[name], 1) for name in names]
-    infos += [(checkpoint.tensors[name], layer.num_experts) for name in layer.router_tensors]
-    return sum(info.cast(target).nbytes // rows for info, rows in infos)
 
 
 def explain(fit: MemoryFit) -> Sequence[str]:

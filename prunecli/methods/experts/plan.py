@@ -214,14 +214,12 @@ def _step(
     return history_step(COMMAND, checkpoint, only_given(arguments), files, experts=counts)
 
 
-def _request(
-    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]
-) -> tuple[Request, MemoryFit | None]:
-    amount = options.amount
-    if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
-        raise UsageError(
-            "Give one of --ratio, --fit, --experts-per-layer.", "Each says how many experts stay."
-        )
+def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
+    """How experts are removed, but for how many.
+
+    Raises:
+        UsageError: a minimum that leaves the router too few.
+    """
     groups = layers[0].groups.count
     least = max(
         least_experts(layer.top_k, layer.groups.count, layer.groups.chosen, layer.groups.least)
@@ -238,7 +236,18 @@ def _request(
         else default_balance(layer.original_experts for layer in layers)
     )
     step = lcm(groups, options.round_to)
-    request = Request(None, amount.per_layer, options.strategy, balance, minimum, step=step, groups=groups)
+    return Request(None, None, options.strategy, balance, minimum, step=step, groups=groups)
+
+
+def _request(
+    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]
+) -> tuple[Request, MemoryFit | None]:
+    amount = options.amount
+    if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
+        raise UsageError(
+            "Give one of --ratio, --fit, --experts-per-layer.", "Each says how many experts stay."
+        )
+    request = replace(request_of(checkpoint, options, layers), per_layer=amount.per_layer)
     if amount.per_layer is not None:
         return request, None
     held = sum(len(layer.experts) for layer in layers)

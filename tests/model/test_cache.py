@@ -1,0 +1,109 @@
+"""What layers keep while they decode, against the tensors that transformers' own classes have kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.model.cache import find_cache
+from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import Load, decoding_bytes, usual_load
+from tests.families.mixtures import TINY
+from tests.stock_mixtures import tiny_mixture
+
+BATCH = 2
+WINDOWS = {
+    "exaone_moe": {"sliding_window": 8},
+    "gpt_oss": {"sliding_window": 8},
+    "cohere2_moe": {"sliding_window": 8},
+    "afmoe": {"sliding_window": 8},
+    "mimo_v2_flash": {"sliding_window": 8},
+    "llama4_text": {"attention_chunk_size": 8},
+}
+UNEXPLAINED = ("_sliding_window_tensor",)
+
+
+def kept(value: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors that a cache holds, however deep."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    own = {name: part for name, part in getattr(value, "__dict__", {}).items() if name not in UNEXPLAINED}
+    for part in (*held, *own.values()):
+        yield from kept(part, seen)
+
+
+def cached_bytes(model: Any, length: int) -> int:
+    tokens = torch.randint(3, 60, (BATCH, length), generator=torch.Generator().manual_seed(0))
+    more = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {"use_cache": True}
+    with torch.no_grad():
+        cache = model(tokens, **more).past_key_values
+    return sum(tensor.nbytes for tensor in kept(cache, set()) if tensor.dim() > 1)
+
+
+STATES = ("qwen3_next", "kimi_linear", "lfm2_moe", "jamba", "nemotron_h", "minimax")
+"""Those that keep some in float32, and more kinds of them than one."""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [*((name, torch.float32) for name in TINY), *((name, torch.bfloat16) for name in STATES)],
+)
+def test_what_a_stock_class_keeps(model_type: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = tiny_mixture(model_type).to(dtype)
+    model.save_pretrained(tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        cache = find_cache(checkpoint)
+        for length in (11, 24):
+            assert cache.bytes(BATCH, length, dtype.itemsize) == cached_bytes(model, length)
+        assert not cache.unknown
+
+
+@pytest.mark.parametrize("model_type", WINDOWS)
+def test_a_window_is_full_before_the_text_ends(model_type: str, tmp_path: Path) -> None:
+    model = tiny_mixture(model_type, **WINDOWS[model_type])
+    model.save_pretrained(tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        cache = find_cache(checkpoint)
+        for length in (5, 7, 8, 9, 30):
+            assert cache.bytes(BATCH, length, 4) == cached_bytes(model, length)
+        assert any(layer.most is not None for layer in cache.layers)
+
+
+def test_a_window_of_no_named_layers_is_said_and_counted_whole(tmp_path: Path) -> None:
+    tiny_mixture("mixtral").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = {key: value for key, value in json.loads(path.read_text()).items() if key != "layer_types"}
+    path.write_text(json.dumps({**config, "sliding_window": 8}))
+    with open_model(tmp_path) as checkpoint:
+        cache = find_cache(checkpoint)
+        assert len(cache.unknown) == 1
+        assert all(layer.most is None for layer in cache.layers)
+
+
+def test_a_state_of_unknown_size_is_said(tmp_path: Path) -> None:
+    tiny_mixture("qwen3_next").save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    del config["linear_key_head_dim"]
+    path.write_text(json.dumps(config))
+    with open_model(tmp_path) as checkpoint:
+        assert "(the first is 0)" in find_cache(checkpoint).unknown[0]
+
+
+def test_the_load_of_language_models_is_one_text_of_their_positions(tmp_path: Path) -> None:
+    model = tiny_mixture("mixtral", max_position_embeddings=64)
+    model.save_pretrained(tmp_path)
+    with open_model(tmp_path) as checkpoint:
+        assert usual_load(checkpoint) == Load(1, 1, 64)
+        assert usual_load(checkpoint, batch=3, length=10) == Load(3, 1, 10)
+        assert decoding_bytes(checkpoint, Load(2, 1, 10), "F32")[0] == cached_bytes(model, 10)
