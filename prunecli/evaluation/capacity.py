@@ -125,12 +125,14 @@ def what_fits(
     targets = _dtypes(checkpoint, dtype)
     ways = [_whole(checkpoint, budget, target, load) for target in targets]
     pruned: list[Whole] = []
+    ratio = nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None
     for target, whole in zip(targets, ways, strict=True):
         fits = []
         if sparse and stock and (checkpoint.quantised or target == targets[0]):
             fits = list(at_ratios(checkpoint, budget, load, request, TEXT_RATIOS, dtype=target))
-        if sparse and not whole.fits:
-            nearest = nearest_ratio(checkpoint, budget, load, request, dtype=target)
+        if ratio is not None and not whole.fits:
+            known = target == ratio.dtype
+            nearest = ratio if known else nearest_ratio(checkpoint, budget, load, request, dtype=target)
             fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         pruned += [_pruned(whole, fit) for fit in sorted(fits, key=lambda fit: fit.ratio)]
     return Capacity(
@@ -139,7 +141,7 @@ def what_fits(
         (*ways, *pruned),
         () if stock else tuple(_by_layer(checkpoint, budget)),
         None if stock else measure_pass(checkpoint, sparse=sparse),
-        nearest_ratio(checkpoint, budget, load, request, dtype=dtype) if sparse else None,
+        ratio,
         find_cache(checkpoint).unknown if stock else (),
     )
 

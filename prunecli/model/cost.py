@@ -195,13 +195,22 @@ def decoding_bytes(checkpoint: Checkpoint, load: Load, target: str | None) -> tu
     return cache, encoder + sequences * size("vocab_size") * 3 * 4
 
 
+def _expert_values(checkpoint: Checkpoint, layer: SparseLayer) -> int:
+    own = {layer.expert_tensor(layer.computed[0], suffix) for suffix in layer.expert_tensors}
+    held = own or {*layer.stacked_tensors}
+    weights = [weight for weight in checkpoint.quantised.values() if weight.parts["values"] in held]
+    plain = held - owners_of(weights).keys()
+    values = sum(checkpoint.unquantised[weight.name].numel for weight in weights)
+    values += sum(checkpoint.tensors[name].numel for name in plain)
+    return values if own else values // layer.num_experts
+
+
 def _mixture_bytes(checkpoint: Checkpoint, load: Load, width: int) -> tuple[int, int]:
     cache, sequences = find_cache(checkpoint), load.batch * load.beam
     copied = max((layer.bytes(sequences, load.length, width) for layer in cache.layers), default=0)
     sparse = checkpoint.require_mixtures()
     hidden = checkpoint.tensors[sparse[0].router_tensors[0]].shape[1]
-    values = tensor_bytes(checkpoint, "F32")
-    expert = max(expert_bytes(values, layer) for layer in sparse) // itemsize("F32")
+    expert = _expert_values(checkpoint, sparse[0])
     layers = text_layers(checkpoint).values()
     matrices = (info.shape[0] for own in layers for info in own.values() if len(info.shape) == 2)
     widest = max(*matrices, sparse[0].top_k * expert // (2 * hidden))

@@ -118,3 +118,16 @@ def test_names_in_settings() -> None:
     }
     new = renamed_settings(config, lambda text: {"old": "new", "gone": None}.get(text, text))
     assert new == {"x": "old", "quantization_config": {"ignore": ["new", None, 3], "deep": {"new": []}}}
+
+
+def test_values_of_four_bits_are_counted_where_their_shape_is_unknown() -> None:
+    tensors = {
+        info.name: info
+        for info in (
+            TensorInfo("up.weight", "U8", (48, 1)),
+            TensorInfo("up.weight.absmax", "U8", (2,)),
+        )
+    }
+    weights = find_quantised(tensors, {"quantization_config": {"quant_method": "bitsandbytes"}})
+    assert values_of(tensors, weights, "BF16", {})["up.weight"].numel == 96
+    assert values_of(tensors, weights, "BF16", {"up.weight": (8, 12)})["up.weight"].shape == (8, 12)
