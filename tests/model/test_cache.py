@@ -79,11 +79,16 @@ def test_a_window_is_full_before_the_text_ends(model_type: str, tmp_path: Path) 
         assert any(layer.most is not None for layer in cache.layers)
 
 
-def test_a_window_of_no_named_layers_is_said_and_counted_whole(tmp_path: Path) -> None:
-    tiny_mixture("mixtral").save_pretrained(tmp_path)
+@pytest.mark.parametrize(
+    ("model_type", "key"), [("mixtral", "sliding_window"), ("llama4_text", "attention_chunk_size")]
+)
+def test_a_window_of_no_named_layers_is_said_and_counted_whole(
+    model_type: str, key: str, tmp_path: Path
+) -> None:
+    tiny_mixture(model_type).save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = {key: value for key, value in json.loads(path.read_text()).items() if key != "layer_types"}
-    path.write_text(json.dumps({**config, "sliding_window": 8}))
+    path.write_text(json.dumps({**config, key: 8}))
     with open_model(tmp_path) as checkpoint:
         cache = find_cache(checkpoint)
         assert len(cache.unknown) == 1
