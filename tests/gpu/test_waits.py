@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from prunecli.methods.experts.observer import GateObserver
+from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing, SparseFFN
@@ -133,3 +137,29 @@ def test_of_a_decoding_step(gpu: Gpu, tmp_path: Path) -> None:
     assert len(steps) == 6
     for waits in steps[2:]:  # the first have the encoder's and the prompt's
         assert 0 < sum(waits.values()) <= STEP + sparse * SPARSE_CALL, ours(waits)
+
+
+def test_of_taking_gate_statistics(gpu: Gpu, tmp_path: Path) -> None:
+    """All layers' sums come to the host at once, and are those of a run on a CPU."""
+    path, taken = tiny_nllb_moe(tmp_path / "moe"), []
+    with open_model(path) as checkpoint:
+        observer = GateObserver(checkpoint.mixtures)
+    tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
+    for where in (gpu, None):
+        with nullcontext() if where is None else where, torch.inference_mode():
+            device = torch.device("cpu") if where is None else gpu.device
+            model = load_model(path, device=device, dtype="float32")
+            there, mask = tokens.to(device), real.to(device)
+            with observer.watching(model):
+                model(
+                    input_ids=there, attention_mask=mask, decoder_input_ids=there, decoder_attention_mask=mask
+                )
+                gpu.reset()
+                taken.append(observer.take())
+                assert sum(gpu.waits.values()) <= 1, ours(gpu.waits)
+    on_gpu, on_cpu = taken
+    assert len(on_gpu) == 4
+    for index, sums in on_gpu.items():
+        assert sums.tokens[0] == 8
+        for name in ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum"):
+            np.testing.assert_allclose(getattr(sums, name), getattr(on_cpu[index], name), rtol=1e-4)

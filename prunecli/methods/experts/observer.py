@@ -14,14 +14,17 @@ from torch import Tensor, nn
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import sparse_ffns
 from prunecli.modules.sparse_ffn import Routing, SparseFFN
-from prunecli.results.gates import SUMS, GateSums
+from prunecli.results.gates import GateSums
 
 LayerSums = dict[int, GateSums]
 """Number of a sparse layer -> its sums, of one row."""
 
+SUMMED = ("gate_sum", "top1", "conf1_sum", "top2", "conf2_sum")
+"""What is summed of each expert, in the order of the rows that are kept; all in float64, which counts exactly."""
+
 
 class GateObserver:
-    """Sums what sparse layers route, until `take`; on the model's device, in integers and float64. An `Observer`.
+    """Sums what sparse layers route, until `take`; on the model's device, in float64. An `Observer`.
 
     Args:
         layers: the mixtures of the checkpoint.
@@ -29,7 +32,7 @@ class GateObserver:
 
     def __init__(self, layers: Sequence[SparseLayer]) -> None:
         self._layers = layers
-        self._sums: dict[int, list[Tensor]] = {}
+        self._sums: dict[int, tuple[int, Tensor]] = {}
         self._live: Callable[[], Tensor] | None = None
 
     @contextmanager
@@ -55,30 +58,37 @@ class GateObserver:
 
     def take(self) -> LayerSums:
         """The sums since the last call, `[1]` and `[1, experts]` in original expert ids, of layers that routed."""
-        taken = {}
-        for index, (tokens, gate_sum, top1, conf1, top2, conf2) in self._sums.items():
+        taken: LayerSums = {}
+        if not self._sums:
+            return taken
+        # At once: each copy waits for a GPU.
+        held = torch.cat([sums for _, sums in self._sums.values()], dim=1).cpu().numpy()
+        start = 0
+        for index, (tokens, sums) in self._sums.items():
             ids = np.asarray(self._layers[index].experts)
             taken[index] = row = GateSums.zeros(1, self._layers[0].original_experts)
-            row.tokens[0] = int(tokens)
-            named = {"top1": top1, "top2": top2, "gate_sum": gate_sum, "conf1_sum": conf1, "conf2_sum": conf2}
-            for name in SUMS[1:]:
-                getattr(row, name)[0, ids] = named[name].cpu().numpy()
+            row.tokens[0] = tokens
+            for name, values in zip(SUMMED, held[:, start : start + sums.shape[1]], strict=True):
+                getattr(row, name)[0, ids] = values
+            start += sums.shape[1]
         self._sums = {}
         return taken
 
     def _observe(self, index: int, routing: Routing) -> None:
         gates, experts = routing.gates, routing.experts
         if self._live is not None:
-            rows = self._live().to(gates.device)
+            rows = self._live().to(gates.device).nonzero().squeeze(1)
             gates, experts = gates[rows], experts[rows]
-        sums = [torch.tensor(len(gates)), gates.sum(dim=0, dtype=torch.float64)]
+        sums = [gates.sum(dim=0, dtype=torch.float64)]
         numbers = torch.arange(gates.shape[1], device=gates.device)
         for rank in range(2):
             # A masked sum, not a scatter: its order, and so its rounding, is fixed on every device.
             chosen = experts[:, rank : rank + 1] == numbers
-            sums += [chosen.sum(dim=0), gates.where(chosen, 0.0).sum(dim=0, dtype=torch.float64)]
-        before = self._sums.get(index)
-        self._sums[index] = sums if before is None else [a + b for a, b in zip(before, sums, strict=True)]
+            sums += [chosen.sum(dim=0).double(), gates.where(chosen, 0.0).sum(dim=0, dtype=torch.float64)]
+        tokens, stacked = len(gates), torch.stack(sums)
+        if (before := self._sums.get(index)) is not None:
+            tokens, stacked = tokens + before[0], stacked + before[1]
+        self._sums[index] = tokens, stacked
 
 
 @contextmanager
