@@ -126,7 +126,7 @@ def find_cache(checkpoint: Checkpoint) -> ModelCache:
         lines.append(
             f"What {len(unknown)} layers keep (the first is {unknown[0]}) is not known, and not counted."
         )
-    window = config.get("sliding_window")
+    window = config.get("sliding_window") or config.get("attention_chunk_size")
     if (
         isinstance(window, int)
         and not isinstance(kinds, list)
