@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from prunecli import processes
 from prunecli.errors import PruneError, UsageError
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations, partial_path
+from prunecli.evaluation.partial import PartialTranslations
 from prunecli.evaluation.scoring import spm_file, spm_missing
 from prunecli.evaluation.translation import evaluate_translation
 from prunecli.model.checkpoint import Checkpoint, directory_of
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
+from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.tasks import TaskName, task_of_all
 

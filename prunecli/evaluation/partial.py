@@ -12,11 +12,6 @@ from typing import Any
 from prunecli.evaluation.decoding import Translation
 
 
-def partial_path(output: Path) -> Path:
-    """Where the finished translations of the result `output` are kept: a hidden file beside it."""
-    return output.with_name(f".{output.name}.partial")
-
-
 def key_of(fields: Mapping[str, Any]) -> str:
     """One name for everything that the translations depend on."""
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prunecli.evaluation.comet import require_comet
 from prunecli.evaluation.decoding import Translation, translate
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
+from prunecli.evaluation.partial import PartialTranslations, key_of
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import (
     check_bootstrap,
@@ -21,6 +21,7 @@ from prunecli.evaluation.significance import (
 from prunecli.evaluation.translation_scores import Translations, score_translations
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset
 from prunecli.text.groups import groups_of, read_groups
 from prunecli.text.parallel import ParallelText, pair_name

@@ -37,7 +37,8 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
     """For a command's beginning, so that long work does not end at an output that cannot be written.
 
     Raises:
-        OutputError: `path` is a directory, exists and `force` is not given, or lies in no directory.
+        OutputError: `path` is a directory, exists and `force` is not given, or lies in no directory; or a directory
+            stands where an unfinished run keeps its state.
     """
     if path.is_dir():
         raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
@@ -45,6 +46,26 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
         raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):
+        if kept.is_dir():
+            raise OutputError(
+                f"{kept}: a directory, where an unfinished run would keep its state",
+                "Remove it, or choose another output.",
+            )
+
+
+def partial_path(output: Path) -> Path:
+    """Where the state of an unfinished run for the file `output` is kept."""
+    return output.with_name(_states(output)[0])
+
+
+def layers_path(output: Path, whose: str = "") -> Path:
+    """Where the batches' states of an unfinished run by layers are kept; `whose`: of which of several processes."""
+    return output.with_name(_states(output)[1] + whose)
+
+
+def _states(output: Path) -> tuple[str, str]:
+    return f".{output.name}.partial", f".{output.name}.layers"
 
 
 def read_json(

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from prunecli.evaluation.decoding import Translation
-from prunecli.evaluation.partial import PartialTranslations, key_of, partial_path
+from prunecli.evaluation.partial import PartialTranslations, key_of
+from prunecli.tensors.documents import partial_path
 
 MADE = [Translation("un\nchat “noir”", True), Translation("", False)]
 RUN = ("what is run", "bfloat16")

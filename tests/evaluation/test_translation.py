@@ -12,9 +12,9 @@ from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
 from prunecli.evaluation.options import EvaluationOptions
-from prunecli.evaluation.partial import partial_path
 from prunecli.evaluation.translation import evaluate_translation, hypothesis_path
 from prunecli.modules import precision
+from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText
 from tests.tiny import tiny_nllb_moe

@@ -15,7 +15,7 @@ from prunecli import __version__
 from prunecli.errors import DataError, OutputError, PruneError, StatisticsError
 from prunecli.model.checkpoint import open_model
 from prunecli.results.header import header
-from prunecli.tensors.documents import read_json, write_json
+from prunecli.tensors.documents import read_json, refuse_unwritable, write_json
 from tests.tiny import tiny_nllb_moe
 
 VALUES = st.recursive(
@@ -130,3 +130,13 @@ def test_missing_and_undecodable_documents(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b'{"a": "\xff"}')
     with pytest.raises(DataError, match="at byte 7"):
         read_json(tmp_path / "a.json", error=DataError)
+
+
+@pytest.mark.parametrize("name", [".out.json.partial", ".out.json.layers", ".out.json.layers.1of2"])
+def test_a_directory_where_a_state_is_kept_is_refused_early(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    refuse_unwritable(tmp_path / "other.json", force=False)
+    with pytest.raises(
+        OutputError, match=f"{name}: a directory, where an unfinished run would keep its state"
+    ):
+        refuse_unwritable(tmp_path / "out.json", force=True)

@@ -19,7 +19,7 @@ from prunecli.progress import Say, unsaid
 from prunecli.results.gates import COUNTS, GateSums
 from prunecli.running.layerwise.snapshot import Snapshots, belongs
 from prunecli.running.runner import ignored
-from prunecli.tensors.documents import write_json
+from prunecli.tensors.documents import layers_path, partial_path, write_json
 
 SAVE_EVERY_S = 20.0
 
@@ -63,7 +63,7 @@ class PartialRun:
         except (KeyboardInterrupt, SystemExit, PruneError):
             with undisturbed():  # torchrun may end this process while it does what another's end makes it do
                 saver.write()
-                layers = layers_path(self.output, self.process_group)
+                layers = own_layers_path(self.output, self.process_group)
                 if kept := [str(file) for file in (path, layers) if file.exists()]:
                     self.say(f"Kept in {' and '.join(kept)}: the same command goes on from it.")
             raise
@@ -72,7 +72,7 @@ class PartialRun:
         """Where a run layer by layer keeps its batches' states; says what becomes of those that one left."""
         if self.output is None:
             return None
-        path = layers_path(self.output, self.process_group)
+        path = own_layers_path(self.output, self.process_group)
         snapshots = Snapshots(path, self.key, process_group=self.process_group)
         if (size := snapshots.group_size(state.batches)) is not None:
             self.say(f"Going on from {path}: {size} batches are part of the way through.")
@@ -87,15 +87,10 @@ class PartialRun:
         return snapshots
 
 
-def partial_path(output: Path) -> Path:
-    """Where the state for the result `output` is kept."""
-    return output.with_name(f".{output.name}.partial")
-
-
-def layers_path(output: Path, process_group: ProcessGroup = ALONE) -> Path:
+def own_layers_path(output: Path, process_group: ProcessGroup = ALONE) -> Path:
     """Where a process of a run by layers keeps its batches' states for the result `output`."""
-    whose = "" if process_group.world_size == 1 else f".{process_group.rank}of{process_group.world_size}"
-    return output.with_name(f".{output.name}.layers{whose}")
+    alone = process_group.world_size == 1
+    return layers_path(output, "" if alone else f".{process_group.rank}of{process_group.world_size}")
 
 
 def layers_paths(output: Path) -> list[Path]:
