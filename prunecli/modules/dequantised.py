@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -48,8 +49,7 @@ class DequantisedCheckpoint(Checkpoint):
     def __init__(self, stored: Checkpoint, dtype: str) -> None:
         self._source, self._weights = stored, stored.quantised
         self._dtype, self._values = DTYPES[dtype], values_of(stored.tensors, stored.quantised, dtype, {})
-        self._scratch = Scratch()
-        self._at_hand = Parts(stored, None, 0, self._scratch)
+        self._own = _OfThread(stored)
         super().__init__(stored.path, {k: v for k, v in stored.config.items() if k not in KEYS}, ())
         self.files = stored.files
 
@@ -134,7 +134,15 @@ class DequantisedCheckpoint(Checkpoint):
     def _decoded(self, weight: QuantisedWeight, row: int, rows: int) -> Tensor:
         """`[rows, columns]` float32, from `row` on, all matrices of the weight one below another."""
         expert, first = divmod(row, matrix_rows(weight))
-        parts = self._at_hand
+        parts = self._own.at_hand
         if parts.weight is not weight or parts.expert != expert:
-            parts = self._at_hand = Parts(self._source, weight, expert, self._scratch)
+            parts = self._own.at_hand = Parts(self._source, weight, expert, self._own.scratch)
         return torch.from_numpy(DECODERS[weight.scheme](parts, first, first + rows))
+
+
+class _OfThread(threading.local):
+    """What each thread that reads has for itself: room, and the parts of the matrix that it is at."""
+
+    def __init__(self, source: Checkpoint) -> None:
+        self.scratch = Scratch()
+        self.at_hand = Parts(source, None, 0, self.scratch)

@@ -26,6 +26,7 @@ from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.journal import NAME
 from tests.contracts.method_contract import digests
 from tests.hub_server import MAIN_COMMIT, Fault, hub
+from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
 from tests.tiny import random_tensors, tiny_nllb_moe, write_weights
 
@@ -197,6 +198,18 @@ def test_of_stacked_experts_those_that_stay_cross_the_wire(source, hub, monkeypa
     assert hub.sent - before == kept_bytes(Path("streamed"))
     with open_model("org/stacked") as opened:
         prune(opened, "local")
+    assert digests(Path("streamed")) == digests(Path("local"))
+
+
+def test_quantised_experts_are_streamed_and_weighed(source, hub, tmp_path):
+    tiny_mixture("mixtral", hidden_size=32, intermediate_size=32).save_pretrained(tmp_path / "plain")
+    stored = tmp_path / "fp8"
+    quantise(tmp_path / "plain", stored, tmp_path / "values", "fp8", lambda name: ".experts." in name)
+    hub.add("org/fp8", stored)
+    chosen = ExpertOptions(metric="aimer", amount=Amount(0.5))
+    for opening, name in ((stream_model("org/fp8"), "streamed"), (open_model("org/fp8"), "local")):
+        with opening as opened:
+            apply(opened, rewrite_experts(opened, plan_experts(opened, chosen)), name)
     assert digests(Path("streamed")) == digests(Path("local"))
 
 

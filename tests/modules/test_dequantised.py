@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -201,3 +202,16 @@ def test_as_transformers_reads_them(
     again = load_model(tmp_path / "saved", device="cpu", dtype="float32")
     assert torch.equal(again(ids).logits, theirs(ids).logits)
     assert any(".experts." in name for name in load_file(tmp_path / "saved" / "model.safetensors"))
+
+
+def test_threads_read_side_by_side(tmp_path: Path) -> None:
+    drawn = [torch.randn(48, 64, generator=torch.Generator().manual_seed(seed)) for seed in range(12)]
+    made = [float8(values, (16, 16)) for values in drawn]
+    tensors = {f"m{n}.{part}": tensor for n, one in enumerate(made) for part, tensor in one.parts.items()}
+    method = SCHEMES["fp8"][1]
+    with open_model(write(tmp_path / "model", Quantised(tensors, drawn[0]), method, "")) as stored:
+        run = as_run(stored, torch.float32)
+        with ThreadPoolExecutor(6) as pool:
+            for _ in range(5):
+                found = pool.map(lambda n: values(run, f"m{n}.weight"), range(12))
+                assert all(torch.equal(one, wanted.values) for one, wanted in zip(found, made, strict=True))
