@@ -101,7 +101,12 @@ def grouped_linear(tokens: Tensor, weight: Tensor, bias: Tensor, groups: Groups)
         `[assignments, out]`.
     """
     if has_grouped_kernel(tokens, weight):
-        return grouped_product(tokens, weight.transpose(1, 2), bias, groups.counts)
+        turned = weight.transpose(1, 2)
+        if turned.requires_grad:
+            # On Blackwell torch leaves what was in memory there (pytorch/pytorch#172439).
+            empty = (groups.counts == 0)[:, None, None]
+            turned.register_hook(lambda gradient: gradient.masked_fill(empty, 0))  # type: ignore[no-untyped-call]
+        return grouped_product(tokens, turned, bias, groups.counts)
     result: Tensor = _GroupedLinear.apply(tokens, weight, bias, groups.sizes)  # type: ignore[no-untyped-call]
     return result
 
