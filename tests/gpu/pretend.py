@@ -12,6 +12,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import PurePath
 from typing import Any
 
@@ -57,6 +58,16 @@ class Card(torch.Tensor):
     is_cpu = property(lambda _self: False)  # type: ignore[assignment]
 
 
+class Stream:
+    """One of a GPU that does everything at once."""
+
+    def __init__(self, _device: torch.device | None = None) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+
 class Pretend(TorchFunctionMode):
     """A GPU of this compute capability, within the block.
 
@@ -95,6 +106,9 @@ class Pretend(TorchFunctionMode):
             ),
             "is_current_stream_capturing": lambda: False,
             "synchronize": lambda _device=None: self._count(self.waits, "synchronize"),
+            "Stream": Stream,
+            "current_stream": Stream,
+            "stream": lambda _stream: nullcontext(),
         }
         for name, fact in facts.items():
             monkeypatch.setattr(torch.cuda, name, fact)

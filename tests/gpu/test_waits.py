@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from prunecli.methods.experts.observer import GateObserver
+from prunecli.methods.experts.score import CollectOptions, score
+from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.grouped import has_grouped_kernel
 from prunecli.modules.loading import load_model
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, Routing, SparseFFN
+from prunecli.running.layerwise.runner import Layerwise, Resources
+from prunecli.running.layerwise.sparse import SparsePasses
+from prunecli.text.tokens import load_tokenizer
 from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
+from tests.methods.experts.test_score import PAIRS, TEXT
 from tests.tiny import tiny_nllb_moe
 
 SPARSE_CALL = 1
@@ -163,3 +171,36 @@ def test_of_taking_gate_statistics(gpu: Gpu, tmp_path: Path) -> None:
         assert sums.tokens[0] == 8
         for name in ("top1", "top2", "gate_sum", "conf1_sum", "conf2_sum"):
             np.testing.assert_allclose(getattr(sums, name), getattr(on_cpu[index], name), rtol=1e-4)
+
+
+def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows go to the device and outputs come from it, once for each expert and batch; nothing else."""
+
+    def counted(counter: Counter[tuple[str, str]]) -> int:
+        reading = ("reading.py", "filling.py")  # by a thread of its own, meanwhile
+        return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
+
+    path = tiny_nllb_moe(tmp_path / "moe")
+    pairs, stock = Counter[str](), SparsePasses._run_expert
+
+    def run_expert(self: SparsePasses, ffn: Any, expert: int, loaded: Any, routed: Sequence[Any]) -> None:
+        waits, uploads = counted(gpu.waits), counted(gpu.uploads)
+        stock(self, ffn, expert, loaded, routed)
+        pairs["all"] += sum(one.goes_to(expert) for one in routed)
+        pairs["waits"] += counted(gpu.waits) - waits
+        pairs["uploads"] += counted(gpu.uploads) - uploads
+
+    monkeypatch.setattr(SparsePasses, "_run_expert", run_expert)
+    options, found = CollectOptions("forced", batch_tokens=40), []
+    for device in (gpu.device, torch.device("cpu")):
+        with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:
+            layers = Layerwise(checkpoint, Resources(device, torch.float32, 1 << 30))
+            found.append(score(layers, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, options)))
+        if device == gpu.device:
+            on_gpu = Counter(pairs)
+    assert on_gpu["all"] > 50
+    assert on_gpu["uploads"] <= on_gpu["all"]
+    # A real card's copies from memory that is not pinned are waits too.
+    assert on_gpu["waits"] <= on_gpu["all"] * (1 if isinstance(gpu, Pretend) else 2)
+    for pair, sums in found[1].entries.items():
+        np.testing.assert_allclose(found[0].entries[pair].gate_sum, sums.gate_sum, rtol=1e-4)
