@@ -66,9 +66,7 @@ class Checkpoint(TensorReader):
         if whole is None or whole.mixture is None:
             return declared
         beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
-        infos = {name: stored.info for name, (_, stored) in self._by_stored_name.items()}
-        with located(self.path):
-            names = values_of(infos, find_quantised(infos, self.config), "F32", {})
+        names = values_of(self._stored_infos, self._stored_quantised, "F32", {})
         is_plain = all(name.endswith(endings) and not name.startswith(beginnings) for name in names)
         return whole if is_plain else declared
 
@@ -94,6 +92,8 @@ class Checkpoint(TensorReader):
         Raises:
             CheckpointError: the scales of one are not of its shape, or absent.
         """
+        if self.tensors.keys() == self._stored_infos.keys():
+            return self._stored_quantised
         with located(self.path):
             return find_quantised(self.tensors, self.config)
 
@@ -300,6 +300,17 @@ class Checkpoint(TensorReader):
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {self.model_type}, {len(self.tensors)} tensors)"
+
+    @cached_property
+    def _stored_infos(self) -> dict[str, TensorInfo]:
+        """By their names in the files."""
+        return {name: stored.info for name, (_, stored) in self._by_stored_name.items()}
+
+    @cached_property
+    def _stored_quantised(self) -> Mapping[str, QuantisedWeight]:
+        """`quantised`, by their names in the files."""
+        with located(self.path):
+            return find_quantised(self._stored_infos, self.config)
 
     def _named(self) -> dict[str, tuple[int, Stored]]:
         """Under their stock names, without buffers and tied aliases: (file number, where its bytes lie)."""

@@ -35,10 +35,19 @@ NVFP4_GROUP = 16
 SCALES = ("weight_scale_inv", "weight_scale", "SCB")
 """Of a float8 or int8 `weight`, by its name in the module."""
 
-COMPANIONS = (
-    *(*SCALES, "weight_scale_2", "weight_global_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
-    *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "output_scale"),
-    *("scales", "qzeros", "g_idx", "weight_format"),
+COMPANIONS = frozenset(
+    (
+        *(
+            *SCALES,
+            "weight_scale_2",
+            "weight_global_scale",
+            "weight_zero_point",
+            "weight_g_idx",
+            "weight_shape",
+        ),
+        *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "output_scale"),
+        *("scales", "qzeros", "g_idx", "weight_format"),
+    )
 )
 """What lies beside the values of a module."""
 
@@ -93,22 +102,27 @@ def find_quantised(
         CheckpointError: the scales of one are not of its shape, or absent.
     """
     settings = settings_of(config)
+    pieces = [(name, *name.rpartition(".")) for name in tensors]
+    companions: dict[str, dict[str, str]] = {}
+    for name, owner, _, own in pieces:
+        if own in COMPANIONS:
+            companions.setdefault(owner, {})[own] = name
     found: dict[str, QuantisedWeight] = {}
-    for name, info in tensors.items():
-        owner, dot, own = name.rpartition(".")
-        beside = f"{owner}{dot}"
+    for name, owner, dot, own in pieces:
+        info, beside = tensors[name], f"{owner}{dot}"
+        more = companions.get(owner, {})
         weight: QuantisedWeight | None = None
         if own == "qweight":
-            weight = _grouped(tensors, beside, settings)
+            weight = _grouped(tensors, beside, more, settings)
         elif own == "weight_packed":
             make = _nvfp4 if info.dtype == "U8" else _packed
-            weight = make(tensors, beside, own, settings)
+            weight = make(tensors, name, more, settings)
         elif name.endswith("_blocks") and info.dtype == "U8":
             weight = _mxfp4(tensors, name.removesuffix("_blocks"))
         elif info.dtype in ("F8_E4M3", "F8_E5M2", "I8"):
-            weight = _scaled(tensors, name, settings)
+            weight = _scaled(tensors, name, more, settings)
         elif own == "weight" and info.dtype == "U8" and f"{beside}weight_scale_2" in tensors:
-            weight = _nvfp4(tensors, beside, own, settings)
+            weight = _nvfp4(tensors, name, more, settings)
         elif own == "weight" and f"{name}.absmax" in tensors:
             below = {part: full for part in BITSANDBYTES if (full := f"{name}.{part}") in tensors}
             weight = QuantisedWeight(name, None, "bitsandbytes", {"values": name, **below})
@@ -191,9 +205,11 @@ def _shape(
     return weight.shape or shapes.get(weight.name) or (2 * tensors[weight.parts["values"]].nbytes,)
 
 
-def _grouped(tensors: Mapping[str, TensorInfo], beside: str, settings: Mapping[str, Any]) -> QuantisedWeight:
+def _grouped(
+    tensors: Mapping[str, TensorInfo], beside: str, more: Mapping[str, str], settings: Mapping[str, Any]
+) -> QuantisedWeight:
     """GPTQ's, packed along the inputs, or AWQ's, along the outputs: `[inputs, outputs]` both."""
-    parts = {"values": f"{beside}qweight", **_companions(tensors, beside)}
+    parts = {"values": f"{beside}qweight", **more}
     name, values = f"{beside}weight", tensors[parts["values"]]
     if "scales" not in parts:
         raise _unfit(f"{values.name} has no scales beside it")
@@ -225,9 +241,9 @@ def _grouped(tensors: Mapping[str, TensorInfo], beside: str, settings: Mapping[s
 
 
 def _packed(
-    tensors: Mapping[str, TensorInfo], beside: str, own: str, settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
 ) -> QuantisedWeight:
-    parts = {"values": f"{beside}{own}", **_companions(tensors, beside)}
+    beside, parts = name[: name.rindex(".") + 1], {"values": name, **more}
     values = tensors[parts["values"]]
     if "weight_scale" not in parts:
         raise _unfit(f"{values.name} has no weight_scale beside it")
@@ -253,9 +269,9 @@ def _packed(
 
 
 def _nvfp4(
-    tensors: Mapping[str, TensorInfo], beside: str, own: str, _settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], _settings: Mapping[str, Any]
 ) -> QuantisedWeight:
-    parts = {"values": f"{beside}{own}", **_companions(tensors, beside)}
+    beside, parts = name[: name.rindex(".") + 1], {"values": name, **more}
     values = tensors[parts["values"]]
     if "weight_scale" not in parts:
         raise _unfit(f"{values.name} has no weight_scale beside it")
@@ -279,11 +295,11 @@ def _mxfp4(tensors: Mapping[str, TensorInfo], name: str) -> QuantisedWeight | No
 
 
 def _scaled(
-    tensors: Mapping[str, TensorInfo], name: str, settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
 ) -> QuantisedWeight | None:
     """None where nothing scales them: numbers of a small type, no quantised weight."""
     beside = f"{name.rpartition('.')[0]}." if name.endswith(".weight") else None
-    companions = {} if beside is None else _companions(tensors, beside)
+    companions = {} if beside is None else {**more}
     if beside is None and f"{name}_scale_inv" in tensors:
         companions = {"weight_scale_inv": f"{name}_scale_inv"}
     own = next((scale for scale in SCALES if scale in companions), None)
@@ -322,10 +338,6 @@ def _block(values: TensorInfo, scale: TensorInfo, settings: Mapping[str, Any]) -
             + (f", not of blocks of {list(block)}, as config.json says" if block else "")
         )
     return int(block[0]), int(block[1])
-
-
-def _companions(tensors: Mapping[str, TensorInfo], beside: str) -> dict[str, str]:
-    return {own: name for own in COMPANIONS if (name := f"{beside}{own}") in tensors}
 
 
 def _weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -52,12 +52,12 @@ class TensorInfo:
     dtype: str
     shape: tuple[int, ...]
 
-    @cached_property
+    @property
     def numel(self) -> int:
         """Number of elements; 1 for a scalar."""
         return math.prod(self.shape)
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """Bytes of its values."""
         return self.numel * itemsize(self.dtype)
