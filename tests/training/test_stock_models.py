@@ -105,7 +105,7 @@ def test_updates_are_those_of_a_plain_loop(tmp_path, model_type):
         torch.testing.assert_close(found[name], expected, rtol=0, atol=0.02 * rates, msg=name)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "deepseek_v3", "granitemoe"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
 def test_parts_alone(tmp_path, model_type):
     source = saved(tmp_path / "model", model_type)
     with open_model(source) as checkpoint:
@@ -129,7 +129,7 @@ def test_parts_alone(tmp_path, model_type):
         assert trained.log["parameters"] == sum(counts[name] for name in names)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "deepseek_v3", "nemotron_h"])
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "gpt_oss"])
 def test_updates_of_low_rank_leave_experts_and_routers(tmp_path, model_type):
     source = saved(tmp_path / "model", model_type)
     chosen = options(steps=3, lora=2, learning_rate=1e-2)
@@ -148,7 +148,7 @@ def test_updates_of_low_rank_leave_experts_and_routers(tmp_path, model_type):
             assert trained.log["parameters"] == trained_parameters(before, chosen)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "granitemoe"])
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss"])
 def test_updates_of_low_rank_of_experts(tmp_path, model_type):
     source = saved(tmp_path / "model", model_type)
     chosen = options(steps=4, lora=2, train="experts", learning_rate=1e-2)
