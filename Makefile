@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# One more than there are cores: tests wait for disks and for processes of their own.
+PYTEST = $(BIN)/python -m pytest -n $$(( $$($(PYTHON) -c 'import os; print(os.cpu_count())') + 1 )) --dist loadfile
 FAST := tests/tensors tests/model tests/text tests/analysis tests/methods/*/test_plan.py tests/test_docs.py
 INSTALLED := $(VENV)/.installed
 
@@ -13,7 +15,7 @@ demo: $(INSTALLED)
 test: lint types imports docs pytest
 
 fast: lint types imports
-	$(BIN)/python -m pytest -n auto --dist loadfile $(FAST)
+	$(PYTEST) $(FAST)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,13 +36,13 @@ docs: $(INSTALLED)  # with --quiet mkdocs would not count the warnings that fail
 	$(BIN)/mkdocs build
 
 pytest: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(PYTEST)
 
 gpu: $(INSTALLED)  # on the card at hand, and on pretended ones
 	$(BIN)/python -m pytest -rs tests/gpu
 
 coverage: $(INSTALLED)
-	$(BIN)/python -m pytest -n auto --dist loadfile --cov --cov-report=term-missing
+	$(PYTEST) --cov --cov-report=term-missing
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output
