@@ -44,21 +44,24 @@ with open_model(Path(sys.argv[1])) as checkpoint:
 """
 
 
-def main() -> None:
-    """Make, prune, open, delete."""
-    options = parse()
-    expert = 3 * WIDTH * 2  # bytes for each unit of the experts' width
-    width = parse_size(options.size) // (LAYERS * EXPERTS * expert)
-    sizes = {
-        "num_hidden_layers": LAYERS,
-        "num_experts": EXPERTS,
+def sizes_of(nbytes: int, layers: int, experts: int) -> dict[str, int]:
+    """Of a Qwen3-MoE in bfloat16 whose experts take so many bytes."""
+    return {
+        "num_hidden_layers": layers,
+        "num_experts": experts,
         "hidden_size": WIDTH,
-        "moe_intermediate_size": width,
+        "moe_intermediate_size": nbytes // (layers * experts * 3 * WIDTH * 2),
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 64,
         "vocab_size": 32_000,
     }
+
+
+def main() -> None:
+    """Make, prune, open, delete."""
+    options = parse()
+    sizes = sizes_of(parse_size(options.size), LAYERS, EXPERTS)
     with made(options.work / "mixture", sizes, "bfloat16") as checkpoint:
         pruning = [str(HERE / "prune_experts.py"), str(checkpoint), "--ratio", str(options.ratio)]
         run([*pruning, "--rounds", str(options.rounds)])

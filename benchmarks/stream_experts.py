@@ -25,11 +25,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.request import urlopen
 
-from prune_mixture import made
+from prune_mixture import made, sizes_of
 
 from prunecli.tensors.quantities import bytes_text, parse_size
 
-LAYERS, EXPERTS, WIDTH = 16, 64, 512
+LAYERS, EXPERTS = 16, 64
 COMMIT = "1" * 40
 REPO = "org/mixture"
 BLOCK = 1 << 20
@@ -42,17 +42,7 @@ def main() -> None:
         serve(options)
         return
     options.work.mkdir(parents=True, exist_ok=True)
-    width = parse_size(options.size) // (LAYERS * EXPERTS * 3 * WIDTH * 2)
-    sizes = {
-        "num_hidden_layers": LAYERS,
-        "num_experts": EXPERTS,
-        "hidden_size": WIDTH,
-        "moe_intermediate_size": width,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 64,
-        "vocab_size": 32_000,
-    }
+    sizes = sizes_of(parse_size(options.size), LAYERS, EXPERTS)
     with made(options.work / "source", sizes, "bfloat16") as source:
         served = [sys.executable, __file__, str(source), "--serve", "--latency", str(options.latency)]
         hub = subprocess.Popen(

@@ -36,18 +36,23 @@ SCALES = ("weight_scale_inv", "weight_scale", "SCB")
 """Of a float8 or int8 `weight`, by its name in the module."""
 
 COMPANIONS = frozenset(
-    (
-        *(
-            *SCALES,
-            "weight_scale_2",
-            "weight_global_scale",
-            "weight_zero_point",
-            "weight_g_idx",
-            "weight_shape",
-        ),
-        *("input_scale", "input_global_scale", "input_zero_point", "activation_scale", "output_scale"),
-        *("scales", "qzeros", "g_idx", "weight_format"),
-    )
+    {
+        *SCALES,
+        "weight_scale_2",
+        "weight_global_scale",
+        "weight_zero_point",
+        "weight_g_idx",
+        "weight_shape",
+        "input_scale",
+        "input_global_scale",
+        "input_zero_point",
+        "activation_scale",
+        "output_scale",
+        "scales",
+        "qzeros",
+        "g_idx",
+        "weight_format",
+    }
 )
 """What lies beside the values of a module."""
 
@@ -108,12 +113,12 @@ def find_quantised(
         if own in COMPANIONS:
             companions.setdefault(owner, {})[own] = name
     found: dict[str, QuantisedWeight] = {}
-    for name, owner, dot, own in pieces:
-        info, beside = tensors[name], f"{owner}{dot}"
+    for name, owner, _, own in pieces:
+        info = tensors[name]
         more = companions.get(owner, {})
         weight: QuantisedWeight | None = None
         if own == "qweight":
-            weight = _grouped(tensors, beside, more, settings)
+            weight = _grouped(tensors, name, more, settings)
         elif own == "weight_packed":
             make = _nvfp4 if info.dtype == "U8" else _packed
             weight = make(tensors, name, more, settings)
@@ -121,7 +126,7 @@ def find_quantised(
             weight = _mxfp4(tensors, name.removesuffix("_blocks"))
         elif info.dtype in ("F8_E4M3", "F8_E5M2", "I8"):
             weight = _scaled(tensors, name, more, settings)
-        elif own == "weight" and info.dtype == "U8" and f"{beside}weight_scale_2" in tensors:
+        elif own == "weight" and info.dtype == "U8" and "weight_scale_2" in more:
             weight = _nvfp4(tensors, name, more, settings)
         elif own == "weight" and f"{name}.absmax" in tensors:
             below = {part: full for part in BITSANDBYTES if (full := f"{name}.{part}") in tensors}
@@ -206,14 +211,10 @@ def _shape(
 
 
 def _grouped(
-    tensors: Mapping[str, TensorInfo], beside: str, more: Mapping[str, str], settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
 ) -> QuantisedWeight:
     """GPTQ's, packed along the inputs, or AWQ's, along the outputs: `[inputs, outputs]` both."""
-    parts = {"values": f"{beside}qweight", **more}
-    name, values = f"{beside}weight", tensors[parts["values"]]
-    if "scales" not in parts:
-        raise _unfit(f"{values.name} has no scales beside it")
-    parts["scale"] = parts.pop("scales")
+    values, parts = tensors[name], _parts(name, more, "scales")
     scales = tensors[parts["scale"]].shape
     zeros = tensors[parts["qzeros"]].shape if "qzeros" in parts else None
     bits = int(settings.get("bits") or settings.get("w_bit") or 4)
@@ -237,17 +238,13 @@ def _grouped(
     # GPTQ's first format stores zero points less one.
     offset = int(along_inputs and not newer)
     scheme: Scheme = "gptq" if along_inputs else "awq"
-    return QuantisedWeight(name, (outputs, inputs), scheme, parts, (1, size), bits, offset)
+    return QuantisedWeight(_weight_of(name), (outputs, inputs), scheme, parts, (1, size), bits, offset)
 
 
 def _packed(
     tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
 ) -> QuantisedWeight:
-    beside, parts = name[: name.rindex(".") + 1], {"values": name, **more}
-    values = tensors[parts["values"]]
-    if "weight_scale" not in parts:
-        raise _unfit(f"{values.name} has no weight_scale beside it")
-    parts["scale"] = parts.pop("weight_scale")
+    values, parts = tensors[name], _parts(name, more, "weight_scale")
     scale = tensors[parts["scale"]].shape
     if len(values.shape) != 2 or len(scale) != 2:
         raise _unfit(f"{values.name} {list(values.shape)} has scales of the shape {list(scale)}")
@@ -262,7 +259,7 @@ def _packed(
         columns = scale[1] * size if scale[1] * size <= most else most
         if scale[0] in (1, rows) and -(-columns * bits // WORD) == words and -(-columns // size) == scale[1]:
             block = (1 if scale[0] == rows else rows, size)
-            return QuantisedWeight(f"{beside}weight", (rows, columns), "packed", parts, block, bits)
+            return QuantisedWeight(_weight_of(name), (rows, columns), "packed", parts, block, bits)
     raise _unfit(
         f"{values.name} {list(values.shape)} with scales {list(scale)} is not what config.json describes"
     )
@@ -271,15 +268,11 @@ def _packed(
 def _nvfp4(
     tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], _settings: Mapping[str, Any]
 ) -> QuantisedWeight:
-    beside, parts = name[: name.rindex(".") + 1], {"values": name, **more}
-    values = tensors[parts["values"]]
-    if "weight_scale" not in parts:
-        raise _unfit(f"{values.name} has no weight_scale beside it")
-    parts["scale"] = parts.pop("weight_scale")
+    values, parts = tensors[name], _parts(name, more, "weight_scale")
     shape = (*values.shape[:-1], 2 * values.shape[-1])
     if tensors[parts["scale"]].shape != (*shape[:-1], shape[-1] // NVFP4_GROUP):
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales")
-    return QuantisedWeight(f"{beside}weight", shape, "nvfp4", parts, (1, NVFP4_GROUP))
+    return QuantisedWeight(_weight_of(name), shape, "nvfp4", parts, (1, NVFP4_GROUP))
 
 
 def _mxfp4(tensors: Mapping[str, TensorInfo], name: str) -> QuantisedWeight | None:
@@ -298,13 +291,13 @@ def _scaled(
     tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
 ) -> QuantisedWeight | None:
     """None where nothing scales them: numbers of a small type, no quantised weight."""
-    beside = f"{name.rpartition('.')[0]}." if name.endswith(".weight") else None
-    companions = {} if beside is None else {**more}
-    if beside is None and f"{name}_scale_inv" in tensors:
+    is_of_module = name.endswith(".weight")
+    companions = {**more} if is_of_module else {}
+    if not is_of_module and f"{name}_scale_inv" in tensors:
         companions = {"weight_scale_inv": f"{name}_scale_inv"}
     own = next((scale for scale in SCALES if scale in companions), None)
     if own is None:
-        if settings and beside is not None and tensors[name].dtype.startswith("F8"):
+        if settings and is_of_module and tensors[name].dtype.startswith("F8"):
             raise _unfit(f"{name} is quantised, as config.json says, and has no scale")
         return None
     scale, values = tensors[companions[own]], tensors[name]
@@ -338,6 +331,18 @@ def _block(values: TensorInfo, scale: TensorInfo, settings: Mapping[str, Any]) -
             + (f", not of blocks of {list(block)}, as config.json says" if block else "")
         )
     return int(block[0]), int(block[1])
+
+
+def _parts(name: str, more: Mapping[str, str], scale: str) -> dict[str, str]:
+    """Role -> tensor, of values called `name` whose scales go by `scale` among those beside them."""
+    if scale not in more:
+        raise _unfit(f"{name} has no {scale} beside it")
+    return {"values": name, "scale": more[scale], **{own: part for own, part in more.items() if own != scale}}
+
+
+def _weight_of(name: str) -> str:
+    """The name that a module's weight would have unquantised."""
+    return f"{name[: name.rindex('.')]}.weight"
 
 
 def _weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
