@@ -1,9 +1,9 @@
-"""A GPU where there is none: tensors that say they are on cuda:0 and are computed on the CPU; what a GPU would cost.
+"""GPUs where there are none: tensors that say they are on cuda:0 and are computed on the CPU; what a GPU would cost.
 
 Within `Pretend` functions of torch see what they would see of a GPU: what is made on "cuda", or of what is there, is a
-`Card`; both devices in one call are refused, as torch refuses them. Counted by line of prunecli, else of transformers:
-waits of the host for the device, and copies to it. What torch does inside of one of its functions is not seen: bytes
-are those of tensors that Python holds, times are none, and kernels' rounding is the CPU's.
+`Card`; two devices in one call are refused, as torch refuses them. Counted by line of prunecli, else of transformers:
+waits of the host for a device, copies to one, and from one to another. What torch does inside of one of its functions
+is not seen: bytes are those of tensors that Python holds, times are none, and kernels' rounding is the CPU's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import PurePath
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,9 +52,11 @@ MASKS = (torch.bool, torch.uint8)
 
 
 class Card(torch.Tensor):
-    """A tensor in the memory of a pretended GPU."""
+    """A tensor in the memory of a pretended GPU, of the number `index`."""
 
-    device = property(lambda _self: DEVICE)  # type: ignore[assignment]
+    index = 0
+    device = property(lambda self: torch.device("cuda", self.index))  # type: ignore[assignment]
+    get_device = property(lambda self: lambda: self.index)  # type: ignore[assignment]
     is_cuda = property(lambda _self: True)  # type: ignore[assignment]
     is_cpu = property(lambda _self: False)  # type: ignore[assignment]
 
@@ -69,38 +72,49 @@ class Stream:
 
 
 class Pretend(TorchFunctionMode):
-    """A GPU of this compute capability, within the block.
+    """So many GPUs of this compute capability and memory, within the block.
 
     Attributes:
-        waits, uploads: (function of torch, "file.py:line") -> how often.
-        live, peak: bytes of all `Card`s, now and at most.
+        waits, uploads, hops: (function of torch, "file.py:line") -> how often; a hop is a copy between two GPUs.
+        held, peaks: of each GPU, bytes of its `Card`s, now and at most.
     """
 
     device = DEVICE
 
-    def __init__(self, capability: tuple[int, int] = (8, 0), total: int = 32 << 30) -> None:
+    def __init__(self, capability: tuple[int, int] = (8, 0), total: int = 32 << 30, count: int = 1) -> None:
         super().__init__()
-        self.capability, self.total = capability, total
-        self.live, self._held = 0, Counter[int]()
+        self.capability, self.total, self.count = capability, total, count
+        self.held, self._holders = Counter[int](), Counter[int]()
         self.reset()
+
+    @property
+    def live(self) -> int:
+        """Bytes of all `Card`s."""
+        return self.held.total()
+
+    @property
+    def peak(self) -> int:
+        """The most bytes of each GPU, added up."""
+        return self.peaks.total()
 
     def reset(self) -> None:
         """Counts begin anew."""
         self.waits, self.uploads = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-        self.peak = self.live
+        self.hops, self.peaks = Counter[tuple[str, str]](), Counter(self.held)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have `torch.cuda` tell of this GPU."""
+        """Have `torch.cuda` tell of these GPUs."""
         facts: dict[str, Callable[..., Any]] = {
             "is_available": lambda: True,
-            "device_count": lambda: 1,
+            "device_count": lambda: self.count,
             "current_device": lambda: 0,
             "get_device_capability": lambda _device=None: self.capability,
             "get_device_name": lambda _device=None: "pretended GPU",
             "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],
-            "mem_get_info": lambda _device=None: (self.total - self.live, self.total),
-            "memory_reserved": lambda _device=None: self.live,
-            "max_memory_allocated": lambda _device=None: self.peak,
+            "mem_get_info": lambda device=None: (self.total - self.held[number(device)], self.total),
+            "memory_reserved": lambda device=None: self.held[number(device)],
+            "max_memory_allocated": lambda device=None: self.peaks[number(device)],
+            "get_device_properties": lambda _device=None: SimpleNamespace(total_memory=self.total),
             "is_bf16_supported": lambda including_emulation=True: (
                 including_emulation or self.capability >= (8, 0)
             ),
@@ -122,7 +136,7 @@ class Pretend(TorchFunctionMode):
         cards = [leaf for leaf in leaves if isinstance(leaf, Card)]
         with torch._C.DisableTorchFunctionSubclass():
             if name == "_has_compatible_shallow_copy_type":  # whether a parameter keeps its object
-                return isinstance(args[0], Card) == isinstance(args[1], Card)
+                return place(args[0]) == place(args[1])
             if name == "to":
                 return self._moved(args, kwargs)
             if name in ("cpu", "cuda", "numpy") and isinstance(args[0], torch.Tensor):
@@ -130,24 +144,29 @@ class Pretend(TorchFunctionMode):
                     raise TypeError(
                         "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first."
                     )
-                return func(*args, **kwargs) if name == "numpy" else self._copied(args[0], name == "cuda")
+                if name == "numpy":
+                    return func(*args, **kwargs)
+                return self._copied(args[0], number(*args[1:2]) if name == "cuda" else None, place(args[0]))
             asked = kwargs.get("device")
             asked = None if asked is None else torch.device(asked)
+            on_card = number(cards[0].device) if cards and asked is None else None
             if asked is not None and asked.type == "cuda":
-                kwargs["device"] = CPU
-            on_card = bool(cards) if asked is None else asked.type == "cuda"
-            if name == "copy_" and isinstance(args[0], Card) != isinstance(args[1], Card):
-                self._count(self.waits if isinstance(args[1], Card) else self.uploads, name)
-            elif cards:
+                kwargs["device"], on_card = CPU, self._existing(asked)
+            if name == "copy_" and place(args[0]) != place(args[1]):
+                self._count_copy(name, place(args[1]), place(args[0]))
+            elif cards and name != "__set__":  # an attribute's, as of `Parameter.data`
                 self._check(func, name, args, leaves)
-            if name in MAKING and on_card and not (cards and asked is None and name != "new_tensor"):
+            is_made = name in MAKING and on_card is not None
+            if is_made and not (cards and asked is None and name != "new_tensor"):
                 self._count(self.uploads, name)
             if cards:
                 self._look(name, args, kwargs)
             made = func(*args, **kwargs)
-            if not on_card:
+            if on_card is None:
                 return made
-            return tree_map(lambda leaf: self._card(leaf) if isinstance(leaf, torch.Tensor) else leaf, made)
+            return tree_map(
+                lambda leaf: self._card(leaf, on_card) if isinstance(leaf, torch.Tensor) else leaf, made
+            )
 
     def _look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count what the call waits for."""
@@ -179,58 +198,87 @@ class Pretend(TorchFunctionMode):
         if (other := rest[0] if rest else kwargs.get("other")) is not None and isinstance(
             other, torch.Tensor
         ):
-            return self._copied(tensor.to(other.dtype), isinstance(other, Card), isinstance(tensor, Card))
+            return self._copied(tensor.to(other.dtype), place(other), place(tensor))
         device, dtype, _, _ = torch._C._nn._parse_to(
             *rest, **{k: v for k, v in kwargs.items() if k != "copy"}
         )
-        was = isinstance(tensor, Card)
+        was = place(tensor)
         cast = tensor if dtype is None else tensor.to(dtype)
         cast = cast.clone() if kwargs.get("copy") and cast is tensor else cast
-        return self._copied(cast, was if device is None else device.type == "cuda", was)
+        to = None if device is None or device.type != "cuda" else self._existing(device)
+        return self._copied(cast, was if device is None else to, was)
 
-    def _copied(self, tensor: torch.Tensor, to_card: bool, was: bool | None = None) -> torch.Tensor:
-        was = isinstance(tensor, Card) if was is None else was
-        if was != to_card:
-            self._count(
-                self.uploads if to_card else self.waits, "to the device" if to_card else "to the host"
-            )
-            return self._card(tensor.clone()) if to_card else tensor.clone().as_subclass(torch.Tensor)
-        return self._card(tensor) if to_card else tensor
+    def _existing(self, device: torch.device) -> int:
+        """The number of this GPU.
 
-    def _card(self, tensor: torch.Tensor) -> torch.Tensor:
-        """`tensor` as a `Card`, its storage counted until nobody holds it."""
+        Raises:
+            RuntimeError: there are not so many.
+        """
+        if number(device) >= self.count:
+            raise RuntimeError("CUDA error: invalid device ordinal")
+        return number(device)
+
+    def _copied(self, tensor: torch.Tensor, to: int | None, was: int | None) -> torch.Tensor:
+        """`tensor` on the GPU of this number, None: on the host; as it is where it `was` there."""
+        if was == to:
+            return tensor if to is None else self._card(tensor, to)
+        self._count_copy("to the host" if to is None else "to the device", was, to)
+        copy = tensor.clone().as_subclass(torch.Tensor)
+        return copy if to is None else self._card(copy, to)
+
+    def _count_copy(self, what: str, source: int | None, target: int | None) -> None:
+        counter = self.uploads if source is None else self.waits if target is None else self.hops
+        self._count(counter, what)
+
+    def _card(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
+        """`tensor` as a `Card` of this GPU, its storage counted until nobody holds it."""
         if isinstance(tensor, Card):
             return tensor
         card = tensor.as_subclass(Card)
+        card.index = index
         storage = card.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        self._held[key] += 1
-        if self._held[key] == 1:
-            self.live += size
-            self.peak = max(self.peak, self.live)
-        weakref.finalize(card, self._let_go, key, size)
+        self._holders[key] += 1
+        if self._holders[key] == 1:
+            self.held[index] += size
+            self.peaks[index] = max(self.peaks[index], self.held[index])
+        weakref.finalize(card, self._let_go, key, size, index)
         return card
 
-    def _let_go(self, key: int, size: int) -> None:
-        self._held[key] -= 1
-        if not self._held[key]:
-            del self._held[key]
-            self.live -= size
+    def _let_go(self, key: int, size: int, index: int) -> None:
+        self._holders[key] -= 1
+        if not self._holders[key]:
+            del self._holders[key]
+            self.held[index] -= size
 
     def _check(self, func: Callable[..., Any], name: str, args: tuple[Any, ...], leaves: list[Any]) -> None:
-        """What a GPU refuses: tensors on the host, but scalars and indices."""
+        """What a GPU refuses: tensors of another GPU, and on the host all but scalars and indices."""
         if torch._C._current_graph_task_id() != -1:  # gradients lose their class
             return
         indices = {id(leaf) for leaf in tree_leaves(args[1])} if name in INDEXING else set()
+        first = next(place(leaf) for leaf in leaves if isinstance(leaf, Card))
         for leaf in leaves:
-            if not isinstance(leaf, Card) and leaf.dim() > 0 and id(leaf) not in indices:
+            on_host = not isinstance(leaf, Card) and (leaf.dim() == 0 or id(leaf) in indices)
+            if place(leaf) != first and not on_host:
+                other = "cpu" if place(leaf) is None else f"cuda:{place(leaf)}"
                 raise RuntimeError(
                     "Expected all tensors to be on the same device, but found at least two devices, "
-                    f"cuda:0 and cpu! ({resolve_name(func) or name})"
+                    f"cuda:{first} and {other}! ({resolve_name(func) or name})"
                 )
 
     def _count(self, counter: Counter[tuple[str, str]], what: str, times: int = 1) -> None:
         counter[what, caller()] += times
+
+
+def number(device: torch.device | str | int | None = None) -> int:
+    """Which GPU is meant: the first, where none is named."""
+    index = device if isinstance(device, int) else device and torch.device(device).index
+    return int(index or 0)
+
+
+def place(tensor: torch.Tensor) -> int | None:
+    """The number of the GPU that a tensor is on; None: the host."""
+    return tensor.index if isinstance(tensor, Card) else None
 
 
 def caller() -> str:

@@ -95,3 +95,24 @@ def test_copies_to_it_and_bytes_on_it() -> None:
         del view
         assert pretend.live == 4000
         assert pretend.peak >= 8000
+
+
+def test_two_of_them_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend = Pretend(total=10_000, count=2)
+    pretend.patch(monkeypatch)
+    with pretend:
+        first = torch.arange(1000, dtype=torch.float32, device="cuda")
+        second = first.to("cuda:1")
+        assert [str(one.device) for one in (first, second, second * 2)] == ["cuda:0", "cuda:1", "cuda:1"]
+        assert pretend.hops.total() == 1
+        with pytest.raises(RuntimeError, match=r"at least two devices, cuda:0 and cuda:1"):
+            first + second
+        with pytest.raises(RuntimeError, match=r"ordinal"):
+            first.to("cuda:2")
+        assert [torch.cuda.mem_get_info(number) for number in (0, 1)] == [(6000, 10_000)] * 2
+        moved = torch.nn.Linear(2, 2).to("cuda:0").to("cuda:1")
+        assert str(moved.weight.device) == "cuda:1"
+        weight = torch.ones(3, device="cuda:0").requires_grad_()
+        (weight.to("cuda:1") * torch.ones(3, device="cuda:1")).sum().backward()
+        assert weight.grad is not None
+        assert weight.grad.tolist() == [1, 1, 1]
