@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from prunecli.modules.few_tokens import are_few, run_few
 from prunecli.modules.grouped import (
-    Dispatch,
     Groups,
     Weights,
     dispatch,
@@ -270,14 +270,20 @@ class SparseFFN(nn.Module):
         dtype = self.fc1_weight.dtype
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
+        tokens = tokens.to(dtype)
+        if self.runner is None and not needs_graph and are_few(tokens, self.top_k, self.fc1_weight):
+            with torch.autocast(device_type, enabled=False):
+                outputs = run_few(tokens, experts, self._stacked(), self.activation)
+                position = torch.arange(len(outputs), device=outputs.device).view_as(experts)
+                return self._combine(outputs, weights, position)
         plan = dispatch(experts, self.num_experts)
-        rows = tokens.to(dtype).index_select(0, plan.source)
+        rows = tokens.index_select(0, plan.source)
         with torch.autocast(device_type, enabled=False):
             if self.runner is not None:
                 outputs = self.runner(rows, plan.groups)
             else:
                 outputs = self._run(rows, self._stacked(), plan.groups, needs_graph)
-            return self._combine(outputs, weights, plan)
+            return self._combine(outputs, weights, plan.position)
 
     def run_expert(self, rows: Tensor, weights: Weights) -> Tensor:
         """One expert on its own rows `[rows, d_model]`, as a whole layer would run it; no gradients.
@@ -314,15 +320,15 @@ class SparseFFN(nn.Module):
             tokens.requires_grad or any(parameter.requires_grad for parameter in self.parameters())
         )
 
-    def _combine(self, outputs: Tensor, weights: Tensor, plan: Dispatch) -> Tensor:
-        """Sum each token's expert outputs `[assignments, d_model]` under its weights; returns float32."""
+    def _combine(self, outputs: Tensor, weights: Tensor, position: Tensor) -> Tensor:
+        """Sum `outputs` `[assignments, d_model]` at each token's `position` `[tokens, top_k]` under its weights."""
         if self.token_dropout and self.training:
             outputs = functional.dropout(outputs, self.token_dropout)
         elif self.token_dropout:
             weights = weights * (1 - self.token_dropout)
-        mixed = outputs.index_select(0, plan.position[:, 0]).float() * weights[:, :1]
+        mixed = outputs.index_select(0, position[:, 0]).float() * weights[:, :1]
         for rank in range(1, self.top_k):
-            ranked = outputs.index_select(0, plan.position[:, rank]).float()
+            ranked = outputs.index_select(0, position[:, rank]).float()
             mixed = mixed.addcmul(ranked, weights[:, rank : rank + 1])
         return mixed
 
