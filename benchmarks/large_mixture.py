@@ -316,13 +316,13 @@ def placing_seconds(model: Path, config: Mapping[str, Any]) -> float:
     with open_model(model) as stored:
         run = as_run(stored, torch.float32)
         names = [name for name in run.tensors if name.startswith("model.layers.0.")]
-        buffer = chunk_for(run, names)
+        staging = chunk_for(run, names)
         place = torch.empty(max(run.info(name).numel for name in names))
         for _ in range(2):
             start = time.perf_counter()
             for name in names:
                 info = run.info(name)
-                read_into(place[: info.numel].view(info.shape), run, name, buffer)
+                read_into(place[: info.numel].view(info.shape), run, name, staging)
             seconds = time.perf_counter() - start  # of the second time
     torch.set_num_threads(threads)
     return seconds * int(config["num_hidden_layers"])

@@ -244,14 +244,14 @@ def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch
 
 def _read_experts(model: Any, checkpoint: Checkpoint, device: torch.device) -> None:
     """Every expert into its part of the stacked parameters, which are made on `device`."""
-    buffer = chunk_for(checkpoint, expert_names(checkpoint.mixtures))
+    staging = chunk_for(checkpoint, expert_names(checkpoint.mixtures))
     for mixture in checkpoint.mixtures:
         module = model.get_submodule(module_name(model, mixture.name))
         for part, suffix in EXPERT_PARTS.items():
             stacked = torch.empty_like(getattr(module, part), device=device)
             setattr(module, part, nn.Parameter(stacked))
             for expert in range(mixture.num_experts):
-                read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), buffer)
+                read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)
 
 
 def _tie(model: Any, checkpoint: Checkpoint) -> None:

@@ -73,9 +73,9 @@ def fill_constants(model: Any, checkpoint: Checkpoint) -> None:
         if width not in weight.shape:
             raise CheckpointError(f"{checkpoint.path}: {names[0]} is of another width than its layer")
         values = torch.empty(len(names), width, dtype=weight.dtype)
-        buffer = chunk_for(checkpoint, names)
+        staging = chunk_for(checkpoint, names)
         for row, name in zip(values, names, strict=True):
-            read_into(row, checkpoint, name, buffer)
+            read_into(row, checkpoint, name, staging)
         places = torch.zeros(layer.num_experts, dtype=torch.int64)
         places[list(layer.computed)] = torch.arange(len(layer.computed))
         places[list(layer.constants)] = -1 - torch.arange(len(layer.constants))

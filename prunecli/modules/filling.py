@@ -16,6 +16,7 @@ from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
 from prunecli.modules.sparse_ffn import Router
+from prunecli.modules.staging import Staging
 
 CHUNK_BYTES = 16 << 20
 DTYPES = {
@@ -110,21 +111,22 @@ def expert_names(layers: Iterable[SparseLayer]) -> set[str]:
     }
 
 
-def chunk_for(checkpoint: Checkpoint, names: Iterable[str]) -> bytearray:
+def chunk_for(checkpoint: Checkpoint, names: Iterable[str]) -> Staging:
     """Room for a chunk of any of these tensors, for `read_into`; to clear more would take longer than a small model."""
-    return bytearray(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
+    return Staging(min(CHUNK_BYTES, max((checkpoint.info(name).nbytes for name in names), default=0)))
 
 
 def read_into(
-    tensor: Tensor, checkpoint: Checkpoint, name: str, buffer: bytearray, entry: int | None = None
+    tensor: Tensor, checkpoint: Checkpoint, name: str, staging: Staging, entry: int | None = None
 ) -> None:
     """Read a tensor of the checkpoint into `tensor`, contiguous and of its shape; or one entry along its first axis.
 
-    Of another type, or on another device, it takes the values chunk by chunk; else the bytes go where they belong.
+    Of another type, or on another device, it takes the values chunk by chunk; else the bytes go where they belong. On a
+    GPU it has them when the current stream has come so far.
 
     Args:
         tensor: `[*shape of the checkpoint's]`.
-        buffer: `chunk_for` it.
+        staging: `chunk_for` it.
 
     Raises:
         CheckpointError: it cannot be read, or is of another shape or of a type that no model runs in.
@@ -151,9 +153,8 @@ def read_into(
         if target is not None:
             checkpoint.read_range(name, first + start, first + end, target[start:end])
             continue
-        read = checkpoint.read_range(name, first + start, first + end, buffer)
-        values = torch.frombuffer(read, dtype=source)
-        flat[start // source.itemsize : end // source.itemsize].copy_(values)
+        checkpoint.read_range(name, first + start, first + end, staging.room(end - start, flat.device))
+        staging.send(flat[start // source.itemsize : end // source.itemsize], source)
 
 
 def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.device) -> None:
@@ -163,10 +164,10 @@ def fill(targets: Iterable[Destination], checkpoint: Checkpoint, device: torch.d
         CheckpointError: as `read_into`.
     """
     targets = list(targets)
-    buffer = chunk_for(checkpoint, (target.name for target in targets))
+    staging = chunk_for(checkpoint, (target.name for target in targets))
     for target in targets:
         tensor = torch.empty(target.tensor.shape, dtype=target.dtype, device=device)
-        read_into(tensor, checkpoint, target.name, buffer)
+        read_into(tensor, checkpoint, target.name, staging)
         target.put(tensor)
 
 

@@ -24,6 +24,7 @@ from prunecli.model.quantised import KEYS
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
+from prunecli.modules.staging import Staging
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
 from prunecli.modules.uneven import class_of_counts
@@ -175,12 +176,12 @@ def load_stock_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.
     made = make_stock_model(checkpoint, dtype, output=True)
     fill((target for _, target in made.targets), checkpoint, device)
     for held in made.experts.values():
-        buffer = chunk_for(checkpoint, _names_of(held))
+        staging = chunk_for(checkpoint, _names_of(held))
         for part in held.parts:
             stacked = getattr(held.module, part.attribute)
             filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=device)
             for number, entry in enumerate(filled):
-                _read_expert(entry, checkpoint, part, number, buffer)
+                _read_expert(entry, checkpoint, part, number, staging)
             setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))
     tie(made.model)
     compute_buffers(made.model, device)
@@ -192,16 +193,16 @@ def load_stock_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.
 
 
 def _read_expert(
-    entry: Tensor, checkpoint: Checkpoint, part: ExpertPart, number: int, buffer: bytearray
+    entry: Tensor, checkpoint: Checkpoint, part: ExpertPart, number: int, staging: Staging
 ) -> None:
     if part.is_stacked:
-        read_into(entry, checkpoint, part.sources[0], buffer, number)
+        read_into(entry, checkpoint, part.sources[0], staging, number)
         return
     start = 0
     for source in part.sources:
         name = source.format(expert=number)
         rows = checkpoint.info(name).shape[0]
-        read_into(entry[start : start + rows], checkpoint, name, buffer)
+        read_into(entry[start : start + rows], checkpoint, name, staging)
         start += rows
 
 

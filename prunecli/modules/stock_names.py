@@ -141,14 +141,14 @@ def stored_tensors(state: Mapping[str, Tensor], model: Any, source: Checkpoint) 
     """
     held = _as_stored(model, state)
     absent = [name for name in source.tensors if name not in held]
-    buffer, tensors = chunk_for(source, absent), {}
+    staging, tensors = chunk_for(source, absent), {}
     for name in source.tensors:
         if name in held:
             tensors[name] = held[name]
             continue
         info = source.info(name)
         tensors[name] = torch.empty(info.shape, dtype=DTYPES[info.dtype])
-        read_into(tensors[name], source, name, buffer)
+        read_into(tensors[name], source, name, staging)
     return tensors
 
 

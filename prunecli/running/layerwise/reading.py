@@ -12,6 +12,8 @@ from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.filling import CHUNK_BYTES, read_into
+from prunecli.modules.staging import Staging
+from prunecli.running.layerwise.copying import CopyStream
 from prunecli.running.layerwise.parts import Block, Spec
 
 
@@ -41,13 +43,16 @@ class Reader:
 
     def __init__(self, checkpoint: Checkpoint, buffers: int, buffer_bytes: int, device: torch.device) -> None:
         self.bytes_read = 0
-        self._checkpoint, self._device = checkpoint, device
+        self._checkpoint = checkpoint
         self._wanted: SimpleQueue[Block | None] = SimpleQueue()
         self._free: SimpleQueue[Tensor | None] = SimpleQueue()
         self._ready: SimpleQueue[Loaded | BaseException] = SimpleQueue()
         self._ended = threading.Event()
+        self._copies = CopyStream(device)
         for _ in range(buffers):
-            self._free.put(torch.empty(buffer_bytes, dtype=torch.uint8, device=device))
+            buffer = torch.empty(buffer_bytes, dtype=torch.uint8, device=device)
+            self._copies.leave(buffer)  # which may have been another tensor, at work still
+            self._free.put(buffer)
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._work, name="reader", daemon=True)
         threads = torch.get_num_threads()
@@ -68,12 +73,12 @@ class Reader:
         found = self._ready.get()
         if isinstance(found, BaseException):
             raise found
+        self._copies.use(found.buffer)
         return found
 
     def give_back(self, loaded: Loaded) -> None:
         """Have the buffer used for another block."""
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()  # nobody computes with it any more
+        self._copies.leave(loaded.buffer)
         self._free.put(loaded.buffer)
 
     def close(self) -> None:
@@ -82,6 +87,7 @@ class Reader:
         self._wanted.put(None)
         self._free.put(None)
         self._thread.join()
+        self._copies.close()
 
     def __enter__(self) -> Reader:
         return self
@@ -97,33 +103,27 @@ class Reader:
         self._started.set()
         try:
             with torch.no_grad():
-                if self._device.type == "cuda":
-                    side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-                    with torch.cuda.stream(side):
-                        self._serve()
-                else:
-                    self._serve()
+                self._serve()
         except BaseException as error:  # whatever it is, it belongs to who waits for the block
             self._ready.put(error)
 
     def _serve(self) -> None:
-        staging = bytearray(CHUNK_BYTES)
+        staging = Staging(CHUNK_BYTES)
         while not self._ended.is_set():
             block = self._wanted.get()
             buffer = self._free.get()
             if block is None or buffer is None:
                 return
             tensors = place_tensors(block, buffer)
-            for spec, tensor in zip(block, tensors, strict=True):
-                if self._ended.is_set():
-                    return
-                self.bytes_read += read_spec(tensor, self._checkpoint, spec, staging)
-            if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()
+            with self._copies.into(buffer):
+                for spec, tensor in zip(block, tensors, strict=True):
+                    if self._ended.is_set():
+                        return
+                    self.bytes_read += read_spec(tensor, self._checkpoint, spec, staging)
             self._ready.put(Loaded(block, tensors, buffer))
 
 
-def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: bytearray) -> int:
+def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:
     """Read what belongs into `tensor`, a buffer's; returns the bytes that it takes in the checkpoint.
 
     Raises:
