@@ -12,15 +12,16 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import PurePath
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map
+
+from tests.gpu.streams import Event, Timeline
 
 DEVICE, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -59,16 +60,15 @@ class Card(torch.Tensor):
     get_device = property(lambda self: lambda: self.index)  # type: ignore[assignment]
     is_cuda = property(lambda _self: True)  # type: ignore[assignment]
     is_cpu = property(lambda _self: False)  # type: ignore[assignment]
+    gpu: ClassVar[Pretend | None] = None
 
-
-class Stream:
-    """One of a GPU that does everything at once."""
-
-    def __init__(self, _device: torch.device | None = None) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        torch.cuda.synchronize()
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if cls.gpu is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        return cls.gpu.__torch_function__(func, types, args, kwargs)  # of a thread that the mode is not on in
 
 
 class Pretend(TorchFunctionMode):
@@ -77,6 +77,7 @@ class Pretend(TorchFunctionMode):
     Attributes:
         waits, uploads, hops: (function of torch, "file.py:line") -> how often; a hop is a copy between two GPUs.
         held, peaks: of each GPU, bytes of its `Card`s, now and at most.
+        timeline: of the streams of all of them.
     """
 
     device = DEVICE
@@ -85,7 +86,19 @@ class Pretend(TorchFunctionMode):
         super().__init__()
         self.capability, self.total, self.count = capability, total, count
         self.held, self._holders = Counter[int](), Counter[int]()
+        self.timeline = Timeline(lambda what: self._count(self.waits, what), caller)
+        self._pinned: dict[int, torch.Tensor] = {}
         self.reset()
+
+    def __enter__(self) -> Pretend:
+        Card.gpu = self
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        Card.gpu = None
+        self.timeline.settle()
+        super().__exit__(*error)
 
     @property
     def live(self) -> int:
@@ -119,13 +132,20 @@ class Pretend(TorchFunctionMode):
                 including_emulation or self.capability >= (8, 0)
             ),
             "is_current_stream_capturing": lambda: False,
-            "synchronize": lambda _device=None: self._count(self.waits, "synchronize"),
-            "Stream": Stream,
-            "current_stream": Stream,
-            "stream": lambda _stream: nullcontext(),
+            "synchronize": lambda _device=None: self.timeline.current.synchronize(),
+            "Stream": self.timeline.kind,
+            "Event": Event,
+            "current_stream": lambda _device=None: self.timeline.current,
+            "stream": self.timeline.within,
         }
         for name, fact in facts.items():
             monkeypatch.setattr(torch.cuda, name, fact)
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
+
+    def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
+        pinned = tensor.clone()
+        self._pinned[storage_of(pinned)] = pinned  # kept, so that no other memory is taken for it
+        return pinned
 
     def __torch_function__(
         self, func: Callable[..., Any], _types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
@@ -154,6 +174,7 @@ class Pretend(TorchFunctionMode):
                 kwargs["device"], on_card = CPU, self._existing(asked)
             if name == "copy_" and place(args[0]) != place(args[1]):
                 self._count_copy(name, place(args[1]), place(args[0]))
+                self._sends(args[0], args[1], kwargs.get("non_blocking", False))
             elif cards and name != "__set__":  # an attribute's, as of `Parameter.data`
                 self._check(func, name, args, leaves)
             is_made = name in MAKING and on_card is not None
@@ -162,11 +183,29 @@ class Pretend(TorchFunctionMode):
             if cards:
                 self._look(name, args, kwargs)
             made = func(*args, **kwargs)
+            self._touch(name, cards, made)
             if on_card is None:
                 return made
             return tree_map(
                 lambda leaf: self._card(leaf, on_card) if isinstance(leaf, torch.Tensor) else leaf, made
             )
+
+    def _sends(self, target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+        """`Tensor.copy_` from the host, without a wait where the memory is pinned."""
+        if place(source) is None and non_blocking and storage_of(source) in self._pinned:
+            self.timeline.touch([storage_of(target)])
+            self.timeline.sends(source)
+        else:
+            self.timeline.current.finish(self.timeline.current.clock)
+
+    def _touch(self, name: str, cards: list[torch.Tensor], made: Any) -> None:
+        """A kernel on this memory; a view is none, nor is a question."""
+        used = {storage_of(card) for card in cards}
+        results = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        changes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
+        views = any(storage_of(one) in used for one in results)
+        if used and (changes or (results and not views)):
+            self.timeline.touch(used)
 
     def _look(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count what the call waits for."""
@@ -241,6 +280,7 @@ class Pretend(TorchFunctionMode):
         self._holders[key] += 1
         if self._holders[key] == 1:
             self.held[index] += size
+            self.timeline.took(key)
             self.peaks[index] = max(self.peaks[index], self.held[index])
         weakref.finalize(card, self._let_go, key, size, index)
         return card
@@ -268,6 +308,13 @@ class Pretend(TorchFunctionMode):
 
     def _count(self, counter: Counter[tuple[str, str]], what: str, times: int = 1) -> None:
         counter[what, caller()] += times
+        if counter is self.waits:
+            self.timeline.current.done = self.timeline.current.clock
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What tells its memory from others."""
+    return tensor.untyped_storage()._cdata
 
 
 def number(device: torch.device | str | int | None = None) -> int:

@@ -116,3 +116,34 @@ def test_two_of_them_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         (weight.to("cuda:1") * torch.ones(3, device="cuda:1")).sum().backward()
         assert weight.grad is not None
         assert weight.grad.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_streams_that_nothing_orders(waits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend = Pretend()
+    pretend.patch(monkeypatch)
+    with pretend:
+        numbers, side = torch.ones(4, device="cuda") * 2, torch.cuda.Stream()
+        if waits:
+            side.wait_event(torch.cuda.current_stream().record_event())
+        with torch.cuda.stream(side):
+            numbers.mul_(3)
+        if waits:
+            torch.cuda.current_stream().wait_stream(side)
+        numbers.add_(1)
+    assert pretend.timeline.races.total() == (0 if waits else 2)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_pinned_buffer_that_is_written_to_before_its_copy_is_done(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend = Pretend()
+    pretend.patch(monkeypatch)
+    with pretend:
+        there, pinned = torch.empty(4, device="cuda"), torch.ones(4).pin_memory()
+        there.copy_(pinned, non_blocking=True)
+        if waits:
+            torch.cuda.current_stream().record_event().synchronize()
+        pinned.fill_(2)
+    assert pretend.timeline.overwritten == (not waits)

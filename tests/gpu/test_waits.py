@@ -203,7 +203,7 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
     """Rows go to the device and outputs come from it, once for each expert and batch; nothing else."""
 
     def counted(counter: Counter[tuple[str, str]]) -> int:
-        reading = ("reading.py", "filling.py")  # by a thread of its own, meanwhile
+        reading = ("reading.py", "filling.py", "staging.py")  # by a thread of its own, meanwhile
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
     path = tiny_nllb_moe(tmp_path / "moe")
@@ -224,6 +224,9 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
             found.append(score(layers, checkpoint, load_tokenizer(path), Translation(TEXT, PAIRS, options)))
         if device == gpu.device:
             on_gpu = Counter(pairs)
+    if isinstance(gpu, Pretend):
+        assert not gpu.timeline.races, gpu.timeline.races
+        assert not gpu.timeline.overwritten
     assert on_gpu["all"] > 50
     assert on_gpu["uploads"] <= on_gpu["all"]
     # A real card's copies from memory that is not pinned are waits too.

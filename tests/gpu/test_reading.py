@@ -1,0 +1,29 @@
+"""Weights on their way to a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from prunecli.modules import filling
+from prunecli.modules.loading import load_model
+from tests.gpu.conftest import Gpu
+from tests.gpu.pretend import Pretend
+from tests.tiny import tiny_nllb_moe
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunk_by_chunk(gpu: Gpu, tmp_path: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a CPU reads: no chunk is overwritten before it is there, and none is in memory that the host may move."""
+    monkeypatch.setattr(filling, "CHUNK_BYTES", 1 << 10)
+    path = tiny_nllb_moe(tmp_path / "moe")
+    want = load_model(path, device="cpu", dtype=dtype).state_dict()
+    with gpu:
+        found = load_model(path, device=gpu.device, dtype=dtype).state_dict()
+        assert found.keys() == want.keys()
+        for name, tensor in found.items():
+            assert torch.equal(tensor.cpu(), want[name]), name
+    if isinstance(gpu, Pretend):
+        assert not gpu.timeline.overwritten
