@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
+from prunecli.collecting import seldom
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.card import model_card
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.history import named
+from prunecli.model.mixtures import find_mixtures
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
 from prunecli.model.quantised import find_quantised, settings_of, values_of
 from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
+from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
@@ -70,6 +73,7 @@ class Applied:
         return stock_support(self.source, self.rewrite.structure)
 
 
+@seldom()
 def apply(
     source: Checkpoint,
     rewrite: Rewrite,
@@ -129,9 +133,6 @@ def apply(
         (directory / "README.md").write_text(
             _card(source, rewrite, summary, weights=weights), encoding="utf-8"
         )
-        if weights:
-            with open_model(directory) as result:
-                result.check()
         if journal is not None:
             journal.close()
     return Applied(source, rewrite, summary, output)
@@ -145,7 +146,7 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
     """
     source.check()
     check_expressions(source, rewrite.outputs)
-    layout = source.resolved.changed(rewrite.structure, rewrite.config)
+    layout = source.resolved.changed(*_as_read(source, rewrite))
     stated = layout.shapes
     infos = {output.name: output.info for output in rewrite.outputs}
     unquantised = values_of(infos, find_quantised(infos, rewrite.config), "F32", stated)
@@ -160,12 +161,24 @@ def summarize(source: Checkpoint, rewrite: Rewrite) -> Summary:
             f"{source.path}: the result would not be what its config says: {odd[0]} would have the shape "
             f"{written.get(odd[0])}, not {stated.get(odd[0])} ({len(odd)} such tensors)",
         )
+    if source.runs_stock:
+        find_mixtures(source.path, infos, layout.sizes, layout.structure)
     return Summary(
         parameters_before=sum(info.numel for info in source.unquantised.values()),
         parameters_after=sum(info.numel for info in unquantised.values()),
         bytes_before=source.total_bytes,
         bytes_after=sum(output.nbytes for output in rewrite.outputs),
     )
+
+
+def _as_read(source: Checkpoint, rewrite: Rewrite) -> tuple[Structure, dict[str, Any]]:
+    """Structure and config as who opens the result will read them."""
+    config, meant = json.loads(json.dumps([rewrite.config, rewrite.structure.to_json()]))
+    if config.setdefault(KEY, meant) != meant:
+        raise CheckpointError(
+            f"{source.path}: the result would not be what its config says: another structure"
+        )
+    return Structure.from_json(meant, f"{source.path}: the result"), config
 
 
 @contextmanager

@@ -320,6 +320,7 @@ def _run(checkpoint: Checkpoint, options: ExpertOptions, how: How) -> None:
 
 def _document(shown: Shown, plan: ExpertPlan, seed: int) -> ExpertSelection:
     from prunecli.methods.experts.memory_fit import fit_payload
+    from prunecli.model.structure import STATISTICS_OF
     from prunecli.results.rewriting import ExpertSelection
 
     return shown.document(
@@ -327,6 +328,7 @@ def _document(shown: Shown, plan: ExpertPlan, seed: int) -> ExpertSelection:
         seed,
         experts_before=sum(layer.num_experts for layer in shown.result.source.require_mixtures()),
         experts_after=plan.count,
+        **({STATISTICS_OF: plan.step[STATISTICS_OF]} if STATISTICS_OF in plan.step else {}),
         thresholds=plan.thresholds,
         **({} if plan.fit is None else {"fit": fit_payload(plan.fit)}),
         **({"few_tokens": plan.few} if plan.few else {}),

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
+from prunecli.collecting import seldom
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
-from prunecli.model.fingerprint import fingerprint, samples_of
+from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
 from prunecli.model.names import nearest_family, same_values, stored_names, text_type
-from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, values_of
+from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, names_of_values, values_of
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
@@ -66,7 +67,7 @@ class Checkpoint(TensorReader):
         if whole is None or whole.mixture is None:
             return declared
         beginnings, endings = whole.mixture.predicting, (".weight", ".bias", *whole.buffers)
-        names = values_of(self._stored_infos, self._stored_quantised, "F32", {})
+        names = names_of_values(self._by_stored_name, self._stored_quantised)
         is_plain = all(name.endswith(endings) and not name.startswith(beginnings) for name in names)
         return whole if is_plain else declared
 
@@ -123,9 +124,10 @@ class Checkpoint(TensorReader):
             UnsupportedModelError: it is quantised, so that what is stored goes by other names.
             CheckpointError: there is none of this name.
         """
-        if name not in self.tensors and name in self.quantised:
+        info = self.tensors.get(name)
+        if info is None and name in self.quantised:
             raise self.quantised_refusal(name)
-        return super().info(name)
+        return super().info(name) if info is None else info
 
     def quantised_refusal(self, name: str) -> UnsupportedModelError:
         """The error of what would have to compute with a quantised weight."""
@@ -144,6 +146,18 @@ class Checkpoint(TensorReader):
         forms; a bfloat16 copy of float32 weights has lost bits that float16 keeps, and is another model.
         """
         return fingerprint(self.tensors, self._samples())
+
+    @cached_property
+    def router_fingerprint(self) -> str:
+        """ "sha256:<hex>" over the routers of its mixtures: equal for a model and what it was quantised to.
+
+        Layers that predict further tokens are left out, as some copies do not have them.
+
+        Raises:
+            UnsupportedModelError, CheckpointError: as `require_mixtures`.
+        """
+        layers = (layer for layer in self.require_mixtures() if not layer.is_predicting)
+        return router_fingerprint(self, (name for layer in layers for name in layer.router_tensors))
 
     @property
     def layout(self) -> ModelLayout:
@@ -174,7 +188,7 @@ class Checkpoint(TensorReader):
         """The mixtures of experts that it holds; see `find_mixtures`."""
         sizes = self.resolved.sizes
         with located(self.path):
-            return find_mixtures(self, sizes, self.structure)
+            return find_mixtures(self.path, self.tensors, sizes, self.structure)
 
     def require_mixtures(self) -> tuple[SparseLayer, ...]:
         """The mixtures of experts, at least one.
@@ -334,6 +348,7 @@ class Checkpoint(TensorReader):
         return samples_of(self)
 
 
+@seldom()
 def open_model(path: Path | str) -> Checkpoint:
     """Open a checkpoint: config.json and .safetensors or .bin files, single or sharded.
 

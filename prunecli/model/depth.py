@@ -14,7 +14,7 @@ from prunecli.model.attention import AttentionLayer, layer_windows, resolve_atte
 from prunecli.model.changes import AttentionChange, FfnChange
 from prunecli.model.declared import Sizes
 from prunecli.model.ffn import FfnLayer, is_sparse, resolve_ffns
-from prunecli.model.structure import Structure
+from prunecli.model.structure import STATISTICS_OF, Structure
 
 Kept = Mapping[Side, Sequence[int]]
 """Side -> numbers of the layers that stay, as the model counts them now, ascending; one that is left out keeps all."""
@@ -76,8 +76,11 @@ def renaming_since(family: Architecture, structure: Structure, fingerprint: str 
 
     By the steps of history; None where none of these removed layers.
     """
-    sources = [step.get("source", {}).get("fingerprint") for step in structure.history]
-    later = structure.history[sources.index(fingerprint) :] if fingerprint in sources else ()
+    known = [
+        (step.get("source", {}).get("fingerprint"), step.get(STATISTICS_OF)) for step in structure.history
+    ]
+    first = next((index for index, of_step in enumerate(known) if fingerprint in of_step), len(known))
+    later = structure.history[first:] if fingerprint is not None else ()
     renames = [
         renaming(family, _others(step["arguments"]["removed"], structure))
         for step in later

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 from prunecli.architectures.records import Mixture, Side
@@ -90,10 +91,12 @@ class SparseLayer:
         return f"{self.expert_prefix.format(expert=expert_index)}.{suffix}"
 
 
-def find_mixtures(tensors: TensorReader, sizes: Sizes, structure: Structure) -> tuple[SparseLayer, ...]:
+def find_mixtures(
+    path: Path, tensors: Mapping[str, TensorInfo], sizes: Sizes, structure: Structure
+) -> tuple[SparseLayer, ...]:
     """The sparse layers of a model with these tensors, encoder first, by layer; none where it has no experts.
 
-    Layers that predict further tokens come last.
+    Layers that predict further tokens come last. `path` is that of the checkpoint, for messages.
 
     Raises:
         CheckpointError: a layer lacks an expert, a tensor or its router, disagrees with its structure or config.json,
@@ -102,22 +105,22 @@ def find_mixtures(tensors: TensorReader, sizes: Sizes, structure: Structure) -> 
     mixture = sizes.family.mixture
     if mixture is None:
         return ()
-    blocks, others = blocks_of(tensors.tensors, mixture)
+    blocks, others = blocks_of(tensors, mixture)
     found = [
         layer
         for (name, side, number), members in blocks.items()
-        if (layer := _sparse_layer(tensors, sizes, structure, name, (side, number), members)) is not None
+        if (layer := _sparse_layer(path, sizes, structure, name, (side, number), members)) is not None
     ]
     for name in others:
         if OF_AN_EXPERT.search(name):
             raise CheckpointError(
-                f"{tensors.path}: {name} is of an expert, in a place that a model of type "
+                f"{path}: {name} is of an expert, in a place that a model of type "
                 f"{sizes.family.model_type} has none",
                 UNDECLARED,
             )
     found.sort(key=lambda layer: (layer.is_predicting, layer.side == "decoder", layer.layer))
     if not sizes.family.stacks or sizes.family.must_be_stock:
-        _check_count(tensors, sizes, structure, found)
+        _check_count(path, sizes, structure, found)
     return tuple(found)
 
 
@@ -182,13 +185,16 @@ def blocks_of(
         for block in mixture.blocks
     ]
     found: dict[tuple[str, Side, int], dict[str, Info]] = {}
+    begun: dict[str, dict[str, Info]] = {}  # of a block, by what its names begin with
     others: list[str] = []
     for name, info in tensors.items():
         for pattern, block, side in patterns:
             if match := pattern.match(name):
-                number = int(match[1])
-                key: tuple[str, Side, int] = (block.format(layer=number), side, number)  # type: ignore[assignment]
-                found.setdefault(key, {})[name[match.end() :]] = info
+                if (own := begun.get(match[0])) is None:
+                    number = int(match[1])
+                    key: tuple[str, Side, int] = (block.format(layer=number), side, number)  # type: ignore[assignment]
+                    own = begun[match[0]] = found.setdefault(key, {})
+                own[name[match.end() :]] = info
                 break
         else:
             others.append(name)
@@ -196,7 +202,7 @@ def blocks_of(
 
 
 def _sparse_layer(
-    tensors: TensorReader,
+    path: Path,
     sizes: Sizes,
     structure: Structure,
     name: str,
@@ -204,7 +210,7 @@ def _sparse_layer(
     members: Mapping[str, TensorInfo],
 ) -> SparseLayer | None:
     """The mixture of a block; None where it is a dense FFN."""
-    mixture, where = sizes.family.mixture, f"{tensors.path}: {name}"
+    mixture, where = sizes.family.mixture, f"{path}: {name}"
     assert mixture is not None
     experts, rest = experts_of(mixture, members)
     stacked = [suffix for suffix in rest if suffix.startswith(mixture.stacked)] if mixture.stacked else []
@@ -227,7 +233,7 @@ def _sparse_layer(
         shape = rest[suffix].shape
         if len(shape) <= axis or shape[axis] != count:
             raise CheckpointError(
-                f"{tensors.path}: {name}.{suffix} has the shape {list(shape)}, the layer has {count} experts"
+                f"{path}: {name}.{suffix} has the shape {list(shape)}, the layer has {count} experts"
             )
     for suffix in routers:
         if not is_float(rest[suffix].dtype):
@@ -343,16 +349,14 @@ def _groups(sizes: Sizes, mixture: Mixture, count: int) -> Groups:
     return Groups(groups, chosen, declared.least)
 
 
-def _check_count(
-    tensors: TensorReader, sizes: Sizes, structure: Structure, layers: list[SparseLayer]
-) -> None:
+def _check_count(path: Path, sizes: Sizes, structure: Structure, layers: list[SparseLayer]) -> None:
     """Refuse layers of another number of experts than config.json states."""
     assert sizes.family.mixture is not None
     for key, count in stated_counts(sizes, sizes.family.mixture).items():
         for layer in layers:
             if layer.num_experts != count and layer.name not in structure.experts:
                 raise CheckpointError(
-                    f"{tensors.path}: {layer.name} holds {layer.num_experts} experts, config.json says {count} "
+                    f"{path}: {layer.name} holds {layer.num_experts} experts, config.json says {count} "
                     f'("{key}")',
                     REMEDY,
                 )

@@ -61,22 +61,26 @@ def stored_names(
     its own name.
     """
     prefix, known = _beginnings(family)
-    renamed = {
-        name: _with_prefix(prefix, known, _with_new_beginning(family, _with_new_ending(family, name)))
-        for name in names
-        if not any(name == ending or name.endswith(f".{ending}") for ending in family.buffers)
-    }
-    owner: dict[str, str] = {new: old for old, new in renamed.items() if new not in tied}
+    buffers, endings = tuple(f".{ending}" for ending in family.buffers), tuple(family.renamed)
+    older = (*family.prefixes,)
+
+    def new(name: str) -> str:
+        if name.startswith(known) and not name.startswith(older) and not name.endswith(endings):
+            return name  # as nearly all are
+        return _with_prefix(prefix, known, _with_new_beginning(family, _with_new_ending(family, name)))
+
+    renamed = {name: new(name) for name in names if not (name.endswith(buffers) or name in family.buffers)}
+    owner: dict[str, str] = {name: old for old, name in renamed.items() if name not in tied}
     chosen: dict[str, str] = {}
-    for old, new in renamed.items():
-        target = tied.get(new)
+    for old, name in renamed.items():
+        target = tied.get(name)
         if target is None:
-            chosen[old] = new
+            chosen[old] = name
         elif target not in owner:
             owner[target] = old
             chosen[old] = target
         elif not equal(old, owner[target]):
-            chosen[old] = new
+            chosen[old] = name
     return chosen
 
 

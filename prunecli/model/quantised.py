@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from prunecli.errors import CheckpointError
 from prunecli.tensors.reader import TensorInfo
@@ -68,11 +67,13 @@ OF_ATTENTION = re.compile(r"\.(?:[qkv]|kv|prob_output)_(?:cache_)?scale$")
 KEYS = ("quantization_config", "compression_config", "quantization")
 """Of config.json: transformers', compressed-tensors' of old, MLX's."""
 
+Blocks = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]
+"""(Shape of values, shape of their scales) -> rows and columns that share one."""
+
 REMEDY = "config.json and the weights are not of one checkpoint, or a file is damaged; copy both again."
 
 
-@dataclass(frozen=True)
-class QuantisedWeight:
+class QuantisedWeight(NamedTuple):  # as `TensorInfo`
     """A matrix, or one for each expert, that is stored quantised.
 
     Attributes:
@@ -107,13 +108,17 @@ def find_quantised(
         CheckpointError: the scales of one are not of its shape, or absent.
     """
     settings = settings_of(config)
-    pieces = [(name, *name.rpartition(".")) for name in tensors]
+    others: list[tuple[str, str, str]] = []
     companions: dict[str, dict[str, str]] = {}
-    for name, owner, _, own in pieces:
+    for name in tensors:
+        owner, _, own = name.rpartition(".")
         if own in COMPANIONS:
             companions.setdefault(owner, {})[own] = name
+        else:
+            others.append((name, owner, own))
     found: dict[str, QuantisedWeight] = {}
-    for name, owner, _, own in pieces:
+    blocks: Blocks = {}
+    for name, owner, own in others:
         info = tensors[name]
         more = companions.get(owner, {})
         weight: QuantisedWeight | None = None
@@ -125,7 +130,7 @@ def find_quantised(
         elif name.endswith("_blocks") and info.dtype == "U8":
             weight = _mxfp4(tensors, name.removesuffix("_blocks"))
         elif info.dtype in ("F8_E4M3", "F8_E5M2", "I8"):
-            weight = _scaled(tensors, name, more, settings)
+            weight = _scaled(tensors, name, more, settings, blocks)
         elif own == "weight" and info.dtype == "U8" and "weight_scale_2" in more:
             weight = _nvfp4(tensors, name, more, settings)
         elif own == "weight" and f"{name}.absmax" in tensors:
@@ -175,6 +180,15 @@ def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | No
 def owners_of(weights: Iterable[QuantisedWeight]) -> dict[str, QuantisedWeight]:
     """Full name of each tensor that a quantised weight is stored in -> the weight."""
     return {part: weight for weight in weights for part in weight.parts.values()}
+
+
+def names_of_values(tensors: Iterable[str], weights: Mapping[str, QuantisedWeight]) -> Iterator[str]:
+    """The names that `values_of` gives."""
+    owners = owners_of(weights.values())
+    for name in tensors:
+        if name not in owners and not (weights and OF_ATTENTION.search(name)):
+            yield name
+    yield from weights
 
 
 def values_of(
@@ -288,21 +302,29 @@ def _mxfp4(tensors: Mapping[str, TensorInfo], name: str) -> QuantisedWeight | No
 
 
 def _scaled(
-    tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], settings: Mapping[str, Any]
+    tensors: Mapping[str, TensorInfo],
+    name: str,
+    more: Mapping[str, str],
+    settings: Mapping[str, Any],
+    blocks: Blocks,
 ) -> QuantisedWeight | None:
     """None where nothing scales them: numbers of a small type, no quantised weight."""
     is_of_module = name.endswith(".weight")
     companions = {**more} if is_of_module else {}
     if not is_of_module and f"{name}_scale_inv" in tensors:
         companions = {"weight_scale_inv": f"{name}_scale_inv"}
-    own = next((scale for scale in SCALES if scale in companions), None)
-    if own is None:
+    for own in SCALES:
+        if own in companions:
+            break
+    else:
         if settings and is_of_module and tensors[name].dtype.startswith("F8"):
             raise _unfit(f"{name} is quantised, as config.json says, and has no scale")
         return None
     scale, values = tensors[companions[own]], tensors[name]
     parts = {"values": name, "scale": companions.pop(own), **companions}
-    block = _block(values, scale, settings)
+    shapes = values.shape, scale.shape
+    if (block := blocks.get(shapes)) is None:
+        block = blocks[shapes] = _block(values, scale, settings)
     return QuantisedWeight(name, values.shape, "scaled", parts, block, 8)
 
 

@@ -13,7 +13,7 @@ from prunecli.model.quantised import method_of, owners_of
 from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype
-from prunecli.tensors.stream import Copy, Output, sources
+from prunecli.tensors.stream import Copy, Output, is_plain_copy, sources
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:
     owners = owners_of(source.quantised.values())
     by_expert = {name for layer in (source.mixtures if source.family else ()) for name in layer.cut}
     for output in outputs:
+        if is_plain_copy(source, output):
+            continue
         for name in sources(output.expression):
             if isinstance(output.expression, Copy) or name in by_expert:
                 if output.dtype != source.info(name).dtype:

@@ -15,6 +15,10 @@ SECOND = 2
 FIRST = 1
 """Version of a structure that the first prunecli reads too: of all layers and attentions, with a unit that it knows."""
 KEY = "prunecli"
+STATISTICS_OF = "statistics_of"
+"""In a step of history: the fingerprint of the model whose statistics it went by, where that is another form of its
+source."""
+
 """Where `Structure` lies in config.json."""
 
 
@@ -92,6 +96,11 @@ class Structure:
     def fingerprints(self) -> tuple[str, ...]:
         """Fingerprints of the checkpoints that this one was made from, oldest first."""
         values = (step.get("source", {}).get("fingerprint") for step in self.history)
+        return tuple(value for value in values if isinstance(value, str))
+
+    def statistics_of(self) -> tuple[str, ...]:
+        """Fingerprints of unquantised models whose statistics it, or what it was made from, was pruned by."""
+        values = (step.get(STATISTICS_OF) for step in self.history)
         return tuple(value for value in values if isinstance(value, str))
 
     def to_json(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import renaming_since
+from prunecli.model.quantised import method_of
 from prunecli.results.gates import GateStatistics
 
 
@@ -28,7 +29,8 @@ def numbered(statistics: GateStatistics, checkpoint: Checkpoint) -> GateStatisti
 def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
     """Refuse statistics of another model.
 
-    Those of the model that a pruned checkpoint was made from are right too: ids are the original ones.
+    Those of the model that a pruned checkpoint was made from are right too: ids are the original ones. So are, for a
+    quantised checkpoint, those of the model before it was quantised, or of another such copy: the routers are equal.
 
     Raises:
         StatisticsError: another family, fingerprint or top-k, other sparse layers, another number of experts.
@@ -61,12 +63,35 @@ def check_matches(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
             f"that of {checkpoint.path} picks {top_k}.",
             "Collect the gates of this checkpoint.",
         )
-    known = {checkpoint.fingerprint, *checkpoint.structure.fingerprints()}
-    if statistics.fingerprint is not None and statistics.fingerprint not in known:
-        raise StatisticsError(
-            f"The statistics are of another model than {checkpoint.path}: its weights are others.",
-            "Collect the gates of this checkpoint.",
+    if other_form(statistics, checkpoint) is not None:
+        _check_routers(statistics, checkpoint)
+
+
+def other_form(statistics: GateStatistics, checkpoint: Checkpoint) -> str | None:
+    """The fingerprint of the model that was run, where that is neither `checkpoint` nor what it was made from."""
+    known = {
+        checkpoint.fingerprint,
+        *checkpoint.structure.fingerprints(),
+        *checkpoint.structure.statistics_of(),
+    }
+    return None if statistics.fingerprint in known else statistics.fingerprint
+
+
+def _check_routers(statistics: GateStatistics, checkpoint: Checkpoint) -> None:
+    reason = "its weights are others"
+    if checkpoint.quantised or method_of(checkpoint.config):
+        if statistics.routers == checkpoint.router_fingerprint:
+            return
+        reason = (
+            "its routers have other values, so that it was not quantised from that, or its routers were changed with it"
+            if statistics.routers
+            else "its weights are others. It is quantised, and the file does not say which routers the model had that "
+            "was run, as those of this version do"
         )
+    raise StatisticsError(
+        f"The statistics are of another model than {checkpoint.path}: {reason}.",
+        "Collect the gates of this checkpoint.",
+    )
 
 
 def _ends(names: Sequence[str]) -> str:

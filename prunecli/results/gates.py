@@ -140,6 +140,7 @@ class GateStatistics(Tabled):
             `X`, and the ratios stand for the sums over one token.
         lacks: names of the sums that the file does not give; zeros stand for them.
         dtype: that the model was computed in; None where the file does not say it.
+        routers: `router_fingerprint` of the checkpoint that was run; None where the file does not say it.
     """
 
     FORMAT: ClassVar[str] = "prunecli.gates/1"
@@ -155,6 +156,7 @@ class GateStatistics(Tabled):
     entries: Mapping[str, GateSums]
     lacks: frozenset[str] = frozenset()
     dtype: str | None = None
+    routers: str | None = None
 
     @property
     def format(self) -> str:
@@ -196,6 +198,7 @@ class GateStatistics(Tabled):
                 top_k=int(payload["top_k"]),
                 entries=entries,
                 dtype=payload.get("dtype"),
+                routers=str(model["routers"]) if "routers" in model else None,
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
@@ -205,7 +208,11 @@ class GateStatistics(Tabled):
     def to_json(self) -> dict[str, Any]:
         """The fields of gates.json beside those of the header; counts stay integers."""
         return {
-            "model": {"fingerprint": self.fingerprint, "model_type": self.model_type},
+            "model": {
+                "fingerprint": self.fingerprint,
+                "model_type": self.model_type,
+                **({} if self.routers is None else {"routers": self.routers}),
+            },
             "mode": self.mode,
             "layers": list(self.layers),
             "num_experts": self.num_experts,

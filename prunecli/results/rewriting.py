@@ -88,6 +88,7 @@ class ExpertSelection(Rewriting):
 
     Attributes:
         thresholds: theta of 2212.09811, eq. 5, under `"model"`, or of each side; empty for per-layer.
+        statistics_of: fingerprint of the model that was run, where the checkpoint is a quantised copy of that.
         few_tokens: sparse layer -> original ids of the experts that saw fewer tokens than the argument `min_tokens`.
         kept: sparse layer -> original ids of the experts that stay.
     """
@@ -97,6 +98,7 @@ class ExpertSelection(Rewriting):
 
     experts_before: Count | None = None
     experts_after: Count | None = None
+    statistics_of: str | None = None
     thresholds: dict[str, Figure] = Field(default_factory=dict)
     fit: ExpertFit | None = None
     few_tokens: dict[str, list[int]] = Field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -16,7 +15,7 @@ from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.pickled import read_pickled
 from prunecli.tensors.reader import WeightFile
-from prunecli.tensors.safetensors_files import read_header, unique_keys
+from prunecli.tensors.safetensors_files import loads_unique, read_header
 from prunecli.tensors.side_files import MODULES_FILE, folders_of
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
@@ -113,18 +112,14 @@ def _describe(path: Path) -> WeightFile:
 
 def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) -> tuple[WeightFile, ...]:
     weight_map = _read_object(index).get("weight_map")
-    if (
-        not isinstance(weight_map, dict)
-        or not weight_map
-        or not all(isinstance(f, str) for f in weight_map.values())
-    ):
+    if not isinstance(weight_map, dict) or {*map(type, weight_map.values())} != {str}:
         raise CheckpointError(f"{index}: holds no weight_map from tensors to files", "Download it again.")
-    odd = [text for entry in weight_map.items() for text in entry if not text.isprintable()]
-    if odd:
-        raise CheckpointError(
-            f"{index}: damaged: {odd[0]!r} is no name of a tensor or file", "Download it again."
-        )
     shards = {shard: directory / shard for shard in sorted(set(weight_map.values()))}
+    if not "".join((*weight_map, *shards)).isprintable():
+        odd = next(text for entry in weight_map.items() for text in entry if not text.isprintable())
+        raise CheckpointError(
+            f"{index}: damaged: {odd!r} is no name of a tensor or file", "Download it again."
+        )
     for shard, path in shards.items():
         parts = PurePosixPath(shard.replace("\\", "/"))
         if parts.is_absolute() or ".." in parts.parts or not parts.parts:
@@ -146,6 +141,8 @@ def _sharded(directory: Path, index: Path, elsewhere: Mapping[str, WeightFile]) 
             f"{index}: {absent[0]} is not in {weight_map[absent[0]]} ({len(absent)} such tensors)",
             "Index and shards are not of one download; download them again.",
         )
+    if sum(len(file.tensors) for file in files.values()) == len(weight_map):
+        return (*files.values(),)
     return tuple(_chosen(file, shard, weight_map) for shard, file in files.items())
 
 
@@ -165,7 +162,7 @@ def _chosen(file: WeightFile, shard: str, weight_map: dict[str, str]) -> WeightF
 def _read_object(path: Path) -> dict[str, Any]:
     refuse_pointer(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=unique_keys)
+        value = loads_unique(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not JSON ({error})", "Download or copy the file again.") from error
     if not isinstance(value, dict):

@@ -5,6 +5,9 @@ A cast rounds every value once, to the nearest, ties to even.
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
+
 import ml_dtypes
 import numpy as np
 
@@ -29,6 +32,7 @@ _NUMPY: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "C64": np.dtype(np.complex64),
 }
+_ITEMSIZES = {name: dtype.itemsize for name, dtype in _NUMPY.items()}
 _NAMES: dict[str, str] = {dtype.name: name for name, dtype in _NUMPY.items()}
 """torch's and config.json's name -> safetensors' name."""
 
@@ -73,8 +77,22 @@ def numpy_dtype(dtype: str) -> np.dtype:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes per element."""
-    return numpy_dtype(dtype).itemsize
+    """Bytes per element.
+
+    Raises:
+        CheckpointError: as `numpy_dtype`.
+    """
+    return _ITEMSIZES.get(dtype) or numpy_dtype(dtype).itemsize
+
+
+@lru_cache(maxsize=1 << 12)
+def size_of(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of a tensor of this shape and type; tens of thousands have a few shapes.
+
+    Raises:
+        CheckpointError: as `numpy_dtype`.
+    """
+    return math.prod(shape) * itemsize(dtype)
 
 
 def is_float(dtype: str) -> bool:

@@ -6,28 +6,23 @@ file that is elsewhere come from its `RangeSource`.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 
 from prunecli.errors import CheckpointError
-from prunecli.tensors.dtypes import numpy_dtype
+from prunecli.tensors.dtypes import is_float, numpy_dtype, size_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-import math
-from dataclasses import dataclass, field, replace
-from typing import BinaryIO
-
-from prunecli.tensors.dtypes import is_float, itemsize
 
 Fill = Callable[[memoryview], None]
 """Fills a buffer with the bytes that come next."""
@@ -44,8 +39,7 @@ Handle = int | RangeSource
 """A file to read from: a descriptor, or what stands for one."""
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):  # made in half the time of a frozen dataclass: there may be tens of thousands
     """A tensor's name, safetensors type ("F16") and shape."""
 
     name: str
@@ -60,15 +54,14 @@ class TensorInfo:
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
-        return self.numel * itemsize(self.dtype)
+        return size_of(self.shape, self.dtype)
 
     def cast(self, target: str | None) -> TensorInfo:
         """The same tensor with floating-point values in the type `target`; None, and what is not one: as it is."""
-        return self if target is None or not is_float(self.dtype) else replace(self, dtype=target)
+        return self if target is None or not is_float(self.dtype) else self._replace(dtype=target)
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A tensor and the place of its bytes: `info.nbytes` from `offset`, row-major, little-endian.
 
     `spooled` says that they lie in the file's spool instead of the file itself.
@@ -111,7 +104,7 @@ class TensorReader:
         self._stored = self._named()
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
             {
-                name: stored.info if stored.info.name == name else replace(stored.info, name=name)
+                name: stored.info if stored.info.name == name else stored.info._replace(name=name)
                 for name, (_, stored) in self._stored.items()
             }
         )
@@ -199,6 +192,21 @@ class TensorReader:
             raise CheckpointError(f"{self._file_of(name)}: truncated while it was read ({name})") from None
         return view
 
+    def read_bytes(self, name: str, start_byte: int, end_byte: int) -> bytes:
+        """A few bytes of a tensor, in less time than `read_range` takes.
+
+        Raises:
+            CheckpointError: as `read_range`.
+        """
+        file, offset, _ = self.location(name)
+        count = end_byte - start_byte
+        data = os.pread(file, count, offset + start_byte) if isinstance(file, int) else b""
+        return (
+            data
+            if len(data) == count
+            else bytes(self.read_range(name, start_byte, end_byte, bytearray(count)))
+        )
+
     @contextmanager
     def reading(self, name: str, start_byte: int, nbytes: int) -> Iterator[Fill]:
         """What fills buffers with `nbytes` of a tensor from `start_byte` on, in order; from elsewhere in one request.
@@ -233,7 +241,8 @@ class TensorReader:
         Raises:
             CheckpointError: no such tensor.
         """
-        self.info(name)
+        if name not in self._stored:
+            self.info(name)  # says why
         index, stored = self._stored[name]
         return self._descriptor(index, stored.spooled), stored.offset, stored.info.nbytes
 

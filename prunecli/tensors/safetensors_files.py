@@ -49,20 +49,33 @@ def described(path: Path, size: int, read: Callable[[int], bytes]) -> WeightFile
     if 8 + length > size:
         raise _truncated(path, f"{size:,} bytes, its header alone ends at {8 + length:,}")
     entries = _parse(path, read(length))
-    tensors = [
+    places = [
         _entry(path, name, value, 8 + length) for name, value in entries.items() if name != "__metadata__"
     ]
-    tensors.sort(key=lambda stored: (stored.offset, stored.info.nbytes))
-    _check_layout(path, tensors, 8 + length, size)
-    return WeightFile(path, {stored.info.name: stored for stored in tensors})
+    places.sort()
+    _check_layout(path, places, 8 + length, size)
+    return WeightFile(path, {stored.info.name: stored for _, _, stored in places})
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads(object_pairs_hook=…)`.
+def loads_unique(text: str) -> Any:
+    """The value of a JSON text in which no object has a key twice.
 
     Raises:
-        ValueError: a key occurs twice.
+        ValueError: not JSON, or a key occurs twice.
+        RecursionError: it is nested without end.
     """
+    value = json.loads(text)
+    if isinstance(value, dict):
+        inner = sum(len(item) for item in value.values() if isinstance(item, dict))
+        if (
+            text.count(":") == len(value) + inner
+        ):  # no key was lost; colons in texts or deeper objects: looked at again
+            return value
+    return json.loads(text, object_pairs_hook=_unique_keys)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """For `json.loads(object_pairs_hook=…)`."""
     value = dict(pairs)
     if len(value) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -72,7 +85,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
     try:
-        entries = json.loads(text.decode("utf-8"), object_pairs_hook=unique_keys)
+        entries = loads_unique(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise _damaged(path, f"its header cannot be read ({error})") from error
     if not isinstance(entries, dict):
@@ -80,7 +93,8 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     return entries
 
 
-def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
+def _entry(path: Path, name: str, value: Any, start: int) -> tuple[int, int, Stored]:
+    """The bytes of the file that a tensor takes, as start and stop, and what it is."""
     if not name.isprintable():
         raise _damaged(path, f"{name!r} is no name of a tensor")
     try:
@@ -103,21 +117,21 @@ def _entry(path: Path, name: str, value: Any, start: int) -> Stored:
             path,
             f"{name} has {end - begin:,} bytes, its shape {list(shape)} in {dtype} needs {info.nbytes:,}",
         )
-    return Stored(info, start + begin)
+    return start + begin, start + end, Stored(info, start + begin)
 
 
-def _check_layout(path: Path, tensors: list[Stored], start: int, size: int) -> None:
+def _check_layout(path: Path, places: list[tuple[int, int, Stored]], start: int, size: int) -> None:
     """The tensors must cover the bytes from `start` to the end of the file without gap or overlap."""
     position, previous = start, "the header"
-    for stored in tensors:
+    for begin, end, stored in places:
         name = stored.info.name
-        if stored.offset + stored.info.nbytes > size:
-            raise _truncated(path, f"{size:,} bytes, {name} ends at {stored.offset + stored.info.nbytes:,}")
-        if stored.offset < position:
+        if end > size:
+            raise _truncated(path, f"{size:,} bytes, {name} ends at {end:,}")
+        if begin < position:
             raise _damaged(path, f"{name} overlaps {previous}")
-        if stored.offset > position:
-            raise _damaged(path, f"{stored.offset - position:,} unused bytes between {previous} and {name}")
-        position, previous = stored.offset + stored.info.nbytes, name
+        if begin > position:
+            raise _damaged(path, f"{begin - position:,} unused bytes between {previous} and {name}")
+        position, previous = end, name
     if position != size:
         raise _damaged(path, f"{size - position:,} bytes after the last tensor")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from prunecli.tensors.dtypes import is_float
+from prunecli.tensors.dtypes import is_float, size_of
 from prunecli.tensors.reader import TensorInfo, TensorReader
 
 
@@ -103,8 +103,7 @@ def sources(expression: Expression) -> Iterator[str]:
         yield expression.source
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):  # as `TensorInfo`
     """One tensor of the result: everything about it is known before a byte is read.
 
     Attributes:
@@ -119,7 +118,7 @@ class Output:
     shape: tuple[int, ...]
     expression: Expression
 
-    @cached_property
+    @property
     def info(self) -> TensorInfo:
         """Name, type and shape."""
         return TensorInfo(self.name, self.dtype, self.shape)
@@ -127,7 +126,7 @@ class Output:
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
-        return self.info.nbytes
+        return size_of(self.shape, self.dtype)
 
 
 def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
@@ -140,6 +139,11 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
     """
     names: set[str] = set()
     for output in outputs:
+        if output.name in names:
+            raise ValueError(f"{output.name} would be written twice")
+        names.add(output.name)
+        if is_plain_copy(source, output):
+            continue
         shape = shape_of(source, output.expression, output.name)
         if output.shape != shape:
             raise ValueError(f"{output.name}: shape {list(output.shape)}, its source gives {list(shape)}")
@@ -150,9 +154,15 @@ def check_expressions(source: TensorReader, outputs: Sequence[Output]) -> None:
                 raise ValueError(f"{output.name}: no cast from {dtype} to {output.dtype}")
         if not moved and not is_float(output.dtype):
             raise ValueError(f"{output.name}: {output.dtype} cannot be computed")
-        if output.name in names:
-            raise ValueError(f"{output.name} would be written twice")
-        names.add(output.name)
+
+
+def is_plain_copy(source: TensorReader, output: Output) -> bool:
+    """Whether it is a tensor of `source` as it is stored, as nearly all are."""
+    expression = output.expression
+    if not isinstance(expression, Copy):
+        return False
+    _, dtype, shape = source.info(expression.source)
+    return output.dtype == dtype and output.shape == shape
 
 
 def shape_of(source: TensorReader, expression: Expression, name: str) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
@@ -15,8 +15,8 @@ from prunecli.tensors.computing import Block, blocks
 from prunecli.tensors.copying import Gather, Move, gathered, reserve
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.journal import Begun, Journal
-from prunecli.tensors.reader import TensorReader
-from prunecli.tensors.stream import Copy, Output, Rows, Slices, byte_ranges, check_expressions
+from prunecli.tensors.reader import Handle, TensorReader
+from prunecli.tensors.stream import Copy, Output, Rows, Slices, byte_ranges, check_expressions, is_plain_copy
 
 SHARD_BYTES = 5_000_000_000
 SINGLE_FILE = "model.safetensors"
@@ -96,12 +96,27 @@ def shards_of(outputs: Sequence[Output], shard_bytes: int) -> list[list[Output]]
     shards: list[list[Output]] = [[]]
     nbytes = 0
     for output in outputs:
-        if shards[-1] and nbytes + output.nbytes > shard_bytes:
+        more = output.nbytes
+        if shards[-1] and nbytes + more > shard_bytes:
             shards.append([])
             nbytes = 0
         shards[-1].append(output)
-        nbytes += output.nbytes
+        nbytes += more
     return shards
+
+
+def in_place(outputs: Sequence[Output]) -> Sequence[Output]:
+    """The order in which they lie in a file, such that each begins at a multiple of its type's size.
+
+    It is the given one where that does: neighbours in the source then stay neighbours, a quantised matrix and its
+    scales among them. Else wide types come first, as the safetensors library has them.
+    """
+    start = 0
+    for output in outputs:
+        if start % itemsize(output.dtype):
+            return sorted(outputs, key=lambda output: -itemsize(output.dtype))
+        start += output.nbytes
+    return outputs
 
 
 def header_bytes(outputs: Sequence[Output]) -> bytes:
@@ -134,8 +149,7 @@ def _write_shard(
     advance: Callable[[float], None],
     journal: Journal | None,
 ) -> None:
-    # Wide types first, as the safetensors library does: every tensor is then aligned to its type.
-    ordered = sorted(shard, key=lambda output: -itemsize(output.dtype))
+    ordered = in_place(shard)
     head = header_bytes(ordered)
     begun = None if journal is None else journal.content.begun
     is_begun = begun is not None and begun.file == path.name
@@ -187,7 +201,7 @@ def _jobs(
     source: TensorReader, outputs: Sequence[Output], target: int, start: int
 ) -> Sequence[Move | Gather | Block]:
     """Work that may be done side by side, in the order of the file `target`, whose tensors begin at `start`."""
-    moves: list[Move] = []
+    moved: list[tuple[Output, int]] = []
     computed: list[Block] = []
     for output in outputs:
         expression = output.expression
@@ -195,11 +209,11 @@ def _jobs(
             isinstance(expression, Slices) and len(expression.ranges) > MOST_RANGES and not source.is_remote
         )
         if isinstance(expression, (Copy, Rows, Slices)) and not is_scattered:
-            moves += _moves(source, output, expression.source, target, start)
+            moved.append((output, start))
         else:
             computed += blocks(source, output, target, start)
         start += output.nbytes
-    parts = [part for move in coalesced(iter(moves)) for part in move.parts()]
+    parts = [part for move in coalesced(_moves(source, moved, target)) for part in move.parts()]
     jobs: list[Move | Gather | Block] = [
         *(part for part in parts if isinstance(part.source, int)),
         *gathered(part for part in parts if not isinstance(part.source, int)),
@@ -208,7 +222,28 @@ def _jobs(
     return sorted(jobs, key=lambda job: job.target_offset)
 
 
-def _moves(source: TensorReader, output: Output, name: str, target: int, start: int) -> Iterator[Move]:
+def _moves(source: TensorReader, outputs: Iterable[tuple[Output, int]], target: int) -> Iterator[Move]:
+    """What moves outputs to their places in the file `target`; neighbours in both files that stay as they are at once.
+
+    Of tens of thousands of tensors not each gets a `Move`, which takes longer to make than many take to move.
+    """
+    file: Handle = -1
+    where, begin, place, nbytes = "", 0, 0, 0
+    for output, start in outputs:
+        expression = output.expression
+        assert isinstance(expression, (Copy, Rows, Slices))
+        if not is_plain_copy(source, output):
+            yield from _moves_of(source, output, expression.source, target, start)
+            continue
+        of_this, offset, more = source.location(expression.source)
+        if of_this is not file or offset != begin + nbytes or start != place + nbytes:
+            yield Move(f"{source.path}: {where}", file, begin, nbytes, target, place)
+            file, where, begin, place, nbytes = of_this, expression.source, offset, start, 0
+        nbytes += more
+    yield Move(f"{source.path}: {where}", file, begin, nbytes, target, place)
+
+
+def _moves_of(source: TensorReader, output: Output, name: str, target: int, start: int) -> Iterator[Move]:
     info = source.info(name)
     file, offset, _ = source.location(name)
     cast = None if info.dtype == output.dtype else (info.dtype, output.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
 from prunecli.commands.share_ffn import share_ffn
+from prunecli.errors import StatisticsError
 from prunecli.methods.experts.aimer import aimer_bytes, aimer_values
 from prunecli.methods.experts.collect import collect_gates
-from prunecli.methods.experts.options import ExpertOptions
-from prunecli.methods.experts.plan import ExpertPlan
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import ExpertPlan, plan_experts
 from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.methods.heads.collect import ScoreOptions, score_heads
 from prunecli.methods.vocabulary.rewrite import trimmed_tensors
@@ -251,3 +253,28 @@ def test_weights_of_an_unknown_kind_are_copied_and_no_more(tmp_path: Path) -> No
     result = call(prune_ffn, path, "--score", "random", "--ratio", "0.5", "--output", tmp_path / "out")
     assert result.status == 1
     assert "quantised (other), in a way that prunecli does not know" in result.err
+
+
+def test_statistics_of_the_original_choose_experts_of_its_quantised_copy(tmp_path: Path) -> None:
+    stored, plain = mixture(tmp_path / "one", "qwen3_moe", "fp8", is_projection)
+    tiny_mixture("qwen3_moe", hidden_size=32, seed=1).save_pretrained(tmp_path / "other")
+    write_plain_tokenizer(tmp_path / "other")
+    collect = partial(collect_gates, choice=TEXTS, options=OPTIONS, device="cpu", dtype="float32")
+    original = collect(tmp_path / "one" / "source").statistics
+    options = ExpertOptions(gates=original, amount=Amount(ratio=0.25))
+    pruned = tmp_path / "pruned"
+    with open_model(stored) as copy, open_model(plain) as dequantised:
+        plan = plan_experts(copy, options)
+        assert plan.step["statistics_of"] == original.fingerprint != copy.fingerprint
+        assert original.fingerprint in plan.reasons[-1]
+        assert original.routers == dequantised.router_fingerprint
+        apply(copy, rewrite_experts(copy, plan), pruned)
+        with pytest.raises(StatisticsError, match="its weights are others"):  # not quantised: another model
+            plan_experts(dequantised, options)
+        another = ExpertOptions(gates=collect(tmp_path / "other").statistics, amount=Amount(ratio=0.25))
+        with pytest.raises(StatisticsError, match="its routers have other values"):
+            plan_experts(copy, another)
+        with pytest.raises(StatisticsError, match="does not say which routers"):
+            plan_experts(copy, replace(options, gates=replace(original, routers=None)))
+    with open_model(pruned) as smaller:  # further, by the same statistics
+        assert plan_experts(smaller, options).count < plan.count

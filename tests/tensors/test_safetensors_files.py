@@ -71,9 +71,12 @@ class TestHeaders:
         with pytest.raises(CheckpointError, match="b overlaps a"):
             open_model(tmp_path)
 
-    def test_a_name_that_occurs_twice(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "header", ['"a": ENTRY, "a": ENTRY', '"a:b": ENTRY, "a:b": ENTRY', '"a": {"dtype": "F16", INNER}']
+    )
+    def test_a_name_that_occurs_twice(self, tmp_path: Path, header: str) -> None:
         entry = json.dumps(ENTRY)
-        self.write(tmp_path, f'{{"a": {entry}, "a": {entry}}}'.encode())
+        self.write(tmp_path, f"{{{header}}}".replace("ENTRY", entry).replace("INNER", entry[1:-1]).encode())
         with pytest.raises(CheckpointError, match="occurs twice"):
             open_model(tmp_path)
 

@@ -23,7 +23,7 @@ from prunecli.tensors import copying
 from prunecli.tensors.copying import Move
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.stream import Copy, Output, Rows, Slices
-from prunecli.tensors.writer import coalesced, header_bytes, shards_of, write_tensors
+from prunecli.tensors.writer import _jobs, coalesced, header_bytes, in_place, shards_of, write_tensors
 from tests.tiny import tiny_config, write_json, write_weights
 
 CONFIG = {**tiny_config(4, 16, 32, 2, 2, 40), "model_type": "of-no-family"}
@@ -144,6 +144,21 @@ def test_mixed_types_stay_aligned(tmp_path: Path) -> None:
     with open_model(checkpoint_of(tmp_path / "out")) as made:
         for name, kind in kinds.items():
             assert made.location(name)[1] % numpy_dtype(kind).itemsize == 0
+
+
+def test_values_and_scales_stay_neighbours_where_each_is_aligned() -> None:
+    whole = [Output("a", "F8_E4M3", (4, 4), Copy("a")), Output("s", "BF16", (1,), Copy("s"))] * 2
+    assert [*in_place(whole)] == whole
+    odd = [Output("a", "F8_E4M3", (3,), Copy("a")), Output("s", "BF16", (1,), Copy("s"))]
+    assert [output.name for output in in_place(odd)] == ["s", "a"]
+
+
+def test_tensors_that_are_neighbours_in_both_files_move_at_once(tmp_path: Path) -> None:
+    names = ("a", "b", "c", "d")
+    outputs = [Output(name, "F32", (8,), Copy(name)) for name in ("a", "b", "d")]
+    source = checkpoint(tmp_path / "in", {name: np.arange(8, dtype=np.float32) for name in names})
+    with open_model(source) as opened:
+        assert [move.nbytes for move in _jobs(opened, outputs, 9, 0)] == [64, 32]
 
 
 def checkpoint_of(directory: Path) -> Path:

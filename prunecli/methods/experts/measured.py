@@ -35,6 +35,7 @@ class Measured:
         mode: how the statistics were collected; None: there are none.
         granularity: that languages were summed by; None: of texts, or without statistics.
         few: layer's name -> experts that it holds and that fewer than the least number of tokens were routed to.
+        of: fingerprint of the model that was run, where the checkpoint is a quantised copy of it; else None.
     """
 
     values: Mapping[str, Values]
@@ -42,6 +43,7 @@ class Measured:
     mode: Mode | None = None
     granularity: str | None = None
     few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    of: str | None = None
 
 
 def measure_languages(

@@ -9,6 +9,7 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from prunecli.collecting import seldom
 from prunecli.errors import UsageError
 from prunecli.methods.experts.aimer import aimer_values
 from prunecli.methods.experts.budget import (
@@ -43,13 +44,20 @@ from prunecli.methods.experts.selection import read_experts
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
 from prunecli.model.mixtures import SparseLayer, predicting_tensors
+from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
+from prunecli.results.gate_matching import other_form
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "prune-experts"
+
+OF_ANOTHER_FORM = (
+    "The statistics are of another form of the model ({fingerprint}): {path} is quantised, and its routers have the "
+    "same values."
+)
 
 
 @dataclass(frozen=True)
@@ -87,6 +95,7 @@ class ExpertPlan:
         return sum(map(len, self.kept.values()))
 
 
+@seldom()
 def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
     """Choose the experts to keep; weights are read for the metric `aimer` alone.
 
@@ -130,6 +139,9 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     ):  # there the statistics say how many each keeps
         warning = starved(layers, originals, {name: len(ids) for name, ids in kept.items()})
     step = _step(checkpoint, arguments, files, layers, kept)
+    if measured.of is not None:
+        step[STATISTICS_OF] = measured.of
+        reasons = (*reasons, OF_ANOTHER_FORM.format(path=checkpoint.path, fingerprint=measured.of))
     return ExpertPlan(
         kept,
         options.dtype,
@@ -281,10 +293,11 @@ def _measured(
         measured = measure_texts(statistics, options.metric, options.texts, layers, options.min_tokens)
         unseen = [layer for layer in layers if layer.is_predicting]  # no forward pass runs them
         values = {**measured.values, **aimer_values(checkpoint, unseen, progress=progress)}
-        return replace(measured, values=values)
-    return measure_languages(
+        return replace(measured, values=values, of=other_form(statistics, checkpoint))
+    measured = measure_languages(
         statistics, options.metric, options.granularity, options.sources, options.targets
     )
+    return replace(measured, of=other_form(statistics, checkpoint))
 
 
 def _arguments(

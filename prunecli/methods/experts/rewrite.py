@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from prunecli.collecting import seldom
 from prunecli.errors import UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.quantised import renumbered
@@ -20,6 +21,7 @@ from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined
 
 
+@seldom()
 def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     """The checkpoint with only the experts that the plan keeps, its tensors in the order of the source.
 
@@ -131,12 +133,12 @@ def _moves(layers: Iterable[SparseLayer], kept: Mapping[str, tuple[int, ...]]) -
         places = tuple(place_of[expert] for expert in kept[layer.name])
         moves.places[layer.name] = places
         moves.cut.update({name: (axis, places) for name, axis in layer.cut.items()})
+        owners = [f"{layer.expert_prefix.format(expert=number)}." for number in range(layer.num_experts)]
         gone = set(range(layer.num_experts)) - set(places)
         for suffix in layer.expert_tensors:
-            moves.dropped.update(layer.expert_tensor(index, suffix) for index in gone)
+            moves.dropped.update([owners[index] + suffix for index in gone])
             moves.renamed.update(
-                (layer.expert_tensor(old, suffix), layer.expert_tensor(new, suffix))
-                for new, old in enumerate(places)
+                {owners[old] + suffix: owners[new] + suffix for new, old in enumerate(places)}
             )
     return moves
 

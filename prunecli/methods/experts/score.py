@@ -250,6 +250,7 @@ def score(
         num_experts=layers[0].original_experts,
         top_k=layers[0].top_k,
         entries=passes.entries(state.sums),
+        routers=checkpoint.router_fingerprint,
     )
 
 
