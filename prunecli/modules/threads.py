@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -43,25 +43,33 @@ def in_threads(function: Callable[[Item], None], items: Sequence[Item]) -> None:
         Exception: the first one that a call raised; items not yet begun are left out then.
     """
     waiting = deque(items)
-    # such that the caller can use what is made
-    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
 
-    def work() -> None:
-        with mode():
-            while waiting:
-                try:
-                    item = waiting.popleft()
-                except IndexError:  # another thread took the last one
-                    return
-                function(item)
+    def work(_number: int) -> None:
+        while waiting:
+            try:
+                item = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            function(item)
 
-    threads = torch.get_num_threads()
-    pool = _pool(threads)
     try:
-        for done in [pool.submit(work) for _ in range(min(threads, len(items)))]:
+        for done in begun(work, range(min(torch.get_num_threads(), len(items)))):
             done.result()
     finally:  # after an interrupt or a failure, the threads stop at the items they are at
         waiting.clear()
+
+
+def begun(function: Callable[[Item], None], items: Iterable[Item]) -> list[Future[None]]:
+    """`function` on each item, without gradients, each in one of `torch.get_num_threads()` threads."""
+    # such that the caller can use what is made
+    mode = torch.inference_mode if torch.is_inference_mode_enabled() else torch.no_grad
+
+    def work(item: Item) -> None:
+        with mode():
+            function(item)
+
+    pool = _pool(torch.get_num_threads())
+    return [pool.submit(work, item) for item in items]
 
 
 _pools: dict[int, ThreadPoolExecutor] = {}

@@ -207,16 +207,16 @@ def test_of_experts_layer_by_layer(gpu: Gpu, tmp_path: Path, monkeypatch: pytest
         return sum(times for (_, where), times in [*counter.items()] if not where.startswith(reading))
 
     path = tiny_nllb_moe(tmp_path / "moe")
-    pairs, stock = Counter[str](), SparsePasses._run_expert
+    pairs, stock = Counter[str](), SparsePasses.run
 
-    def run_expert(self: SparsePasses, ffn: Any, expert: int, loaded: Any, routed: Sequence[Any]) -> None:
+    def run(self: SparsePasses, ffn: Any, wanted: Sequence[int], routed: Sequence[Any]) -> None:
         waits, uploads = counted(gpu.waits), counted(gpu.uploads)
-        stock(self, ffn, expert, loaded, routed)
-        pairs["all"] += sum(one.goes_to(expert) for one in routed)
+        stock(self, ffn, wanted, routed)
+        pairs["all"] += sum(one.goes_to(expert) for expert in wanted for one in routed)
         pairs["waits"] += counted(gpu.waits) - waits
         pairs["uploads"] += counted(gpu.uploads) - uploads
 
-    monkeypatch.setattr(SparsePasses, "_run_expert", run_expert)
+    monkeypatch.setattr(SparsePasses, "run", run)
     options, found = CollectOptions("forced", batch_tokens=40), []
     for device in (gpu.device, torch.device("cpu")):
         with gpu if device == gpu.device else nullcontext(), open_model(path) as checkpoint:

@@ -1,10 +1,12 @@
-"""Weights read ahead by one thread into buffers that are used again and again."""
+"""Weights read, and decoded, ahead by threads of their own into buffers that are used again and again."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import LifoQueue, Queue, SimpleQueue
 from types import TracebackType
 
 import torch
@@ -16,18 +18,22 @@ from prunecli.modules.staging import Staging
 from prunecli.running.layerwise.copying import CopyStream
 from prunecli.running.layerwise.parts import Block, Spec
 
+MOST_READERS = 4
+"""Threads that read, where there are as many to compute: to decode or cast takes as long as to multiply by few rows."""
+
 
 @dataclass(frozen=True)
 class Loaded:
-    """A block in its buffer: tensors in the order of the block."""
+    """A block in its buffer: tensors in the order of the block; `stored_bytes` of the checkpoint were read for it."""
 
     block: Block
     tensors: tuple[Tensor, ...]
     buffer: Tensor
+    stored_bytes: int
 
 
 class Reader:
-    """Blocks of weights, read in the order in which they are asked for; a context manager that ends its thread.
+    """Blocks of weights, had in the order in which they are asked for; a context manager that ends its threads.
 
     A block waits for a free buffer, so that no more than `buffers` are ever held.
 
@@ -38,31 +44,40 @@ class Reader:
         device: where the blocks go.
 
     Attributes:
-        bytes_read: from the checkpoint, so far.
+        bytes_read: from the checkpoint, for all blocks that were taken.
     """
 
     def __init__(self, checkpoint: Checkpoint, buffers: int, buffer_bytes: int, device: torch.device) -> None:
         self.bytes_read = 0
         self._checkpoint = checkpoint
-        self._wanted: SimpleQueue[Block | None] = SimpleQueue()
-        self._free: SimpleQueue[Tensor | None] = SimpleQueue()
-        self._ready: SimpleQueue[Loaded | BaseException] = SimpleQueue()
+        self._wanted: SimpleQueue[tuple[Block, Future[Loaded]] | None] = SimpleQueue()
+        # On a CPU the last one that was used is in its cache; on a GPU what computed with it may be at work still.
+        self._free: Queue[Tensor | None] = LifoQueue() if device.type == "cpu" else Queue()
+        self._asked: deque[Future[Loaded]] = deque()
+        self._in_order, self._opening = threading.Lock(), threading.Lock()
         self._ended = threading.Event()
         self._copies = CopyStream(device)
         for _ in range(buffers):
             buffer = torch.empty(buffer_bytes, dtype=torch.uint8, device=device)
             self._copies.leave(buffer)  # which may have been another tensor, at work still
             self._free.put(buffer)
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="reader", daemon=True)
         threads = torch.get_num_threads()
-        self._thread.start()
-        self._started.wait()
+        count = min(MOST_READERS, threads) if device.type == "cpu" else 1
+        started = threading.Barrier(count + 1)
+        self._threads = [
+            threading.Thread(target=self._work, args=(started,), name="reader", daemon=True)
+            for _ in range(count)
+        ]
+        for thread in self._threads:
+            thread.start()
+        started.wait()
         torch.set_num_threads(threads)  # a thread's setting is also the default of threads to come
 
     def want(self, block: Block) -> None:
         """Ask for a block, after those that were asked for before."""
-        self._wanted.put(block)
+        found: Future[Loaded] = Future()
+        self._asked.append(found)
+        self._wanted.put((block, found))
 
     def take(self) -> Loaded:
         """The next block, as soon as it is there.
@@ -70,11 +85,10 @@ class Reader:
         Raises:
             CheckpointError: it cannot be read.
         """
-        found = self._ready.get()
-        if isinstance(found, BaseException):
-            raise found
-        self._copies.use(found.buffer)
-        return found
+        loaded = self._asked.popleft().result()
+        self._copies.use(loaded.buffer)
+        self.bytes_read += loaded.stored_bytes
+        return loaded
 
     def give_back(self, loaded: Loaded) -> None:
         """Have the buffer used for another block."""
@@ -82,11 +96,13 @@ class Reader:
         self._free.put(loaded.buffer)
 
     def close(self) -> None:
-        """End the thread, whatever it is at."""
+        """End the threads, whatever they are at."""
         self._ended.set()
-        self._wanted.put(None)
-        self._free.put(None)
-        self._thread.join()
+        for _ in self._threads:
+            self._wanted.put(None)
+            self._free.put(None)
+        for thread in self._threads:
+            thread.join()
         self._copies.close()
 
     def __enter__(self) -> Reader:
@@ -97,30 +113,42 @@ class Reader:
     ) -> None:
         self.close()
 
-    def _work(self) -> None:
+    def _work(self, started: threading.Barrier) -> None:
         torch.set_num_threads(1)
         torch.get_num_threads()  # see modules.threads
-        self._started.set()
-        try:
-            with torch.no_grad():
-                self._serve()
-        except BaseException as error:  # whatever it is, it belongs to who waits for the block
-            self._ready.put(error)
+        started.wait()
+        with torch.no_grad():
+            self._serve()
 
     def _serve(self) -> None:
         staging = Staging(CHUNK_BYTES)
         while not self._ended.is_set():
-            block = self._wanted.get()
-            buffer = self._free.get()
-            if block is None or buffer is None:
+            with self._in_order:  # or a later block might have the last buffer that an earlier one waits for
+                asked, buffer = self._wanted.get(), self._free.get()
+            if asked is None or buffer is None:
                 return
-            tensors = place_tensors(block, buffer)
-            with self._copies.into(buffer):
-                for spec, tensor in zip(block, tensors, strict=True):
-                    if self._ended.is_set():
-                        return
-                    self.bytes_read += read_spec(tensor, self._checkpoint, spec, staging)
-            self._ready.put(Loaded(block, tensors, buffer))
+            block, found = asked
+            try:
+                found.set_result(self._load(block, buffer, staging))
+            except BaseException as error:  # whatever it is, it belongs to who waits for the block
+                found.set_exception(error)
+
+    def _open(self, block: Block) -> None:
+        """Its files, one thread at a time."""
+        with self._opening:
+            for spec in block:
+                for name in (spec.name, *spec.more):
+                    self._checkpoint.open_files(name)
+
+    def _load(self, block: Block, buffer: Tensor, staging: Staging) -> Loaded:
+        self._open(block)
+        tensors, nbytes = place_tensors(block, buffer), 0
+        with self._copies.into(buffer):
+            for spec, tensor in zip(block, tensors, strict=True):
+                if self._ended.is_set():
+                    break  # nobody waits any more
+                nbytes += read_spec(tensor, self._checkpoint, spec, staging)
+        return Loaded(block, tensors, buffer, nbytes)
 
 
 def read_spec(tensor: Tensor, checkpoint: Checkpoint, spec: Spec, staging: Staging) -> int:

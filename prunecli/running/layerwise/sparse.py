@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,54 +17,14 @@ from torch import Tensor
 from prunecli.architectures.records import Side
 from prunecli.modules.grouped import Groups
 from prunecli.modules.sparse_ffn import SparseFFN
-from prunecli.modules.threads import in_threads
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
+from prunecli.running.layerwise.experts import Assigned, run_experts
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import recalling, remembering, runner, unobserved
 from prunecli.running.layerwise.trees import map_tree
 from prunecli.running.runner import Pass
-
-
-@dataclass(kw_only=True)
-class Assigned:
-    """Which rows of one pass go to which expert of a sparse layer.
-
-    Attributes:
-        starts: first row of each expert, and the end of the last.
-        shared_out: whether the layer would share the experts out to threads.
-        attention: outputs of those of the layer's attentions that are kept, by number, as trees of `Stored`.
-    """
-
-    starts: list[int]
-    shared_out: bool
-    attention: dict[int, Any] = field(default_factory=dict)
-
-    def span(self, expert: int) -> tuple[int, int]:
-        """First row of an expert, and the end of its last."""
-        return self.starts[expert], self.starts[expert + 1]
-
-    def goes_to(self, expert: int) -> bool:
-        """Whether any token goes there."""
-        first, end = self.span(expert)
-        return first < end
-
-
-Sent = TypeVar("Sent", bound=Assigned)
-
-
-def run_each(run: Callable[[Sent], None], expert: int, passes: Sequence[Sent]) -> None:
-    """`run` an expert on its rows of every pass that has any.
-
-    With the kernels of a whole layer, to the last bit: where it would give each expert to one thread, so is it here.
-    """
-    busy = [one for one in passes if one.goes_to(expert)]
-    if apart := [one for one in busy if one.shared_out]:
-        in_threads(run, sorted(apart, key=lambda one: one.starts[expert] - one.starts[expert + 1]))
-    for one in busy:
-        if not one.shared_out:
-            run(one)
 
 
 @dataclass(kw_only=True)
@@ -127,10 +87,15 @@ class SparsePasses:
 
     def run(self, ffn: SparseFFN, wanted: Sequence[int], routed: Sequence[Routed]) -> None:
         """The experts, one after another, each on its rows of every pass."""
-        for expert in wanted:
-            loaded = self._reader.take()
-            self._run_expert(ffn, expert, loaded, routed)
-            self._reader.give_back(loaded)
+
+        def run(one: Routed, expert: int, loaded: Loaded) -> None:
+            first, first_bias, second, second_bias = loaded.tensors
+            start, end = one.span(expert)
+            rows = self._states.rows(one.rows, start, end).to(self._device, first.dtype)
+            outputs = ffn.run_expert(rows, (first, first_bias, second, second_bias))
+            self._states.write(one.rows, start, outputs)
+
+        run_experts(run, self._reader, wanted, routed)
 
     @contextmanager
     def answering(self, stage: Stage, ffn: SparseFFN, routed: Routed) -> Iterator[None]:
@@ -172,14 +137,3 @@ class SparsePasses:
             shared_out=self._device.type == "cpu" and ffn.shares_out(counts),
             attention=attention,
         )
-
-    def _run_expert(self, ffn: SparseFFN, expert: int, loaded: Loaded, routed: Sequence[Routed]) -> None:
-        first, first_bias, second, second_bias = loaded.tensors
-
-        def run(one: Routed) -> None:
-            start, end = one.span(expert)
-            rows = self._states.rows(one.rows, start, end).to(self._device, first.dtype)
-            outputs = ffn.run_expert(rows, (first, first_bias, second, second_bias))
-            self._states.write(one.rows, start, outputs)
-
-        run_each(run, expert, routed)

@@ -29,9 +29,9 @@ from prunecli.modules.stock_experts import (
 )
 from prunecli.modules.stock_model import StockExperts
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
+from prunecli.running.layerwise.experts import Assigned, run_experts
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
-from prunecli.running.layerwise.sparse import Assigned, run_each
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import answered, recalling, remembering
 from prunecli.running.layerwise.trees import map_tree
@@ -101,10 +101,22 @@ class StockPasses:
 
     def run(self, experts: StockExperts, wanted: Sequence[int], sent: Sequence[Sent]) -> None:
         """The experts, one after another, each on its tokens of every pass."""
-        for expert in wanted:
-            loaded = self._reader.take()
-            self._run_expert(experts.module, expert, loaded, sent)
-            self._reader.give_back(loaded)
+        module, states = experts.module, self._states
+
+        def run(one: Sent, expert: int, loaded: Loaded) -> None:
+            start, end = one.span(expert)
+            tokens = states.rows(one.tokens, start, end)
+            rows = states.gather(one.hidden, tokens).to(self._device)
+            with dot_products(rows.dtype, [end - start]):
+                outputs = run_expert(module, rows, ExpertWeights(*loaded.tensors)).to(rows.dtype)
+            states.write(one.norms, start, norms_of(outputs))
+            if one.sums is not None and one.counted is not None:
+                counts = torch.tensor([end - start])
+                states.write(one.sums, expert, sums_of(outputs, counts, states.rows(one.counted, start, end)))
+            given = states.rows(one.weights, start, end).to(self._device)
+            states.add(one.mixed, tokens, weighted(outputs, given).float().cpu())
+
+        run_experts(run, self._reader, wanted, sent)
 
     @contextmanager
     def answering(self, stage: Stage, experts: StockExperts, sent: Sent) -> Iterator[None]:
@@ -171,21 +183,3 @@ class StockPasses:
             shared_out=self._device.type == "cpu" and shares_out(held, plan.groups.sizes),
             attention=attention,
         )
-
-    def _run_expert(self, module: Any, expert: int, loaded: Loaded, sent: Sequence[Sent]) -> None:
-        weights, states = ExpertWeights(*loaded.tensors), self._states
-
-        def run(one: Sent) -> None:
-            start, end = one.span(expert)
-            tokens = states.rows(one.tokens, start, end)
-            rows = states.gather(one.hidden, tokens).to(self._device)
-            with dot_products(rows.dtype, [end - start]):
-                outputs = run_expert(module, rows, weights).to(rows.dtype)
-            states.write(one.norms, start, norms_of(outputs))
-            if one.sums is not None and one.counted is not None:
-                counts = torch.tensor([end - start])
-                states.write(one.sums, expert, sums_of(outputs, counts, states.rows(one.counted, start, end)))
-            given = states.rows(one.weights, start, end).to(self._device)
-            states.add(one.mixed, tokens, weighted(outputs, given).float().cpu())
-
-        run_each(run, expert, sent)

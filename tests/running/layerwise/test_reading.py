@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,14 @@ from prunecli.running.layerwise.parts import Spec, block_bytes, make_skeleton
 from prunecli.running.layerwise.reading import Reader
 from tests.running.layerwise.running import CPU
 from tests.tiny import tiny_nllb_moe
+
+
+@pytest.fixture
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -48,7 +57,7 @@ def test_no_more_is_held_than_there_are_buffers(tmp_path: Path) -> None:
                 reader.want(stage.block)
             first, second = reader.take(), reader.take()
             assert first.buffer.data_ptr() != second.buffer.data_ptr()
-            assert reader._ready.empty()  # the third waits
+            assert not reader._asked[0].done()  # the third waits
             reader.give_back(first)
             assert reader.take().buffer.data_ptr() == first.buffer.data_ptr()
 
@@ -72,7 +81,25 @@ def test_the_thread_ends_with_blocks_unread(tmp_path: Path) -> None:
         with Reader(checkpoint, 2, skeleton.widest_bytes, CPU) as reader:
             for stage in skeleton.stages:
                 reader.want(stage.block)
-        assert not reader._thread.is_alive()
+        assert not any(thread.is_alive() for thread in reader._threads)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_several_threads_give_blocks_in_the_order_in_which_they_were_asked_for(tmp_path: Path) -> None:
+    with open_model(tiny_nllb_moe(tmp_path / "model")) as checkpoint:
+        skeleton = make_skeleton(checkpoint, CPU, torch.bfloat16)  # every value is cast
+        blocks = [stage.expert(n) for stage in skeleton.stages if stage.ffn for n in (3, 0, 1)] * 3
+        with Reader(checkpoint, 3, skeleton.widest_bytes, CPU) as reader:
+            assert len(reader._threads) == 4
+            for block in blocks:
+                reader.want(block)
+            for block in blocks:
+                loaded = reader.take()
+                assert loaded.block == block
+                for spec, tensor in zip(block, loaded.tensors, strict=True):
+                    stored = np.array(checkpoint.read(spec.name), np.float32)
+                    assert torch.equal(tensor, torch.from_numpy(stored).to(torch.bfloat16))
+                reader.give_back(loaded)
 
 
 def test_a_failure_comes_to_who_waits(tmp_path: Path) -> None:
