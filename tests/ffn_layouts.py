@@ -18,6 +18,11 @@ from tests.tiny import write_json, write_weights
 LAYOUTS = {name: CASES[name].ffns for name in (*FAMILIES, "t5-gated")}
 """Of the tiny models; the dense FFNs of NLLB-MoE, whose layers 1 and 3 are sparse."""
 
+OWN_SHAPES = [
+    name for number, name in enumerate(LAYOUTS) if LAYOUTS[name] not in [*LAYOUTS.values()][:number]
+]
+"""Of these the ones whose FFNs and norms do not lie as those of an earlier one."""
+
 
 def tiny(directory: Path, case: str, **changes: Any) -> Path:
     """The tiny checkpoint of a case; the two stacks of a model have FFNs of one width."""

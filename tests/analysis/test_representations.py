@@ -21,7 +21,7 @@ from prunecli.running.runner import InMemory
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode, load_tokenizer
 from tests.families.records import CASES
-from tests.ffn_layouts import LAYOUTS, tiny, write_changed
+from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, write_changed
 from tests.reference import similarity as reference
 
 SOURCES = ("the hen", "a", "the hat is in the inn", "no hen on the hat", "the tin")
@@ -93,7 +93,7 @@ def added(subject: Subject, sentence: int) -> dict[str, list[list[float]]]:
     return found
 
 
-@pytest.mark.parametrize("case", LAYOUTS)
+@pytest.mark.parametrize("case", OWN_SHAPES)
 def test_each_is_the_mean_of_what_the_component_adds(case: str, tmp_path: Path) -> None:
     subject = Subject(tiny(tmp_path / "model", case), case)
     found = subject.represent(tmp_path / "files")

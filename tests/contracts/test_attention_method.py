@@ -113,6 +113,35 @@ class AttentionSharing(Method):
 
 @pytest.mark.parametrize("case", CONTRACTED)
 class TestEveryFamily(AttentionSharing, MethodContract):
+    pass
+
+
+def of_task(*tasks: str) -> list[str]:
+    return [case for case in CONTRACTED if CASES[case].task in tasks]
+
+
+@pytest.mark.parametrize("case", own_layouts(of_task("translation", "lm")))
+class TestEveryDecoder(AttentionSharing):
+    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        written(source, self.reduce, tmp_path / "out")
+        original, reduced = self.original(source), load(tmp_path / "out")
+        with open_model(source) as opened:
+            self.mask(original, self.reduce(opened))
+        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+        steps: dict[str, Any] = {"min_new_tokens": 5, "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
+        ids = torch.tensor([[5, 6, 7, 9, 2], [8, 9, 11, 12, 2]])
+        beams = [
+            model.generate(ids, use_cache=use_cache, **steps)
+            for model, use_cache in ((reduced, True), (reduced, False), (original, True))
+        ]
+        assert torch.equal(beams[0], beams[1])
+        assert torch.equal(beams[0], beams[2])
+
+
+@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
+class TestEveryLayout(AttentionSharing, WrittenFiles):
     def test_a_shared_attention_is_stored_and_held_once(self, source: Path, tmp_path: Path) -> None:
         out = written(source, self.reduce, tmp_path / "out")
         stored, model = weights(out), load(out)
@@ -145,35 +174,6 @@ class TestEveryFamily(AttentionSharing, MethodContract):
         torch.testing.assert_close(logits_of(reduced), logits_of(original), rtol=1e-5, atol=1e-5)
         if reduced.can_generate():
             torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
-
-
-def of_task(*tasks: str) -> list[str]:
-    return [case for case in CONTRACTED if CASES[case].task in tasks]
-
-
-@pytest.mark.parametrize("case", own_layouts(of_task("translation", "lm")))
-class TestEveryDecoder(AttentionSharing):
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(tmp_path / "out")
-        with open_model(source) as opened:
-            self.mask(original, self.reduce(opened))
-        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
-        steps: dict[str, Any] = {"min_new_tokens": 5, "max_new_tokens": 5, "num_beams": 3, "do_sample": False}
-        ids = torch.tensor([[5, 6, 7, 9, 2], [8, 9, 11, 12, 2]])
-        beams = [
-            model.generate(ids, use_cache=use_cache, **steps)
-            for model, use_cache in ((reduced, True), (reduced, False), (original, True))
-        ]
-        assert torch.equal(beams[0], beams[1])
-        assert torch.equal(beams[0], beams[2])
-
-
-@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
-class TestEveryLayout(AttentionSharing, WrittenFiles):
-    pass
 
 
 @pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "phi3", "qwen3", "bert"])

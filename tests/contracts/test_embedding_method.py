@@ -143,7 +143,7 @@ class TestEverySide:
             logits(out), logits_of(replaced(load(source), family, out)), rtol=1e-4, atol=1e-5
         )
 
-    @pytest.mark.parametrize("side", SIDES)
+    @both_sides_of_every_layout
     def test_stores_nothing_twice(self, family: Family, source: Path, tmp_path: Path, side: str) -> None:
         held = weights(factorised(source, tmp_path / "out", side=side))
         table, output = f"{family.input[0]}.weight", f"{family.output}.weight"
@@ -243,6 +243,7 @@ class TestCaching:
         for name, value in one.items():
             np.testing.assert_allclose(value, two[name], rtol=1e-6, atol=1e-6)
 
+    @once_a_layout
     def test_of_the_input_alone_is_a_stock_model(self, family: Family, source: Path, tmp_path: Path) -> None:
         out = factorised(source, tmp_path / "out", side="input", cache=True)
         found = config(out)
@@ -282,6 +283,7 @@ class TestOpening:
             assert torch.equal(logits_of(other), expected)
             assert len(list(other.parameters())) == len(list(model.parameters()))
 
+    @once_a_layout
     def test_the_modules_are_one(self, family: Family, source: Path, tmp_path: Path) -> None:
         model = load(factorised(source, tmp_path / "out", side="both"))
         units = {id(model.get_submodule(name)) for name in family.input}

@@ -168,19 +168,7 @@ def inputs_of(model: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", LAYOUTS)
 class TestEveryFamily(FfnSharing, MethodContract):
-    def test_a_shared_ffn_is_stored_once(self, source: Path, tmp_path: Path) -> None:
-        out = written(source, self.reduce, tmp_path / "out")
-        with open_model(out) as opened:
-            owners = [
-                name
-                for name in LAYOUTS[self.case].names
-                if any(key.startswith(f"{name}.{first(self.case)}") for key in opened.tensors)
-            ]
-            assert len(owners) == self.sharing.stored
-            stored = {name: info.numel for name, info in opened.tensors.items()}
-        held = {name: value.numel() for name, value in load(out).named_parameters()}  # each once
-        aside = ("final_logits_bias", "embed_positions")  # a buffer; computed in Marian
-        assert total(held, aside) == total(stored, aside)
+    pass
 
 
 def of_task(*tasks: str) -> list[str]:
@@ -199,7 +187,7 @@ class TestEveryDecoder(FfnSharing):
         torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("case", of_task("translation"))
+@pytest.mark.parametrize("case", own_layouts(of_task("translation")))
 class TestTwoStacks(FfnSharing):
     def test_reducing_further_equals_reducing_at_once(self, source: Path, tmp_path: Path) -> None:
         """First one side, then the other; then a side that shares already is dropped."""
@@ -216,7 +204,7 @@ class TestTwoStacks(FfnSharing):
         )
 
 
-@pytest.mark.parametrize("case", of_task("mlm", "lm"))
+@pytest.mark.parametrize("case", own_layouts(of_task("mlm", "lm")))
 class TestOneStack(FfnSharing):
     def test_dropping_all(self, source: Path, tmp_path: Path) -> None:
         import torch
@@ -229,6 +217,20 @@ class TestOneStack(FfnSharing):
 
 @pytest.mark.parametrize("case", own_layouts(LAYOUTS))
 class TestEveryLayout(FfnSharing, WrittenFiles):
+    def test_a_shared_ffn_is_stored_once(self, source: Path, tmp_path: Path) -> None:
+        out = written(source, self.reduce, tmp_path / "out")
+        with open_model(out) as opened:
+            owners = [
+                name
+                for name in LAYOUTS[self.case].names
+                if any(key.startswith(f"{name}.{first(self.case)}") for key in opened.tensors)
+            ]
+            assert len(owners) == self.sharing.stored
+            stored = {name: info.numel for name, info in opened.tensors.items()}
+        held = {name: value.numel() for name, value in load(out).named_parameters()}  # each once
+        aside = ("final_logits_bias", "embed_positions")  # a buffer; computed in Marian
+        assert total(held, aside) == total(stored, aside)
+
     def test_widening_keeps_what_is_computed(self, source: Path, tmp_path: Path) -> None:
         """And gives the new units a gradient."""
         import torch

@@ -109,6 +109,22 @@ class LayerPruning(Method):
 
 @pytest.mark.parametrize("case", CONTRACTED)
 class TestEveryFamily(LayerPruning, MethodContract):
+    pass
+
+
+@pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
+class TestEveryDecoder(LayerPruning):
+    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        out = written(source, self.reduce, tmp_path / "out")
+        original, reduced = self.original(source), load(out)
+        self.mask(original, None)
+        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
+class TestEveryLayout(LayerPruning, WrittenFiles):
     def test_it_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
         import torch
         import transformers
@@ -146,20 +162,6 @@ class TestEveryFamily(LayerPruning, MethodContract):
             own = [{k: v for k, v in one.config.items() if k != "prunecli"} for one in (second, direct)]
             assert own[0] == own[1]
 
-
-@pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
-class TestEveryDecoder(LayerPruning):
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        out = written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(out)
-        self.mask(original, None)
-        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", own_layouts(CONTRACTED))
-class TestEveryLayout(LayerPruning, WrittenFiles):
     @pytest.mark.parametrize("method", ["heads", "ffns"])
     def test_other_parts_that_went_before_stay_gone(self, method: str, source: Path, tmp_path: Path) -> None:
         """Heads of the layers that stay; FFNs shared by all, whose holder goes, as if the layers had gone first."""

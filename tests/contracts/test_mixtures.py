@@ -130,7 +130,7 @@ def test_the_stock_class_opens_the_masked_model(model_type: str, tmp_path: Path)
             expected = logits(full, model_type)
     pruned = logits(model.eval(), model_type)
     assert not torch.equal(pruned, before)
-    torch.testing.assert_close(pruned, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(pruned, expected, rtol=0, atol=3e-6)
 
 
 UNEVEN = {

@@ -90,6 +90,11 @@ class WidthPruning(Method):
 
 @pytest.mark.parametrize("case", LAYOUTS)
 class TestEveryFamily(WidthPruning, MethodContract):
+    pass
+
+
+@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
+class TestEveryLayout(WidthPruning, WrittenFiles):
     def test_one_width_is_a_stock_model(self, case: str, source: Path, tmp_path: Path) -> None:
         import torch
         import transformers
@@ -113,9 +118,6 @@ class TestEveryFamily(WidthPruning, MethodContract):
         assert report == opens(source)[1]  # Pegasus' computed positions are missing from every checkpoint
         torch.testing.assert_close(logits_of(model.eval()), expected, rtol=1e-5, atol=1e-5)
 
-
-@pytest.mark.parametrize("case", own_layouts(LAYOUTS))
-class TestEveryLayout(WidthPruning, WrittenFiles):
     def test_pruning_twice_equals_pruning_once(self, source: Path, tmp_path: Path) -> None:
         def pruned(width: int) -> Any:
             return lambda opened: made_of(opened, NarrowOptions(width=width, dense_only=True))

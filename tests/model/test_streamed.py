@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +23,7 @@ from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.journal import NAME
 from tests.contracts.method_contract import digests
+from tests.forked import ended, start
 from tests.hub_server import MAIN_COMMIT, Fault, hub
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
@@ -410,7 +409,11 @@ def test_an_end_before_anything_is_complete_leaves_nothing(source):
 
 
 KILLED = """
-import os, signal
+import os, signal, sys
+from pathlib import Path
+import pytest
+from tests.hub_server import point_at
+point_at(sys.argv[1], Path("cache"), pytest.MonkeyPatch())
 from prunecli.model.streamed import stream_model
 from tests.model.test_streamed import Ending, prune
 from prunecli.tensors import copying
@@ -421,10 +424,8 @@ with stream_model("org/tiny") as opened:
 
 
 def test_a_killed_run_goes_on(source, hub):
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": "cache", "HF_HUB_OFFLINE": "0"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
-    killed = subprocess.run([sys.executable, "-c", KILLED], env=environment, check=False, timeout=100)
-    assert killed.returncode == -signal.SIGKILL
+    ((status, _, said),) = ended(start(Path.cwd(), hub.url, code=KILLED, processes=1))
+    assert status == -signal.SIGKILL, said
     (left,) = hidden()
     assert json.loads((Path(left) / NAME).read_text())["complete"]
     said = []

@@ -86,8 +86,8 @@ def alike(first: float, second: float, *sizes: int) -> bool:
 @pytest.mark.parametrize(
     ("case", "reduce"),
     [
-        *((case, reduce) for reduce in (without_heads, one_wide) for case in DRAWN),
-        *((case, shared_attentions) for case in own_layouts(DRAWN)),
+        *((case, without_heads) for case in DRAWN),
+        *((case, reduce) for reduce in (one_wide, shared_attentions) for case in own_layouts(DRAWN)),
     ],
 )
 def test_each_tensor_is_drawn_as_in_the_stock_class(

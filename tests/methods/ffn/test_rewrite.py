@@ -21,7 +21,7 @@ from tests.contracts.method_contract import written
 from tests.contracts.test_ffn_method import made_of
 from tests.families import tiny_family
 from tests.families.records import CASES
-from tests.ffn_layouts import LAYOUTS, tiny, weights, write_copy
+from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, tiny, weights, write_copy
 from tests.reference import ffn as reference
 from tests.reference.casting import rounded
 
@@ -52,7 +52,7 @@ def shared(source: Path, target: Path, case: str, **options: Any) -> dict[str, r
     return ffns_of(weights(written(source, lambda opened: made_of(opened, chosen), target)), case)
 
 
-@pytest.fixture(params=list(LAYOUTS))
+@pytest.fixture(params=OWN_SHAPES)
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -26,13 +26,13 @@ from prunecli.running.encoding import labelled_examples
 from prunecli.running.losses import example_losses
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tokens import encode
-from tests.methods.heads.test_score import FAMILIES, LINES, PAIR, TEXT, Subject
+from tests.methods.heads.test_score import LINES, PAIR, SUBJECTS, TEXT, Subject
 from tests.reference.head_importance import scaled_head
 
 DECODING = DecodingOptions(beam=2, batch_tokens=40, max_new_tokens=6)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
 

@@ -20,8 +20,8 @@ from prunecli.running.layerwise import runner as machinery
 from prunecli.running.layerwise.runner import Layerwise, Resources, Room, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.labelled import read_labelled
-from tests.families.records import CASES, FAMILIES
-from tests.methods.heads.test_score import LINES, Subject
+from tests.families.records import CASES
+from tests.methods.heads.test_score import LINES, SUBJECTS, Subject
 
 CPU, PLENTY = torch.device("cpu"), 1 << 34
 TOLERANCE = 1e-5
@@ -48,7 +48,7 @@ def assert_close(found: HeadSums, wanted: HeadSums) -> None:
         assert found[name].dtype == np.float64
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", SUBJECTS)
 def test_every_family(model_type: str, tmp_path: Path) -> None:
     subject = Subject(tmp_path / "model", model_type)
     per: Per = "token" if model_type in ("nllb-moe", "t5", "bert", "gpt2") else "example"

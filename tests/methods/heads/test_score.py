@@ -73,7 +73,11 @@ class Subject:
         return gradient_importance(InMemory(self.model), self.layers, batches, per=per)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+SUBJECTS = (*own_layouts(FAMILIES), "m2m_100", "gemma2")
+"""Families of every layout, and of the others two whose norms lie elsewhere."""
+
+
+@pytest.fixture(scope="module", params=SUBJECTS)
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     return Subject(tmp_path_factory.mktemp("model") / "tiny", request.param)
 
