@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from prunecli.errors import CheckpointError
 from prunecli.model.cost import Load
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.running.lengths import length_limit, max_positions
+from prunecli.running.lengths import length_limit, max_positions, vocabulary_size
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.tokens import Tokenizer, encode, language_id, languages
 
 USUAL_LENGTH = 64
 """Tokens of a sentence, by which the memory of a search is reckoned before its text is known."""
+
+
+_OF_TOKENS = ("_token_id", "_tokens", "_ids", "sequence_bias")
+"""Ends of the names of settings that hold token ids."""
 
 
 @dataclass(frozen=True)
@@ -50,15 +56,18 @@ class Translation:
     finished: bool
 
 
-def generation_settings(tokenizer: Tokenizer, target: str, beam: int) -> dict[str, Any]:
+def generation_settings(
+    tokenizer: Tokenizer, target: str, beam: int, vocabulary: int | None = None
+) -> dict[str, Any]:
     """Arguments of `generate` for a plain beam search into `target`, whatever the checkpoint's own defaults.
 
     Raises:
         DataError: the tokenizer has language tokens, but none for `target`.
+        CheckpointError: its id is none of the `vocabulary` of the model.
     """
     settings: dict[str, Any] = {"num_beams": beam, "do_sample": False, "max_length": None}
     if languages(tokenizer):
-        settings["forced_bos_token_id"] = language_id(tokenizer, target)
+        settings["forced_bos_token_id"] = language_id(tokenizer, target, vocabulary)
     return settings
 
 
@@ -87,13 +96,17 @@ def translate(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    sources = encode(tokenizer, sentences, pair[0], max_length=max_positions(model.config))
-    settings = generation_settings(tokenizer, pair[1], options.beam)
+    from prunecli.running.encoding import padding_id
+
+    positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
+    sources = encode(tokenizer, sentences, pair[0], max_length=positions, vocabulary=vocabulary)
+    settings = generation_settings(tokenizer, pair[1], options.beam, vocabulary)
+    filling = padding_id(model, tokenizer)
     done: dict[int, Translation] = {}
     batches = length_bucketed([len(source) for source in sources], options.batch_tokens)
     for batch in process_group.share(batches):
-        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), max_positions(model.config))
-        outputs = generate(model, [sources[i] for i in batch], tokenizer.pad_token_id, settings, limit)
+        limit = options.max_new_tokens or length_limit(len(sources[batch[0]]), positions)
+        outputs = generate(model, [sources[i] for i in batch], filling, settings, limit)
         texts = tokenizer.batch_decode(outputs, skip_special_tokens=True)
         ends = end_ids(model, tokenizer)
         for index, text, ids in zip(batch, texts, outputs, strict=True):
@@ -114,7 +127,7 @@ def generate(
     import torch
 
     ids, mask = pad(sources, pad_id, left=not getattr(model.config, "is_encoder_decoder", False))
-    with torch.inference_mode():
+    with torch.inference_mode(), sound_settings(model):
         outputs = model.generate(
             input_ids=ids.to(model.device),
             attention_mask=mask.to(model.device),
@@ -124,6 +137,44 @@ def generate(
         )
     rows: list[list[int]] = outputs.tolist()
     return rows
+
+
+@contextmanager
+def sound_settings(model: Any) -> Iterator[None]:
+    """Say which token of generation_config.json the model lacks, where `generate` fails within the block over it.
+
+    Only then: many a value that cannot be is of no consequence.
+
+    Raises:
+        CheckpointError: there is one.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, IndexError, RuntimeError) as error:
+        size = vocabulary_size(model.config)
+        for key, value in vars(model.generation_config).items():
+            if (
+                size is not None
+                and key.endswith(_OF_TOKENS)
+                and any(_is_odd(one, size) for one in _leaves(value))
+            ):
+                raise CheckpointError(
+                    f"generation_config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
+                    "Correct the value.",
+                ) from error
+        raise
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    elif value is not None and not isinstance(value, float):  # a bias
+        yield value
+
+
+def _is_odd(value: Any, size: int) -> bool:
+    return type(value) is not int or not 0 <= value < size
 
 
 def beam_cache(model: Any) -> Any:

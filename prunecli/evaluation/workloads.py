@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.running.lengths import max_positions, position_count
+from prunecli.running.lengths import max_positions, position_count, vocabulary_size
 from prunecli.text.choice import Dataset
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
@@ -231,15 +231,20 @@ def decoding(
     """
     _require_generation(checkpoint)
     tokenizer = load_tokenizer(checkpoint.path)
-    forced = language_id(tokenizer, pair[1]) if languages(tokenizer) else None
-    limit, shared = _positions(checkpoint)
+    config = _config(checkpoint)
+    vocabulary = vocabulary_size(config)
+    forced = language_id(tokenizer, pair[1], vocabulary) if languages(tokenizer) else None
+    limit = max_positions(config)  # None: nothing bounds them
     if limit is not None:
         _require_positions(checkpoint, new_tokens, limit)
-    ids = encode(tokenizer, sentences, pair[0], max_length=limit)
-    if limit is not None and shared:
+    ids = encode(tokenizer, sentences, pair[0], max_length=limit, vocabulary=vocabulary)
+    if limit is not None and not getattr(config, "is_encoder_decoder", False):  # shared with what follows
         ids = [row[: limit - new_tokens] for row in ids]
     pad_id = tokenizer.pad_token_id
-    return Decoding(tuple(map(tuple, ids)), pad_id if pad_id is not None else 0, forced, new_tokens)
+    has_row = pad_id is not None and (vocabulary is None or pad_id < vocabulary)
+    return Decoding(
+        tuple(map(tuple, ids)), pad_id if has_row else 0, forced, new_tokens
+    )  # masked: any will do
 
 
 def _classified(checkpoint: Checkpoint, model: Any, tokenizer: Any, text: LabelledText) -> Passes:
@@ -326,14 +331,14 @@ def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> N
         )
 
 
-def _positions(checkpoint: Checkpoint) -> tuple[int | None, bool]:
-    """How many the model has (None: nothing bounds them), and whether a prompt and what follows share them."""
+def _config(checkpoint: Checkpoint) -> Any:
+    """The model's config, of a declared family with its own names and defaults."""
     config: Any = SimpleNamespace(**checkpoint.config)
     if checkpoint.architecture is not None:
         from prunecli.modules.building import stock_config
 
-        config = stock_config(checkpoint)  # which knows the families' own names and defaults
-    return max_positions(config), not getattr(config, "is_encoder_decoder", False)
+        config = stock_config(checkpoint)
+    return config
 
 
 def _require_generation(checkpoint: Checkpoint) -> None:

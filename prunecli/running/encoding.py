@@ -14,11 +14,11 @@ from torch import Tensor
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import LabelledExamples, Sequences, TextExamples, TranslationExamples
-from prunecli.running.lengths import context_length, max_positions, window_length
+from prunecli.running.lengths import context_length, max_positions, vocabulary_size, window_length
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
 from prunecli.text.tasks import TASKS, TaskName
-from prunecli.text.tokens import encode, tokenized
+from prunecli.text.tokens import encode, require_rows, tokenized
 
 AT_ONCE = 1 << 12
 """Lines that are tokenised between two reports."""
@@ -50,11 +50,14 @@ def require_task(model: Any, task: TaskName) -> None:
 
 def _require_sound(config: Any) -> None:
     """Refuse tokens with a part of their own that no row of the table stands for, and dropouts that cannot be."""
-    for key in ("decoder_start_token_id", "pad_token_id", "bos_token_id"):
+    size = vocabulary_size(config)
+    for key, least in (("decoder_start_token_id", 0), ("pad_token_id", -1), ("bos_token_id", -1)):  # -1: none
         value = getattr(config, key, None)
-        if value is not None and (type(value) is not int or value >= config.vocab_size):
+        if size is None or value is None:
+            continue
+        if type(value) is not int or not least <= value < size:
             raise CheckpointError(
-                f"config.json: {key} is {value!r}; the model has the tokens 0 to {config.vocab_size - 1}",
+                f"config.json: {key} is {value!r}; the model has the tokens 0 to {size - 1}",
                 "Correct the value.",
             )
     for key, value in vars(config).items():
@@ -67,16 +70,30 @@ def _require_sound(config: Any) -> None:
 def padding_id(model: Any, tokenizer: Any) -> int:
     """The id that fills up rows; any would do, since it is masked, where neither model nor tokenizer has one."""
     config = model.config.get_text_config()  # of a model of text and images, that of its language model
+    size = vocabulary_size(config)
     for value in (getattr(config, "pad_token_id", None), tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if isinstance(value, int) and value >= 0:  # -1 stands for none in some configs
+        # -1 stands for none in some configs, and of a token that was added to a tokenizer alone there is no row
+        if isinstance(value, int) and value >= 0 and (size is None or value < size):
             return value
     return 0
 
 
-def encoded(tokenizer: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
-    """Token ids of each text, as the tokenizer makes them; `options` as it takes them."""
+def encoded(tokenizer: Any, model: Any, texts: Sequence[str], **options: Any) -> list[list[int]]:
+    """Token ids of each text, as the tokenizer makes them; `options` as it takes them.
+
+    Raises:
+        CheckpointError: the tokenizer does not work, or gives ids that the model has no tokens for.
+    """
     # Longer than the model takes is no news here.
-    return [list(row) for row in tokenized(tokenizer, list(texts), verbose=False, **options)["input_ids"]]
+    rows = [list(row) for row in tokenized(tokenizer, list(texts), verbose=False, **options)["input_ids"]]
+    require_tokens(tokenizer, model, rows)
+    return rows
+
+
+def require_tokens(tokenizer: Any, model: Any, rows: Sequence[Sequence[int]]) -> None:
+    """`require_rows` of the table that the model reads tokens from."""
+    if (vocabulary := vocabulary_size(model.config)) is not None:
+        require_rows(tokenizer, rows, vocabulary)
 
 
 def translation_examples(
@@ -102,7 +119,8 @@ def translation_examples(
     """
     require_task(model, "translation")
     positions = max_positions(model.config)
-    rows = _tokenised(tokenizer, text, pairs, None if positions is None else positions - 1, progress)
+    longest = None if positions is None else positions - 1
+    rows = _tokenised(tokenizer, text, pairs, longest, vocabulary_size(model.config), progress)
     filled = {name: [bool(line.strip()) for line in text.sentences[name]] for name, _ in rows}
     sources: list[list[int]] = []
     targets: list[list[int]] = []
@@ -122,16 +140,18 @@ def _tokenised(
     text: ParallelText,
     pairs: Sequence[tuple[str, str]],
     longest: int | None,
+    vocabulary: int | None,
     progress: Progress,
 ) -> dict[tuple[str, bool], list[list[int]]]:
     """Token ids of each line, once for each (language, whether as a target), however many pairs it is in."""
     roles = ((source, False) for source, _ in pairs), ((target, True) for _, target in pairs)
     rows: dict[tuple[str, bool], list[list[int]]] = {role: [] for role in chain(*roles)}
+    options = {"max_length": longest, "vocabulary": vocabulary}
     with progress("tokenising", len(rows) * len(text), "lines") as advance:
         for (name, as_target), ids in rows.items():
             for start in range(0, len(text), AT_ONCE):
                 lines = text.sentences[name][start : start + AT_ONCE]
-                ids += encode(tokenizer, lines, name, as_target=as_target, max_length=longest)
+                ids += encode(tokenizer, lines, name, as_target=as_target, **options)
                 advance(len(lines))
     return rows
 
@@ -164,6 +184,7 @@ def labelled_examples(tokenizer: Any, model: Any, text: LabelledText) -> Labelle
     options = {"truncation": True, "max_length": context_length(model, tokenizer), "verbose": False}
     seconds = None if text.seconds is None else list(text.seconds)
     ids = tokenized(tokenizer, list(text.texts), seconds, **options)
+    require_tokens(tokenizer, model, ids["input_ids"])
     names = [name for name in ("input_ids", "token_type_ids") if name in ids]
     return LabelledExamples(
         {name: Sequences(ids[name]) for name in names},
@@ -187,7 +208,7 @@ def text_examples(
         DataError: a text without a token, or no text with one.
     """
     longest = window_length(model, tokenizer, context)
-    rows = encoded(tokenizer, texts, truncation=True, max_length=longest)
+    rows = encoded(tokenizer, model, texts, truncation=True, max_length=longest)
     empty = [number for number, row in enumerate(rows) if not row]
     if empty and not skip_empty:
         raise DataError(f"text {empty[0] + 1:,} ({texts[empty[0]]!r}) has no token", "Leave it out.")

@@ -1,4 +1,4 @@
-"""How long a text may be that a model reads, and a translation that it writes."""
+"""How long a text may be that a model reads, and a translation that it writes; and of which tokens."""
 
 from __future__ import annotations
 
@@ -25,6 +25,14 @@ def max_positions(config: Any) -> int | None:
     """Tokens that the model of `config` has positions for, or None where it does not say."""
     value = getattr(config, "max_position_embeddings", None)
     return int(value) if isinstance(value, int) and value > 1 else None
+
+
+def vocabulary_size(config: Any) -> int | None:
+    """Rows of the table of the tokens that the model of `config` reads, or None where it does not say."""
+    value = getattr(config, "vocab_size", None)
+    if value is None and hasattr(config, "get_text_config"):  # of text and images
+        value = getattr(config.get_text_config(), "vocab_size", None)
+    return value if isinstance(value, int) else None
 
 
 def position_count(model: Any) -> int | None:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from prunecli.errors import DataError, UnsupportedModelError
-from prunecli.running.encoding import encoded, padding_id, require_task
+from prunecli.running.encoding import encoded, padding_id, require_task, require_tokens
 from prunecli.running.examples import IGNORED, Batch, Examples, Sequences
 from prunecli.running.lengths import window_length
 
@@ -100,9 +100,11 @@ def mlm_examples(
     require_task(model, "mlm")
     if tokenizer.mask_token_id is None:
         raise UnsupportedModelError("mlm: the tokenizer has no mask token")
+    require_tokens(tokenizer, model, [[tokenizer.mask_token_id]])
     special = np.zeros(max(len(tokenizer), 1 + max(tokenizer.get_vocab().values())), np.bool_)
     special[sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})] = True
-    rows = encoded(tokenizer, texts, truncation=True, max_length=window_length(model, tokenizer, context))
+    options = {"truncation": True, "max_length": window_length(model, tokenizer, context)}
+    rows = encoded(tokenizer, model, texts, **options)
     numbers = [number for number, ids in enumerate(rows) if not special[np.asarray(ids, np.int64)].all()]
     if not numbers:
         raise DataError("no text has a token that could be hidden")
@@ -110,7 +112,7 @@ def mlm_examples(
         Sequences([rows[number] for number in numbers]),
         numbers,
         special,
-        np.flatnonzero(~special[: len(tokenizer)]),
+        np.flatnonzero(~special[: min(len(tokenizer), model.config.vocab_size)]),
         tokenizer.mask_token_id,
         padding_id(model, tokenizer),
         seed,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.errors import DataError, UsageError
-from prunecli.running.encoding import encoded, padding_id, require_task
+from prunecli.running.encoding import encoded, padding_id, require_task, require_tokens
 from prunecli.running.examples import IGNORED, Sequences, TextExamples
 from prunecli.running.lengths import window_length
 
@@ -66,8 +66,8 @@ def lm_windows(
             "Windows must overlap: a stride is from 1 to the window's tokens - 1.",
         )
     windows = []
-    for number, ids in enumerate(encoded(tokenizer, texts)):
-        windows += _windows(number, _started(tokenizer, ids), length, step)
+    for number, ids in enumerate(encoded(tokenizer, model, texts)):
+        windows += _windows(number, _started(tokenizer, model, ids), length, step)
     if not windows:
         raise DataError("the text has no token to predict")
     return windows
@@ -98,11 +98,13 @@ def packed_examples(
     require_task(model, "lm")
     length, end = window_length(model, tokenizer, context), tokenizer.eos_token_id
     stream: list[int] = []
-    for ids in encoded(tokenizer, texts):
+    if end is not None:
+        require_tokens(tokenizer, model, [[end]])
+    for ids in encoded(tokenizer, model, texts):
         stream += ids
         if end is not None and ids[-1:] != [end]:
             stream.append(end)
-    stream = _started(tokenizer, stream)
+    stream = _started(tokenizer, model, stream)
     if len(stream) < 2:
         raise DataError("there is no token to predict")
     starts = range(0, len(stream) - 1, length)
@@ -113,10 +115,13 @@ def packed_examples(
     )
 
 
-def _started(tokenizer: Any, ids: list[int]) -> list[int]:
+def _started(tokenizer: Any, model: Any, ids: list[int]) -> list[int]:
     """Tokens behind the one that a text's first token is predicted from, where the tokenizer has one."""
     start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
-    return ids if start is None or ids[:1] == [start] else [start, *ids]
+    if start is None or ids[:1] == [start]:
+        return ids
+    require_tokens(tokenizer, model, [[start]])
+    return [start, *ids]
 
 
 def _windows(text: int, ids: Sequence[int], length: int, step: int) -> list[Window]:

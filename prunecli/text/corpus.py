@@ -14,7 +14,7 @@ from prunecli.text.hub_data import is_hub_data, read_hub_data
 from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
 from prunecli.text.named import TextFile, names_of
 from prunecli.text.plain import read_plain
-from prunecli.text.tokens import Tokenizer, tokenized
+from prunecli.text.tokens import Tokenizer, require_rows, tokenized
 
 AT_ONCE = 1 << 8
 """Texts that are tokenised at a time."""
@@ -76,12 +76,15 @@ def read_corpora(
     return tuple(found.values())
 
 
-def token_rows(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[list[int]]:
+def token_rows(tokenizer: Tokenizer, corpus: Corpus, vocabulary: int | None = None) -> Iterator[list[int]]:
     """The tokens of each document: those that the tokenizer makes of it, or its chat template of a chat.
+
+    Args:
+        vocabulary: rows of the model's table; None: any id will do.
 
     Raises:
         DataError: a chat, and the tokenizer has no chat template, or one that does not take it.
-        CheckpointError: the tokenizer does not work.
+        CheckpointError: the tokenizer does not work, or gives ids that the table has no row for.
     """
     for start in range(0, len(corpus.documents), AT_ONCE):
         some = corpus.documents[start : start + AT_ONCE]
@@ -90,7 +93,10 @@ def token_rows(tokenizer: Tokenizer, corpus: Corpus) -> Iterator[list[int]]:
         rows = iter(tokenized(tokenizer, texts, verbose=False)["input_ids"] if texts else ())
         for number, document in enumerate(some, start=start + 1):
             is_text = isinstance(document, str)
-            yield list(next(rows)) if is_text else _chat_row(tokenizer, corpus, number, document)
+            row = list(next(rows)) if is_text else _chat_row(tokenizer, corpus, number, document)
+            if vocabulary is not None:
+                require_rows(tokenizer, [row], vocabulary)
+            yield row
 
 
 def _chat_row(tokenizer: Tokenizer, corpus: Corpus, number: int, chat: Any) -> list[int]:

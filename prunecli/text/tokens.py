@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +76,15 @@ def languages(tokenizer: Tokenizer) -> tuple[str, ...]:
     return tuple(sorted(name for name in names - plain if name.replace("_", "").replace("-", "").isalnum()))
 
 
-def language_id(tokenizer: Tokenizer, language: str) -> int:
+def language_id(tokenizer: Tokenizer, language: str, vocabulary: int | None = None) -> int:
     """The token id of a language code (`eng_Latn`), which translation models force as the first output token.
+
+    Args:
+        vocabulary: see `require_rows`; None: any id will do.
 
     Raises:
         DataError: the tokenizer has no token for it; the message lists a few near ones.
+        CheckpointError: the model's table has no row for it.
     """
     known = languages(tokenizer)
     if language not in known:
@@ -88,7 +92,10 @@ def language_id(tokenizer: Tokenizer, language: str) -> int:
             f"unknown language {language!r}: the model's tokenizer lacks it",
             f"{near_names(language, known)} Give text in languages of the model with --data.",
         )
-    return int(tokenizer.convert_tokens_to_ids(language))
+    number = int(tokenizer.convert_tokens_to_ids(language))
+    if vocabulary is not None:
+        require_rows(tokenizer, [[number]], vocabulary)
+    return number
 
 
 def encode(
@@ -98,6 +105,7 @@ def encode(
     *,
     as_target: bool = False,
     max_length: int | None = None,
+    vocabulary: int | None = None,
 ) -> list[list[int]]:
     """Token ids of each sentence, with the language token and the end token that the model expects.
 
@@ -107,9 +115,11 @@ def encode(
         language: the sentences' language.
         as_target: mark them as the output language (labels) instead of the input language.
         max_length: cut longer sentences to so many tokens, special tokens included; None: never.
+        vocabulary: see `require_rows`; None: any id will do.
 
     Raises:
         DataError: the tokenizer lacks `language`.
+        CheckpointError: the tokenizer does not work, or not with a table of `vocabulary` rows.
     """
     if hasattr(tokenizer, "src_lang") and languages(tokenizer):
         language_id(tokenizer, language)
@@ -118,7 +128,10 @@ def encode(
         return []  # which tokenizers stumble over
     key = "text_target" if as_target else "text"
     options = {} if max_length is None else {"truncation": True, "max_length": max_length}
-    return [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
+    rows = [list(row) for row in tokenized(tokenizer, **{key: list(sentences)}, **options)["input_ids"]]
+    if vocabulary is not None:
+        require_rows(tokenizer, rows, vocabulary)
+    return rows
 
 
 def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
@@ -135,3 +148,32 @@ def tokenized(tokenizer: Tokenizer, *texts: Any, **options: Any) -> Any:
             f"{tokenizer.name_or_path}: the tokenizer does not work ({type(error).__name__}: {reason})",
             "Copy the model's tokenizer files into it again.",
         ) from error
+
+
+def require_rows(tokenizer: Tokenizer, rows: Iterable[Sequence[int]], vocabulary: int) -> None:
+    """Refuse token ids that the model's table has no row for, as where tokens were added to the tokenizer alone.
+
+    Args:
+        rows: token ids of texts, as `tokenizer` makes them.
+        vocabulary: rows of the table.
+
+    Raises:
+        CheckpointError: there is such an id, or what is no id at all.
+    """
+    try:
+        ids: list[int | None] = [bound for row in rows if row for bound in (min(row), max(row))]
+    except TypeError:  # of a token that it does not know, and it has none for unknown ones
+        ids = [None]
+    odd = [one for one in ids if one is None or not 0 <= one < vocabulary]
+    if odd:
+        raise beyond(tokenizer, odd[0], vocabulary)
+
+
+def beyond(tokenizer: Tokenizer, number: int | None, vocabulary: int) -> CheckpointError:
+    """What to say of a token id without a row in the model's table of so many."""
+    token = "" if number is None else f" ({tokenizer.convert_ids_to_tokens(max(number, 0))!r})"
+    return CheckpointError(
+        f"{tokenizer.name_or_path}: the tokenizer gives the id {number}{token}, "
+        f"and the model's table has {vocabulary:,} rows",
+        "Copy the model's own tokenizer files into it, or resize the model's embeddings to this tokenizer.",
+    )

@@ -103,9 +103,9 @@ def test_each_language_is_tokenised_once_in_each_role(tmp_path, monkeypatch):
     ]
     seen = []
 
-    def watched(tokenizer, sentences, language, *, as_target=False, max_length=None):
+    def watched(tokenizer, sentences, language, *, as_target=False, **options):
         seen.extend((sentence, language, as_target) for sentence in sentences)
-        return encode(tokenizer, sentences, language, as_target=as_target, max_length=max_length)
+        return encode(tokenizer, sentences, language, as_target=as_target, **options)
 
     monkeypatch.setattr(encoding, "encode", watched)
     monkeypatch.setattr(encoding, "AT_ONCE", 2)

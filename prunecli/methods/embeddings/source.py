@@ -20,7 +20,7 @@ from prunecli.modules.define import DefineEmbedding, padding_id
 from prunecli.progress import Progress, silent
 from prunecli.tensors.dtypes import is_float, itemsize, numpy_dtype
 from prunecli.text.choice import Lines
-from prunecli.text.tokens import load_tokenizer, tokenized
+from prunecli.text.tokens import load_tokenizer, require_rows, tokenized
 
 BATCH = 4096
 """Sentences that are tokenised at once."""
@@ -98,12 +98,8 @@ def count_tokens(
     with progress("counting tokens", len(lines), "lines") as advance:
         for batch in _batched(lines):
             encoded = tokenized(tokenizer, batch, verbose=False)["input_ids"]
+            require_rows(tokenizer, encoded, vocabulary)
             ids = np.fromiter((token for row in encoded for token in row), np.int64)
-            if ids.size and ids.max() >= vocabulary:
-                raise CheckpointError(
-                    f"{checkpoint.path}: its tokenizer gives the id {ids.max()}, its table has {vocabulary} rows",
-                    "Resize the embeddings to the tokenizer first.",
-                )
             counts += np.bincount(ids, minlength=vocabulary)
             advance(len(batch))
     return counts

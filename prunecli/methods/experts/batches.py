@@ -37,17 +37,18 @@ def batches_of(
     model: Any, tokenizer: Any, text: ParallelText, pairs: Sequence[Pair], batch_tokens: int
 ) -> Iterator[Batch]:
     """Every batch, in an order that is a function of the arguments."""
-    longest = model.config.max_position_embeddings - 1
+    config = model.config
+    bounds = {"max_length": config.max_position_embeddings - 1, "vocabulary": config.vocab_size}
     rows: dict[str, list[Ids]] = {}  # as targets, in which languages are met again for each source
 
     def labels_of(language: str) -> list[Ids]:
         if language not in rows:
-            found = encode(tokenizer, text.sentences[language], language, as_target=True, max_length=longest)
+            found = encode(tokenizer, text.sentences[language], language, as_target=True, **bounds)
             rows[language] = [array("i", ids) for ids in found]
         return rows[language]
 
     for source in dict.fromkeys(pair[0] for pair in pairs):
-        found = encode(tokenizer, text.sentences[source], source, max_length=longest)
+        found = encode(tokenizer, text.sentences[source], source, **bounds)
         sources = [array("i", ids) for ids in found]
         labels = {target: labels_of(target) for name, target in pairs if name == source}
         lengths = [(len(ids), max(len(rows[i]) for rows in labels.values())) for i, ids in enumerate(sources)]

@@ -22,10 +22,10 @@ from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.stock_model import refused_by_layer
 from prunecli.modules.stock_names import REMEDY
 from prunecli.results.gates import TEXT_SUMS, GateSums, Mode
-from prunecli.running.encoding import decoder_inputs, padding_id, require_task
+from prunecli.running.encoding import decoder_inputs, padding_id, require_task, require_tokens
 from prunecli.running.layerwise.budget import stock_activation_bytes, stock_state_bytes
 from prunecli.running.layerwise.runner import Layerwise
-from prunecli.running.lengths import window_length
+from prunecli.running.lengths import vocabulary_size, window_length
 from prunecli.running.runner import Advance, BatchCost, Run, Runner
 from prunecli.text.batching import length_bucketed, pad
 from prunecli.text.corpus import Corpus, token_rows
@@ -75,9 +75,12 @@ class Texts:
         restores = bool(runner.model.config.is_encoder_decoder)
         require_task(runner.model, "translation" if restores else "lm")
         marks = marks_of(tokenizer) if restores else None
+        if marks is not None:
+            require_tokens(tokenizer, runner.model, [marks.sentinels])
         length = window_length(runner.model, tokenizer, self.options.context)
+        vocabulary = vocabulary_size(runner.model.config)
         windows = {
-            corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens)
+            corpus.name: text_windows(tokenizer, corpus, length, self.options.max_tokens, vocabulary)
             for corpus in self.corpora
         }
         padding = padding_id(runner.model, tokenizer)
@@ -200,7 +203,13 @@ class DenoisingPasses(TextPasses):
             )
 
 
-def text_windows(tokenizer: Any, corpus: Corpus, length: int, max_tokens: int | None = None) -> list[Window]:
+def text_windows(
+    tokenizer: Any,
+    corpus: Corpus,
+    length: int,
+    max_tokens: int | None = None,
+    vocabulary: int | None = None,
+) -> list[Window]:
     """Each document cut into stretches of `length` tokens that do not overlap, the last one what is left.
 
     So every token is routed once. What the tokenizer puts around a text (a start token) is there as the model was
@@ -208,13 +217,15 @@ def text_windows(tokenizer: Any, corpus: Corpus, length: int, max_tokens: int | 
 
     Args:
         max_tokens: of the corpus; the window that would be beyond it is cut.
+        vocabulary: rows of the model's table; None: any id will do.
 
     Raises:
         DataError: there is no token.
+        CheckpointError: the table has no row for one.
     """
     windows: list[Window] = []
     left = max_tokens
-    for ids in token_rows(tokenizer, corpus):
+    for ids in token_rows(tokenizer, corpus, vocabulary):
         row = array("i", ids if left is None else ids[:left])
         windows += [row[start : start + length] for start in range(0, len(row), length)]
         if left is not None and (left := left - len(row)) <= 0:

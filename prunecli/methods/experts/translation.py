@@ -13,13 +13,14 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
-from prunecli.evaluation.decoding import beam_cache
+from prunecli.evaluation.decoding import beam_cache, sound_settings
 from prunecli.methods.experts.batches import Batch, Pair, batch_cost, batches_of
 from prunecli.methods.experts.observer import GateObserver
 from prunecli.methods.experts.score import DEFAULT, CollectOptions, Entry, Sums, incomplete
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.mixtures import SparseLayer
 from prunecli.results.gates import ANY, SUMS, GateSums, Mode
+from prunecli.running.encoding import padding_id, require_task
 from prunecli.running.layerwise.runner import Layerwise
 from prunecli.running.lengths import length_limit
 from prunecli.running.runner import Advance, BatchCost, Run, Runner
@@ -75,7 +76,9 @@ class Translation:
 
         Raises:
             DataError: a language that the tokenizer lacks.
+            CheckpointError: a value of config.json that cannot be.
         """
+        require_task(runner.model, "translation")
         for language in dict.fromkeys(name for pair in self.pairs for name in pair):
             language_id(tokenizer, language)
         return TranslationPasses(self, runner, tokenizer, GateObserver(layers))
@@ -158,7 +161,7 @@ class TranslationPasses:
 
     def _padded(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Ids and mask `[batch, tokens]`."""
-        ids, mask = pad(rows, int(self.tokenizer.pad_token_id))
+        ids, mask = pad(rows, padding_id(self.runner.model, self.tokenizer))
         return ids.to(self.runner.device), mask.to(self.runner.device)
 
     def _encode(self, batch: Batch) -> Tensor:
@@ -188,13 +191,14 @@ class TranslationPasses:
         model, mask = self.runner.model, self._padded(batch.sources)[1]
         positions = int(model.config.max_position_embeddings)
         longest = torch.tensor([length_limit(n, positions) for n in mask.sum(dim=1).tolist()])
-        with self.observer.searching(model, self.material.options.beam, longest.to(mask.device)):
+        beam = self.material.options.beam
+        with self.observer.searching(model, beam, longest.to(mask.device)), sound_settings(model):
             model.generate(
                 # generate expands the value that it is given: of its own for each target
                 encoder_outputs=MoEModelOutput(last_hidden_state=run.fetch(encoded)),
                 attention_mask=mask,
-                forced_bos_token_id=language_id(self.tokenizer, target),
-                num_beams=self.material.options.beam,
+                forced_bos_token_id=language_id(self.tokenizer, target, model.config.vocab_size),
+                num_beams=beam,
                 do_sample=False,
                 max_new_tokens=int(longest.max()),
                 max_length=None,

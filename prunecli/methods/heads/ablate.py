@@ -19,8 +19,9 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import masked_heads
 from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
+from prunecli.running.encoding import padding_id
 from prunecli.running.examples import Batch
-from prunecli.running.lengths import length_limit, max_positions
+from prunecli.running.lengths import length_limit, max_positions, vocabulary_size
 from prunecli.running.losses import example_losses, require_finite
 from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText, pair_name
@@ -155,12 +156,14 @@ def translation_measurements(
     Raises:
         DataError: the tokenizer lacks a language.
     """
-    sources = encode(tokenizer, text.sentences[pair[0]], pair[0], max_length=max_positions(model.config))
-    settings = generation_settings(tokenizer, pair[1], options.beam)
+    positions, vocabulary = max_positions(model.config), vocabulary_size(model.config)
+    sources = encode(tokenizer, text.sentences[pair[0]], pair[0], max_length=positions, vocabulary=vocabulary)
+    settings = generation_settings(tokenizer, pair[1], options.beam, vocabulary)
+    filling = padding_id(model, tokenizer)
 
     def run(rows: Sequence[int]) -> list[str]:
-        limit = options.max_new_tokens or length_limit(len(sources[rows[0]]), max_positions(model.config))
-        outputs = generate(model, [sources[i] for i in rows], tokenizer.pad_token_id, settings, limit)
+        limit = options.max_new_tokens or length_limit(len(sources[rows[0]]), positions)
+        outputs = generate(model, [sources[i] for i in rows], filling, settings, limit)
         return [line.strip() for line in tokenizer.batch_decode(outputs, skip_special_tokens=True)]
 
     name = pair_name(*pair)
