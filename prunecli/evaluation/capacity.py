@@ -244,13 +244,14 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
 
 
 def _process(checkpoint: Checkpoint, device: torch.device) -> int:
-    """Resident bytes before any weight is read, of this process: it has loaded what such a run loads."""
+    """Bytes before any weight is read: resident ones of this process, which has loaded what such a run loads; on a GPU
+    those of its context."""
     from prunecli.errors import PruneError
-    from prunecli.modules.machine import resident_now
+    from prunecli.modules.machine import CONTEXT_BYTES, resident_now
     from prunecli.text.tokens import load_tokenizer
 
     if device.type != "cpu":
-        return 0
+        return CONTEXT_BYTES
     try:
         tokenizer = load_tokenizer(checkpoint.path)
     except PruneError:  # without one nothing runs, but what fits can be said

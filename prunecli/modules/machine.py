@@ -7,7 +7,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +32,9 @@ MAPPED_BYTES = 1 << 20
 
 SPILL_SHARE = 0.9
 """Part of the disk's free room that states may take."""
+
+CONTEXT_BYTES = 512 << 20
+"""Of a GPU, beside all tensors: CUDA's context, kernels, what libraries hold. Reckoned, as no call tells it."""
 
 CHUNK = 16 << 20
 MOST_WEIGHTS = 1 << 22
@@ -63,6 +67,28 @@ def new_memory(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0])
     keep_below(0)
     return available_memory()
+
+
+@contextmanager
+def limited(device: torch.device, memory: int) -> Iterator[None]:
+    """Inside, this process takes no more than `memory` bytes of a GPU, `CONTEXT_BYTES` of them beside its tensors.
+
+    What torch keeps of tensors that are gone counts, and goes where there is no room else. On the host nothing is done.
+
+    Raises:
+        torch.OutOfMemoryError: within, where a tensor finds no room.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    number = torch.cuda.current_device() if device.index is None else device.index
+    total = torch.cuda.mem_get_info(number)[1]
+    share = min(1.0, max(0, memory - CONTEXT_BYTES) / total)
+    torch.cuda.set_per_process_memory_fraction(share, number)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, number)
 
 
 def free_memory(device: torch.device) -> int:

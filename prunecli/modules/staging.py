@@ -49,8 +49,8 @@ class Staging:
         if target.dtype == dtype:
             target.copy_(read.view(dtype), non_blocking=True)
         else:
-            if self._raw is None or self._raw.device != target.device:
-                self._raw = target.new_empty(self._nbytes, dtype=torch.uint8)
+            if self._raw is None or self._raw.device != target.device or len(self._raw) < nbytes:
+                self._raw = target.new_empty(nbytes, dtype=torch.uint8)
             raw = self._raw[:nbytes]
             raw.copy_(read, non_blocking=True)
             target.copy_(raw.view(dtype))

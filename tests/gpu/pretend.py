@@ -77,6 +77,7 @@ class Pretend(TorchFunctionMode):
     Attributes:
         waits, uploads, hops: (function of torch, "file.py:line") -> how often; a hop is a copy between two GPUs.
         held, peaks: of each GPU, bytes of its `Card`s, now and at most.
+        limits: of GPUs on which this process may have less than all bytes.
         timeline: of the streams of all of them.
     """
 
@@ -87,6 +88,7 @@ class Pretend(TorchFunctionMode):
         self.capability, self.total, self.count = capability, total, count
         self.held, self._holders = Counter[int](), Counter[int]()
         self.timeline = Timeline(lambda what: self._count(self.waits, what), caller)
+        self.limits: dict[int, int] = {}
         self._pinned: dict[int, torch.Tensor] = {}
         self.reset()
 
@@ -131,6 +133,7 @@ class Pretend(TorchFunctionMode):
             "is_bf16_supported": lambda including_emulation=True: (
                 including_emulation or self.capability >= (8, 0)
             ),
+            "set_per_process_memory_fraction": self._limit,
             "is_current_stream_capturing": lambda: False,
             "synchronize": lambda _device=None: self.timeline.current.synchronize(),
             "Stream": self.timeline.kind,
@@ -141,6 +144,9 @@ class Pretend(TorchFunctionMode):
         for name, fact in facts.items():
             monkeypatch.setattr(torch.cuda, name, fact)
         monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: self._pin(tensor))
+
+    def _limit(self, fraction: float, device: torch.device | int | None = None) -> None:
+        self.limits[number(device)] = int(fraction * self.total)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
         pinned = tensor.clone()
@@ -281,6 +287,10 @@ class Pretend(TorchFunctionMode):
         if self._holders[key] == 1:
             self.held[index] += size
             self.timeline.took(key)
+            if self.held[index] > self.limits.get(index, self.total):
+                self.held[index] -= size
+                del self._holders[key]
+                raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes.")
             self.peaks[index] = max(self.peaks[index], self.held[index])
         weakref.finalize(card, self._let_go, key, size, index)
         return card

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from prunecli.modules import filling
+from prunecli.modules.devices import full_device
 from prunecli.modules.loading import load_model
+from prunecli.modules.machine import CONTEXT_BYTES, limited
 from tests.gpu.conftest import Gpu
 from tests.gpu.pretend import Pretend
 from tests.tiny import tiny_nllb_moe
@@ -27,3 +29,14 @@ def test_chunk_by_chunk(gpu: Gpu, tmp_path: Path, dtype: str, monkeypatch: pytes
             assert torch.equal(tensor.cpu(), want[name]), name
     if isinstance(gpu, Pretend):
         assert not gpu.timeline.overwritten
+
+
+def test_no_more_than_is_given(gpu: Gpu) -> None:
+    """What goes beyond `--memory` is refused by torch, as if the card had no more; afterwards it may be had."""
+    with gpu:
+        with limited(torch.device("cuda"), CONTEXT_BYTES + (64 << 20)):
+            held = torch.empty(40 << 20, dtype=torch.uint8, device=gpu.device)
+            with pytest.raises(torch.OutOfMemoryError) as raised:
+                torch.empty_like(held)
+        assert (full_device(raised.value) or "").startswith("cuda:0 (")
+        assert torch.empty_like(held).is_cuda

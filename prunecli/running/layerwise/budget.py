@@ -4,8 +4,8 @@ On a CPU it is the whole process that must fit:
 
     process + resident + buffers x largest block + activations of one batch + batches' states + workspace
 
-The states take what is left, and a file what finds no room there. On a GPU the same sum, without the process and the
-states, is the GPU's; the states are in the host's memory.
+The states take what is left, and a file what finds no room there. On a GPU the same sum, without the states and with
+CUDA's context in the place of the process, is the GPU's; the states are in the host's memory.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Demand:
     """Bytes that must be held whatever the memory.
 
     Attributes:
-        process: before any weight is read: Python, torch, the tokenizer; 0 on a GPU.
+        process: before any weight is read: Python, torch, the tokenizer; on a GPU CUDA's context.
         resident: weights outside of the layers.
         block: the largest layer (without experts) or expert.
         activations: of the largest batch in one layer.

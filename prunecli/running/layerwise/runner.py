@@ -17,9 +17,11 @@ from prunecli.errors import OutputError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.machine import (
+    CONTEXT_BYTES,
     available_memory,
     disk_room,
     keep_below,
+    limited,
     map_large_blocks,
     resident_now,
     spill_directory,
@@ -162,8 +164,8 @@ class Layerwise:
         self._report = report or RunReport()
         self._on_cpu, self._filled = resources.device.type == "cpu", False
         self._room: Room | None = None
-        # Before any weight is read; on a GPU the process does not count.
-        self._process_bytes = resident_now() if self._on_cpu else 0
+        # Before any weight is read.
+        self._process_bytes = resident_now() if self._on_cpu else CONTEXT_BYTES
 
     def steps(self, passes: Mapping[Side, int]) -> int:
         """How often passes go through a layer, so many of them through each stack."""
@@ -268,6 +270,7 @@ class Layerwise:
                 map_large_blocks()
             ahead = max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes
         with (
+            limited(self._resources.device, self._resources.memory),
             StateStore(min(self.room.in_memory(plan), wanted), directory) as states,
             Reader(
                 self._checkpoint,
