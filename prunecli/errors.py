@@ -70,6 +70,7 @@ class Shortage:
         room: bytes of it that weights of a smaller model could take, in that type.
         trains: whether its weights are trained, and so have to be in that type.
         by_layer: options before a size that would have the run go layer by layer, such as `--memory`; else empty.
+        one_free: bytes that the device has that a run layer by layer would be on; 0: `free`.
     """
 
     checkpoint: Path
@@ -79,6 +80,7 @@ class Shortage:
     room: int
     trains: bool = False
     by_layer: str = ""
+    one_free: int = 0
 
 
 class MemoryShortError(PruneError):

@@ -149,7 +149,7 @@ class ComponentObserver:
         component = self._components[number]
         # At once, so that one output at a time is held.
         outputs = output[0] if isinstance(output, tuple) else output
-        self._means[number] = _mean(outputs, component, self._masks[component.side])
+        self._means[number] = _mean(outputs, component, self._masks[component.side].to(outputs.device))
 
 
 def _mean(output: Tensor, component: Component, mask: Tensor) -> Tensor:

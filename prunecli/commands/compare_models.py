@@ -174,10 +174,10 @@ def compare_models(
 
 def _dtype(opened: Mapping[str, Checkpoint], device: str, dtype: str) -> str:
     """The type of all models, of which one is in memory at a time."""
-    from prunecli.modules.devices import choose_device
+    from prunecli.modules.devices import choose_devices
     from prunecli.modules.precision import dtype_name, fitting_dtype
 
-    return dtype_name(fitting_dtype(opened, choose_device(device), dtype, say=console.note))
+    return dtype_name(fitting_dtype(opened, choose_devices(device), dtype, say=console.note))
 
 
 def _compared(checkpoint: Path | None, other: Path | None) -> list[Path]:

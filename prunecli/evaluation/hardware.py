@@ -44,6 +44,13 @@ def device_name(device: Any) -> str:
     return f"{device} ({_cpu_name() or platform.machine()})"
 
 
+def device_names(model: Any) -> list[str]:
+    """`device_name` of each that holds the model."""
+    from prunecli.modules.devices import devices_of
+
+    return [device_name(device) for device in devices_of(model)]
+
+
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()

@@ -11,12 +11,14 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
 from prunecli.evaluation.workloads import Phase, Workload, decoding, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
+from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, TextChoice
@@ -123,14 +125,18 @@ def _dtype(
     opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions, say: Say
 ) -> str:
     """The type of all models: speeds of two types say nothing of the models."""
-    from prunecli.model.cost import Load
-    from prunecli.modules.devices import choose_device
+    from prunecli.modules.devices import choose_devices
     from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
+    devices = choose_devices(options.device)
+    beside = decoding(_load(workloads, options))
+    return dtype_name(fitting_dtype(opened, devices, options.dtype, beside=beside, say=say))
+
+
+def _load(workloads: Mapping[str, Workload], options: LatencyOptions) -> Load:
+    """The most that is decoded at a time."""
     longest = max(work.longest for work in workloads.values())
-    load = Load(max(options.batch_sizes), max(options.beams or (1,)), max(longest, options.new_tokens))
-    device = choose_device(options.device)
-    return dtype_name(fitting_dtype(opened, device, options.dtype, beside=decoding(load), say=say))
+    return Load(max(options.batch_sizes), max(options.beams or (1,)), max(longest, options.new_tokens))
 
 
 @contextmanager
@@ -148,6 +154,7 @@ def _threads(count: int | None) -> Iterator[None]:
 def _costs(
     opened: Mapping[str, Checkpoint],
     workloads: Mapping[str, Workload],
+    rooms: Mapping[str, int],
     options: LatencyOptions,
     progress: Progress,
 ) -> dict[str, Cost]:
@@ -167,6 +174,7 @@ def _costs(
                 kind=type(work).__name__,
                 workload=asdict(work),
                 beam=max(options.beams or (1,)),
+                room=rooms[label],
             )
             costs[label] = measure_cost(task)
             advance(1)
@@ -183,14 +191,17 @@ def _latency(
 ) -> Latency:
     import torch
 
+    from prunecli.modules.precision import COMPUTE, decoding_room
     from prunecli.results.header import header
     from prunecli.results.latency import Latency, Timed
 
     if options.beams is None:
         options = replace(options, beams=(BEAM,) if "pair" in about else (1,))
     options = replace(options, dtype=_dtype(opened, workloads, options, say))
-    costs = _costs(opened, workloads, options, progress) if options.memory else {}
-    turns = Turns(opened, workloads, options)
+    load, dtype = _load(workloads, options), COMPUTE[options.dtype]
+    rooms = {label: decoding_room(checkpoint, load, dtype) for label, checkpoint in opened.items()}
+    costs = _costs(opened, workloads, rooms, options, progress) if options.memory else {}
+    turns = Turns(opened, workloads, rooms, options)
     seconds = measure_seconds(turns, options, progress)
     first = next(iter(opened))
     results = [
@@ -199,6 +210,7 @@ def _latency(
             dtype=options.dtype,
             **turns.sizes[label],
             checkpoint_bytes=checkpoint.total_bytes,
+            devices=turns.devices[label] if len(turns.devices[label]) > 1 else None,
             **(asdict(costs[label]) if label in costs else {}),
             timings=[
                 _timing(setting, phase, by_label[label], by_label[first], workloads[label])
@@ -216,7 +228,7 @@ def _latency(
         **new_tokens,
         runs=options.runs,
         warm_up=options.warm_up,
-        device=turns.device_name,
+        device=", ".join(dict.fromkeys(chain(*turns.devices.values()))),
         dtype=options.dtype,
         threads=torch.get_num_threads(),
         torch=str(torch.__version__),

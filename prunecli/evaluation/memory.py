@@ -27,6 +27,7 @@ class MemoryTask:
     Attributes:
         kind: one of `WORKLOADS`.
         workload: its fields.
+        room: bytes that it holds beside the weights.
     """
 
     checkpoint: str
@@ -36,6 +37,7 @@ class MemoryTask:
     kind: str
     workload: Mapping[str, Any]
     beam: int
+    room: int = 0
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Cost:
         load_s: seconds of `load_model`, imports not counted.
         resident_before: peak resident bytes before loading: Python, torch and transformers.
         resident_peak: peak resident bytes in all.
-        device_peak: peak bytes that torch held on the GPU; None on a CPU.
+        device_peak: peak bytes that torch held on the GPUs; None on a CPU.
     """
 
     load_s: float
@@ -114,6 +116,7 @@ def run_task(task: MemoryTask) -> Cost:
     import torch
 
     from prunecli.evaluation.workloads import WORKLOADS
+    from prunecli.modules.devices import devices_of
     from prunecli.modules.loading import load_for_decoding, load_model
 
     work = WORKLOADS[task.kind](**task.workload)
@@ -121,13 +124,13 @@ def run_task(task: MemoryTask) -> Cost:
     before = peak_resident()
     start = time.perf_counter()
     load = load_for_decoding if work.decodes else load_model
-    model = load(task.checkpoint, device=task.device, dtype=task.dtype)
-    on_device = model.device.type == "cuda"
-    if on_device:
-        torch.cuda.synchronize(model.device)
+    model = load(task.checkpoint, device=task.device, dtype=task.dtype, room=task.room)
+    cards = [device for device in devices_of(model) if device.type == "cuda"]
+    for card in cards:
+        torch.cuda.synchronize(card)
     load_s = time.perf_counter() - start
     work.run(model, task.beam)
-    device_peak = int(torch.cuda.max_memory_allocated(model.device)) if on_device else None
+    device_peak = sum(int(torch.cuda.max_memory_allocated(card)) for card in cards) if cards else None
     return Cost(load_s, before, peak_resident(), device_peak)
 
 

@@ -72,16 +72,16 @@ def model_and_batches(
         PruneError: a model or text that cannot be used.
     """
     from prunecli.evaluation.options import labels_for
-    from prunecli.modules.devices import choose_device
+    from prunecli.modules.devices import choose_devices
     from prunecli.modules.loading import load_model
     from prunecli.modules.precision import fitting_dtype
     from prunecli.running.encoding import translation_examples
     from prunecli.text.tokens import load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint.path)
-    device = choose_device(options.device)
-    dtype = fitting_dtype(dict.fromkeys(labels_for([checkpoint.path]), checkpoint), device, say=say)
-    model = load_model(checkpoint.path, device=device, dtype=dtype)
+    devices = choose_devices(options.device)
+    dtype = fitting_dtype(dict.fromkeys(labels_for([checkpoint.path]), checkpoint), devices, say=say)
+    model = load_model(checkpoint.path, device=devices, dtype=dtype)
     text, size = data.text, options.batch_tokens
     if isinstance(text, ParallelText):
         examples = [translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs]

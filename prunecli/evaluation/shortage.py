@@ -43,7 +43,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
     if checkpoint.family is None:
         return
     if shortage.by_layer and not checkpoint.runs_stock:
-        memory = int(LAYERS_SHARE * shortage.free)
+        memory = int(LAYERS_SHARE * (shortage.one_free or shortage.free))
         if _smallest_by_layer(checkpoint, shortage) <= memory:
             yield f"{shortage.by_layer} {option_size(memory)}"
     yield from _pruned(checkpoint, shortage)

@@ -128,15 +128,17 @@ def _check_by_layer(checkpoints: Iterable[Checkpoint]) -> None:
 
 def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: EvaluationOptions, say: Say) -> str:
     """The type of all models; layer by layer any size fits."""
-    from prunecli.modules.devices import choose_device
+    from prunecli.modules.devices import choose_devices
     from prunecli.modules.precision import candidates, dtype_name, fitting_dtype, nothing
 
-    device = choose_device(options.device)
+    devices = choose_devices(options.device)
     if options.memory is not None:
-        return dtype_name(candidates(options.dtype, opened.values(), device)[0])
+        return dtype_name(candidates(options.dtype, opened.values(), devices.first)[0])
     by_layer = "--memory" if task in LAYER_MAJOR else ""
     beside = _kept_of_first(next(iter(opened.values()))) if task == "lm" else nothing
-    return dtype_name(fitting_dtype(opened, device, options.dtype, beside=beside, by_layer=by_layer, say=say))
+    return dtype_name(
+        fitting_dtype(opened, devices, options.dtype, beside=beside, by_layer=by_layer, say=say)
+    )
 
 
 def _kept_of_first(first: Checkpoint) -> Beside:

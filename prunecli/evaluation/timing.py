@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prunecli.evaluation.hardware import device_name, fit_together, model_sizes
+from prunecli.evaluation.hardware import device_names, fit_together, model_sizes
 from prunecli.evaluation.workloads import Phase, Workload
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress
@@ -59,22 +59,30 @@ class Turns:
     Attributes:
         together: whether it holds all, so that their runs alternate; else each checkpoint has all of its runs in a row.
         sizes: label -> of its model, once it was loaded.
-        device_name: what they run on, once one was loaded.
+        devices: label -> what its model runs on, once it was loaded.
+
+    Args:
+        rooms: label -> bytes that a run holds beside the weights.
     """
 
     def __init__(
-        self, opened: Mapping[str, Checkpoint], workloads: Mapping[str, Workload], options: LatencyOptions
+        self,
+        opened: Mapping[str, Checkpoint],
+        workloads: Mapping[str, Workload],
+        rooms: Mapping[str, int],
+        options: LatencyOptions,
     ) -> None:
-        from prunecli.modules.devices import choose_device
+        from prunecli.modules.devices import choose_devices
         from prunecli.modules.precision import COMPUTE
 
-        self._opened, self._workloads, self._options = opened, workloads, options
+        self._opened, self._workloads, self._rooms, self._options = opened, workloads, rooms, options
         self._models: dict[str, Any] = {}
         self.sizes: dict[str, dict[str, int]] = {}
-        self.device_name = ""
-        self.together = fit_together(
-            list(opened.values()), choose_device(options.device), COMPUTE[options.dtype]
-        )
+        self.devices: dict[str, list[str]] = {}
+        devices = choose_devices(options.device)
+        self.together = fit_together(list(opened.values()), devices.first, COMPUTE[options.dtype])
+        self._side_by_side = self.together and len(opened) > 1
+        self._devices = devices.alone if self._side_by_side else devices
 
     @property
     def labels(self) -> list[str]:
@@ -99,10 +107,12 @@ class Turns:
                 self._models.clear()
                 gc.collect()
             load = load_for_decoding if self._workloads[label].decodes else load_model
-            model = load(self._opened[label].path, device=self._options.device, dtype=self._options.dtype)
+            room = 0 if self._side_by_side else self._rooms[label]
+            path = self._opened[label].path
+            model = load(path, device=self._devices, dtype=self._options.dtype, room=room)
             self._models[label] = model
             self.sizes[label] = model_sizes(model)
-            self.device_name = device_name(model.device)
+            self.devices[label] = device_names(model)
         return self._models[label]
 
 

@@ -115,17 +115,17 @@ def _dtype(
     say: Say,
 ) -> str:
     """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
-    from prunecli.modules.devices import choose_device
+    from prunecli.modules.devices import choose_devices
     from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
 
     earlier = process_group.broadcast(earlier)
     if earlier is not None and options.dtype == "auto":
         say(f"Computed in {earlier}, as before the interruption.")
         return earlier
-    device = choose_device(options.device)
+    devices = choose_devices(options.device)
     beside = decoding(options.decoding.load)
     return dtype_name(
-        fitting_dtype(opened, device, options.dtype, beside=beside, process_group=process_group, say=say)
+        fitting_dtype(opened, devices, options.dtype, beside=beside, process_group=process_group, say=say)
     )
 
 
@@ -152,12 +152,14 @@ def _translate_checkpoint(
     translations = {pair_name(*pair): done for pair, done in kept.items() if done is not None}
     if left:
         from prunecli.modules.loading import load_for_decoding
+        from prunecli.modules.precision import COMPUTE, decoding_room
         from prunecli.text.tokens import language_id, languages, load_tokenizer
 
         tokenizer = load_tokenizer(checkpoint.path)
         for language in {name for pair in left for name in pair} if languages(tokenizer) else ():
             language_id(tokenizer, language)  # refused before the model is loaded
-        model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype)
+        room = decoding_room(checkpoint, options.decoding.load, COMPUTE[options.dtype])
+        model = load_for_decoding(checkpoint.path, device=options.device, dtype=options.dtype, room=room)
         with progress(f"{label}: translating", len(left) * len(text), "sentences") as advance:
             for pair in left:
                 sentences = text.sentences[pair[0]]

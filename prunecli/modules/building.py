@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,13 +21,18 @@ from prunecli.modules.attention import fit_attention, module_name
 from prunecli.modules.cpu_linear import speed_up_linears
 from prunecli.modules.define import fit_embeddings, has_module
 from prunecli.modules.ffn import fit_ffn
-from prunecli.modules.filling import chunk_for, destinations, expert_names, fill, read_into
+from prunecli.modules.filling import Destination, chunk_for, destinations, expert_names, fill, read_into
+from prunecli.modules.hops import Spread, connect, places
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
 
 def build_model(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    name: str | None = None,
+    spread: Spread | None = None,
 ) -> Any:
     """A model in evaluation mode, on `device`, its floating tensors in `dtype` (routers in float32).
 
@@ -35,18 +40,23 @@ def build_model(
 
     Args:
         name: of its class, one of the family's; None: see `model_class`.
+        spread: the GPUs of its layers, where they are not all on `device`.
 
     Raises:
         UnsupportedModelError: the family is not declared.
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
     model = assemble(checkpoint, device, dtype, name)
-    _read_experts(model, checkpoint, device)
+    where = {} if spread is None else places(model, checkpoint, spread)
+    _read_experts(model, checkpoint, device, where)
     experts = expert_names(checkpoint.mixtures)
     others = [name for name in checkpoint.tensors if name not in experts]
     targets = list(destinations(model, checkpoint, others, dtype))
-    fill(targets, checkpoint, device)
+    for place, together in on_each(targets, device, where).items():
+        fill(together, checkpoint, place)
     complete(model, checkpoint, device)
+    if spread is not None:
+        connect(model, checkpoint, spread, device)
     config = checkpoint.config
     if KEY in config:  # of the class that is saved, and as this version of prunecli writes it
         tensors = experts | {target.name for target in targets}
@@ -242,13 +252,25 @@ def _replace(model: Any, mixture: SparseLayer, layout: ModelLayout, dtype: torch
     model.set_submodule(module_name(model, mixture.name), module)
 
 
-def _read_experts(model: Any, checkpoint: Checkpoint, device: torch.device) -> None:
-    """Every expert into its part of the stacked parameters, which are made on `device`."""
+def on_each(
+    targets: Iterable[Destination], device: torch.device, where: Mapping[int, torch.device]
+) -> dict[torch.device, list[Destination]]:
+    """Device -> what belongs there: by the id of the module, else to `device`."""
+    found: dict[torch.device, list[Destination]] = {device: []}
+    for target in targets:
+        found.setdefault(where.get(id(target.module), device), []).append(target)
+    return found
+
+
+def _read_experts(
+    model: Any, checkpoint: Checkpoint, device: torch.device, where: Mapping[int, torch.device]
+) -> None:
+    """Every expert into its part of the stacked parameters, which are made on `device`, or `where` the module is."""
     staging = chunk_for(checkpoint, expert_names(checkpoint.mixtures))
     for mixture in checkpoint.mixtures:
         module = model.get_submodule(module_name(model, mixture.name))
         for part, suffix in EXPERT_PARTS.items():
-            stacked = torch.empty_like(getattr(module, part), device=device)
+            stacked = torch.empty_like(getattr(module, part), device=where.get(id(module), device))
             setattr(module, part, nn.Parameter(stacked))
             for expert in range(mixture.num_experts):
                 read_into(stacked[expert], checkpoint, mixture.expert_tensor(expert, suffix), staging)

@@ -1,10 +1,15 @@
-"""The device that a model runs on: which one a name means, and what is said of one that cannot be used or is full."""
+"""The devices that a model runs on: which a name means, and what is said of one that cannot be used or is full."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from prunecli.errors import UsageError
+from prunecli.processes import world_size
 from prunecli.tensors.quantities import bytes_text
 
 OLDEST_OF_CUDA_13 = (7, 5)
@@ -18,6 +23,60 @@ FULL = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILE
 
 FULL_HOST = ("can't allocate memory", "not enough memory")
 """The same of the host."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Where a model runs.
+
+    Attributes:
+        first: that holds it where it can; inputs go there, and outputs are there.
+        others: GPUs that its layers are spread over too, where the first does not hold it.
+    """
+
+    first: torch.device
+    others: tuple[torch.device, ...] = ()
+
+    @property
+    def all(self) -> tuple[torch.device, ...]:
+        """Each of them."""
+        return (self.first, *self.others)
+
+    @property
+    def alone(self) -> Devices:
+        """The first."""
+        return Devices(self.first)
+
+
+def choose_devices(name: str) -> Devices:
+    """What `choose_device` says; with `auto`, all GPUs of this process.
+
+    One of a lower compute capability than the first is left out, which is asked what a model may be computed in. Of
+    several processes each has a GPU of its own, and that alone.
+
+    Raises:
+        UsageError: as `choose_device`.
+    """
+    device = choose_device(name)
+    if name != "auto" or device.type != "cuda" or torch.cuda.device_count() < 2 or world_size() > 1:
+        return Devices(device)
+    first = torch.device("cuda", torch.cuda.current_device())
+    cards = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
+    asked = torch.cuda.get_device_capability
+    return Devices(first, tuple(card for card in cards if card != first and asked(card) >= asked(first)))
+
+
+def place_name(devices: torch.device | Devices) -> str:
+    """How a sentence calls them: `the CPU`, `cuda:0`, `cuda:0, cuda:1 and cuda:2`."""
+    all_of_them = devices.all if isinstance(devices, Devices) else (devices,)
+    *names, last = ["the CPU" if device.type == "cpu" else str(device) for device in all_of_them]
+    return f"{', '.join(names)} and {last}" if names else last
+
+
+def devices_of(model: Any) -> tuple[torch.device, ...]:
+    """Those that hold a model, the one of its inputs first."""
+    held: Iterable[torch.Tensor] = model.parameters()
+    return tuple(dict.fromkeys((model.device, *(tensor.device for tensor in held))))
 
 
 def choose_device(name: str) -> torch.device:

@@ -17,8 +17,9 @@ from prunecli.modules.building import build_model, missing_tensors
 from prunecli.modules.constant_experts import fill_constants
 from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
-from prunecli.modules.devices import choose_device
-from prunecli.modules.precision import fitting_dtype
+from prunecli.modules.devices import Devices, choose_devices
+from prunecli.modules.hops import Spread, connect
+from prunecli.modules.precision import fitting_dtype, holding, need_of
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_model import fitted_class, load_stock_model, refused_by_layer, stock_class
@@ -27,25 +28,28 @@ from prunecli.modules.stock_model import fitted_class, load_stock_model, refused
 def load_model(
     path: Path | str,
     *,
-    device: str | torch.device = "auto",
+    device: str | torch.device | Devices = "auto",
     dtype: str | torch.dtype = "auto",
     model_class: str | None = None,
+    room: int = 0,
 ) -> Any:
     """Open a checkpoint as a model in evaluation mode.
 
     Args:
         path: a checkpoint directory, or a model of the hub as `org/name` or `org/name@revision`, which is fetched into
             the hub's cache where it is not there yet. A directory causes no request.
-        device: "auto" (a GPU where there is one), or any name that torch knows.
+        device: "auto" (a GPU where there is one; where it does not hold the model, its layers are spread over all), or
+            any name that torch knows.
         dtype: "float32", "bfloat16" ("bf16"), "float16" ("fp16"), or "auto": by what is stored, what the device
             multiplies well and what it has free; see `prunecli.modules.precision`.
         model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
             one that config.json names, and of NLLB-MoE the one that translates.
+        room: bytes that are to stay free beside the weights.
 
     Returns:
         A `PreTrainedModel` of the family's stock class, every sparse FFN a `SparseFFN`; its `save_pretrained` writes
         what `load_model` opens. A family that is not declared, or whose mixtures its stock class runs,
-        loads as plain transformers does it.
+        loads as plain transformers does it. Of one over several GPUs inputs go to `model.device`, as ever.
 
     Raises:
         CheckpointError: not a checkpoint, a damaged one, or one that is not of `model_class`.
@@ -54,27 +58,33 @@ def load_model(
         UsageError: no such device or type.
         MemoryShortError: it does not fit in the memory that is free there; nothing has been read.
     """
-    where = choose_device(str(device))
+    devices = device if isinstance(device, Devices) else choose_devices(str(device))
     with open_model(path) as stored:
-        kind = fitting_dtype({stored.path.resolve().name: stored}, where, str(dtype))
+        named = {stored.path.resolve().name: stored}
+        kind = fitting_dtype(named, devices, str(dtype), beside=holding(room))
+        spread = need_of(stored, devices, kind, room).spread() if devices.others else None
         if stored.runs_stock:
-            return _stock(stored, where, kind, model_class)
+            return _stock(stored, devices.first, kind, model_class, spread)
         checkpoint = as_run(stored, kind)
         if (mixture := checkpoint.layout.family.mixture) is not None:
             stated_counts(checkpoint.layout.sizes, mixture)
-        model = build_model(checkpoint, where, kind, model_class)
+        model = build_model(checkpoint, devices.first, kind, model_class, spread)
         model.generation_config = _generation_config(checkpoint, model)
         return model
 
 
 def load_for_decoding(
-    path: Path | str, *, device: str | torch.device = "auto", dtype: str | torch.dtype = "auto"
+    path: Path | str,
+    *,
+    device: str | torch.device | Devices = "auto",
+    dtype: str | torch.dtype = "auto",
+    room: int = 0,
 ) -> Any:
     """`load_model` for a model that will only decode: on a CPU the weights of its dense layers are packed for speed.
 
     It cannot be trained, copied, moved, cast or saved. Arguments and errors are those of `load_model`.
     """
-    model = load_model(path, device=device, dtype=dtype)
+    model = load_model(path, device=device, dtype=dtype, room=room)
     pack_linears(model)
     return model
 
@@ -112,14 +122,16 @@ def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:
         ) from error
 
 
-def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None = None) -> Any:
+def _stock(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, name: str | None, spread: Spread | None
+) -> Any:
     """A family that prunecli does not declare, or does not run: as plain transformers opens it, by its class `name`.
 
     What is quantised is read by prunecli all the same, where it can say which tensor belongs where.
     """
     stock, fitted = stock_class(checkpoint, name), fitted_class(checkpoint, name)
     if checkpoint.quantised and name is None and refused_by_layer(checkpoint) is None:
-        model = load_stock_model(as_run(checkpoint, dtype), device, dtype)
+        model = load_stock_model(as_run(checkpoint, dtype), device, dtype, spread)
         model.generation_config = _generation_config(checkpoint, model)
     else:
         model = _from_pretrained(checkpoint, fitted, dtype)
@@ -129,7 +141,10 @@ def _stock(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, nam
         model.__class__ = stock
         config = result_config(checkpoint, checkpoint.structure, classes=name and (name,))
         model = keeping_config(model, checkpoint, config)
-    return model.to(device).eval()
+    if spread is None:
+        return model.to(device).eval()
+    connect(model, checkpoint, spread, device)
+    return model.eval()
 
 
 def _from_pretrained(checkpoint: Checkpoint, model_class: Any, dtype: torch.dtype) -> Any:

@@ -64,7 +64,7 @@ def available_memory() -> int:
 def new_memory(device: torch.device) -> int:
     """Bytes that a model can have on `device` beside what this process holds there."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return _gpu_memory(device)
     keep_below(0)
     return available_memory()
 
@@ -94,8 +94,14 @@ def limited(device: torch.device, memory: int) -> Iterator[None]:
 def free_memory(device: torch.device) -> int:
     """Bytes that a model can have on `device`; on the host, with what this process has already."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        return _gpu_memory(device)
     return available_memory() + resident_now()
+
+
+def _gpu_memory(device: torch.device) -> int:
+    """What is free on a GPU, and what torch keeps there of tensors that are gone: of the model before, for one."""
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + kept
 
 
 def control_groups(own: Path = Path("/proc/self/cgroup"), root: Path = CGROUP) -> list[Path]:

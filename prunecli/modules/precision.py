@@ -13,13 +13,14 @@ BF16 EPYC, a layer of 8192 x 2048: 5 rows take 13.0 ms in float32, 3.6 in bfloat
 
 Whether a type fits is known before any weight is read. A run takes its weights in it, and what it holds beside them:
 `FREE_SHARE` of the free memory may be taken. Weights wider than they are stored are a luxury: they may take
-`WIDER_SHARE`.
+`WIDER_SHARE`. Where there are several GPUs, and one holds a model in none of its types, its layers are spread over
+them: in the first type that fits so.
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -29,9 +30,12 @@ from prunecli.errors import MemoryShortError, Shortage
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
 from prunecli.modules.cpu_linear import onednn_bfloat16
+from prunecli.modules.devices import Devices, place_name
 from prunecli.modules.filling import DTYPES
 from prunecli.modules.grouped import multiplies_groups
+from prunecli.modules.hops import Spread
 from prunecli.modules.machine import new_memory
+from prunecli.modules.spreading import LayerSizes, layer_sizes, spread_layers
 from prunecli.processes import ALONE, ProcessGroup, neighbours
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_computed, parse_dtype
@@ -59,6 +63,16 @@ def nothing(_checkpoint: Checkpoint, _dtype: torch.dtype) -> Parts:
     return {}
 
 
+def holding(room: int) -> Beside:
+    """A `Beside` of so many bytes, whatever the model."""
+    return lambda _checkpoint, _dtype: {"decoding": room} if room else {}
+
+
+def decoding_room(checkpoint: Checkpoint, load: Load, dtype: torch.dtype) -> int:
+    """Bytes of `decoding`."""
+    return sum(decoding(load)(checkpoint, dtype).values())
+
+
 def decoding(load: Load) -> Beside:
     """Attention cache and activations of a model that decodes `load`; of an undeclared family nothing is known."""
 
@@ -76,14 +90,14 @@ class Need:
 
     Attributes:
         parts: the weights, and what is held beside them.
-        free: bytes of the device that are free for it.
+        free: bytes of each device that are free for it.
     """
 
     checkpoint: Checkpoint
-    device: torch.device
+    devices: Devices
     dtype: torch.dtype
     parts: Parts
-    free: int
+    free: Sequence[int]
 
     @property
     def total(self) -> int:
@@ -92,7 +106,19 @@ class Need:
 
     def fits(self, share: Fraction = FREE_SHARE) -> bool:
         """Whether so much of what is free holds it."""
-        return self.total <= share * self.free
+        return self.total <= share * self.free[0] or self.spread(share) is not None
+
+    def spread(self, share: Fraction = FREE_SHARE) -> Spread | None:
+        """Which GPU each layer is on, where it needs several of them; None: it does not, or they do not hold it."""
+        if len(self.free) == 1 or not self.free[0] < self.total / share <= sum(self.free):
+            return None
+        sizes = self._sizes()
+        room = [int(share * free) for free in self.free]
+        return None if sizes is None else spread_layers(sizes, self.devices.all, room)
+
+    def _sizes(self) -> LayerSizes | None:
+        beside = self.total - self.parts[WEIGHTS]
+        return layer_sizes(self.checkpoint, parse_dtype(str(self.dtype)), beside)
 
     def refusal(self, *, trains: bool = False, by_layer: str = "") -> MemoryShortError:
         """The error that says so.
@@ -100,20 +126,36 @@ class Need:
         Args:
             trains, by_layer: as in `Shortage`.
         """
-        where = f"on {place_name(self.device)} in {dtype_name(self.dtype)}"
+        where = f"on {place_name(self.devices)} in {dtype_name(self.dtype)}"
         detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in self.parts.items())
-        path, free = self.checkpoint.path, bytes_text(self.free)
+        path, free = self.checkpoint.path, bytes_text(sum(self.free))
         weights = self.parts[WEIGHTS]
         grows = sum(size for name, size in self.parts.items() if trains and name != TEACHER) or weights
-        room = int((FREE_SHARE * self.free - (self.total - grows)) * weights / max(grows, 1))
+        room = int((FREE_SHARE * sum(self.free) - (self.total - grows)) * weights / max(grows, 1))
         return MemoryShortError(
             f"{path}: needs {bytes_text(self.total)} {where} ({detail}); "
-            f"{free} are free, of which a tenth stays so",
+            f"{free} are free, of which a tenth stays so{self._indivisible()}",
             "Free some memory, choose a smaller type or another device, or prune it first.",
             Shortage(
-                path, self.device.type, dtype_name(self.dtype), self.free, max(room, 0), trains, by_layer
+                path,
+                self.devices.first.type,
+                dtype_name(self.dtype),
+                sum(self.free),
+                max(room, 0),
+                trains,
+                by_layer,
+                self.free[0],
             ),
         )
+
+    def _indivisible(self) -> str:
+        """What is said of a model that several GPUs do not hold, though all their memory together is enough."""
+        if len(self.free) == 1 or self.total > FREE_SHARE * sum(self.free):
+            return ""
+        sizes = self._sizes()
+        if sizes is None:
+            return "; layers of a model of this type are not spread over several GPUs"
+        return f"; its layers, of up to {bytes_text(sizes.largest)}, do not find room side by side"
 
 
 def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
@@ -197,7 +239,7 @@ def _cpu_bfloat16() -> bool:
 
 def fitting_dtype(
     checkpoints: Mapping[str, Checkpoint],
-    device: torch.device,
+    devices: Devices,
     asked: str = "auto",
     *,
     beside: Beside = nothing,
@@ -206,7 +248,7 @@ def fitting_dtype(
     process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
 ) -> torch.dtype:
-    """The type that all of these models are computed in, one after another on `device`.
+    """The type that all of these models are computed in, one after another on `devices`.
 
     Args:
         checkpoints: label -> checkpoint.
@@ -215,24 +257,55 @@ def fitting_dtype(
         gradients: as in `candidates`.
         by_layer: as in `Shortage`.
         process_group: of several processes, each of which holds a model; all get the same type.
-        say: hears of what is not computed in the type that it is stored in.
+        say: hears of what is not computed in the type that it is stored in, and of what is spread.
 
     Raises:
         UsageError: no such type.
         MemoryShortError: one of them does not fit.
     """
-    free = free_for_each(device, process_group)
-    tried = candidates(asked, checkpoints.values(), device, gradients=gradients)
-    for dtype in tried:
-        needs = {
-            label: Need(checkpoint, device, dtype, _parts(checkpoint, dtype, beside), free)
-            for label, checkpoint in checkpoints.items()
-        }
-        if all(need.fits(_share(need, dtype == tried[-1])) for need in needs.values()):
-            if asked == "auto":
-                _say_types(needs, tried[0], beside, say)
-            return dtype
+    tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients)
+    for among in dict.fromkeys((devices.alone, devices)):
+        free = _free(among, process_group)
+        for dtype in tried:
+            needs = {
+                label: Need(checkpoint, among, dtype, _parts(checkpoint, dtype, beside), free)
+                for label, checkpoint in checkpoints.items()
+            }
+            if all(need.fits(_share(need, dtype == tried[-1])) for need in needs.values()):
+                if asked == "auto":
+                    _say_types(needs, tried[0], beside, say)
+                for label, need in needs.items():
+                    say_spread(label, need, say)
+                return dtype
     raise max(needs.values(), key=lambda need: need.total).refusal(by_layer=by_layer)
+
+
+def need_of(checkpoint: Checkpoint, devices: Devices, dtype: torch.dtype, room: int = 0) -> Need:
+    """What a model takes there, and `room` bytes beside its weights."""
+    return Need(checkpoint, devices, dtype, _parts(checkpoint, dtype, holding(room)), _free(devices))
+
+
+def _free(devices: Devices, process_group: ProcessGroup = ALONE) -> list[int]:
+    """Bytes of each device; 0 of a further one that another process has for itself."""
+    free = [free_for_each(devices.first, process_group)]
+    for device in devices.others:
+        try:
+            free.append(new_memory(device))
+        except RuntimeError:
+            free.append(0)
+    return free
+
+
+def say_spread(label: str, need: Need, say: Say) -> None:
+    """A line for a model that several GPUs hold together."""
+    spread = need.spread()
+    if spread is None:
+        return
+    first, *others = dict.fromkeys((need.devices.first, *spread.values()))
+    say(
+        f"{label}: takes {bytes_text(need.total)}, {bytes_text(need.free[0])} of {first} are free: its layers are "
+        f"spread over {place_name(Devices(first, tuple(others)))}."
+    )
 
 
 def free_for_each(device: torch.device, process_group: ProcessGroup = ALONE) -> int:
@@ -263,20 +336,15 @@ def _say_types(needs: Mapping[str, Need], best: torch.dtype, beside: Beside, say
                 whole = sum(_parts(need.checkpoint, best, beside).values())
                 reason = (
                     f" (it would take {bytes_text(whole)} in {dtype_name(best)}; "
-                    f"{bytes_text(need.free)} are free)"
+                    f"{bytes_text(sum(need.free))} are free)"
                 )
             alike.setdefault((stored, reason), []).append(label)
     for (stored, reason), labels in alike.items():
         first = needs[labels[0]]
-        say(type_line(labels, stored, first.dtype, first.device) + reason + ".")
+        say(type_line(labels, stored, first.dtype, first.devices.first) + reason + ".")
 
 
 def type_line(labels: Iterable[str], stored: torch.dtype, dtype: torch.dtype, device: torch.device) -> str:
     """What is said of models that are not computed in the type that they are stored in."""
     where = place_name(device)
     return f"{', '.join(labels)}: stored as {dtype_name(stored)}, computed in {dtype_name(dtype)} on {where}"
-
-
-def place_name(device: torch.device) -> str:
-    """How a sentence calls it."""
-    return "the CPU" if device.type == "cpu" else str(device)

@@ -172,7 +172,8 @@ def run_mixture(module: Any, hidden_states: Tensor, experts: Tensor, weights: Te
         sums = None
         if (counted := getattr(module, "counted", None)) is not None:
             mask = counted()
-            sums = sums_of(outputs, plan.groups.counts, None if mask is None else mask[plan.source])
+            real = None if mask is None else mask.to(plan.source.device)[plan.source]
+            sums = sums_of(outputs, plan.groups.counts, real)
         observer(ExpertUse(experts, weights, norms[plan.position], output_sums=sums))
     return combine(outputs, weights, plan).to(hidden_states.dtype)
 

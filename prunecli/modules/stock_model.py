@@ -21,9 +21,10 @@ from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import SparseLayer, stated_counts
 from prunecli.model.quantised import KEYS
-from prunecli.modules.building import NoValues, cannot_make, missing_tensors
+from prunecli.modules.building import NoValues, cannot_make, missing_tensors, on_each
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape
+from prunecli.modules.hops import Spread, places
 from prunecli.modules.staging import Staging
 from prunecli.modules.stock_experts import expert_modules, part_names, use_own_experts
 from prunecli.modules.stock_names import REMEDY, StockNames, has_tensor
@@ -164,8 +165,13 @@ def make_stock_model(checkpoint: Checkpoint, dtype: torch.dtype, *, output: bool
     return StockModel(model.eval(), layers, experts, targets, implementation)
 
 
-def load_stock_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Any:
+def load_stock_model(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, spread: Spread | None = None
+) -> Any:
     """The same with its weights, read one after another: for checkpoints that transformers does not read itself.
+
+    Args:
+        spread: the GPUs of its layers, where they are not to be all on `device`.
 
     Returns:
         The model, its experts run as transformers runs them.
@@ -174,12 +180,15 @@ def load_stock_model(checkpoint: Checkpoint, device: torch.device, dtype: torch.
         UnsupportedModelError, CheckpointError: as `make_stock_model`; or a tensor that cannot be read.
     """
     made = make_stock_model(checkpoint, dtype, output=True)
-    fill((target for _, target in made.targets), checkpoint, device)
+    where = {} if spread is None else places(made.model, checkpoint, spread)
+    for place, together in on_each((target for _, target in made.targets), device, where).items():
+        fill(together, checkpoint, place)
     for held in made.experts.values():
         staging = chunk_for(checkpoint, _names_of(held))
         for part in held.parts:
             stacked = getattr(held.module, part.attribute)
-            filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=device)
+            place = where.get(id(held.module), device)
+            filled = torch.empty(stacked.shape, dtype=stacked.dtype, device=place)
             for number, entry in enumerate(filled):
                 _read_expert(entry, checkpoint, part, number, staging)
             setattr(held.module, part.attribute, nn.Parameter(filled, requires_grad=stacked.requires_grad))

@@ -66,13 +66,18 @@ class Timing(Record):
 
 
 class Timed(Record):
-    """One checkpoint's speed and size; without a measurement of memory no `load_s` and no peaks."""
+    """One checkpoint's speed and size; without a measurement of memory no `load_s` and no peaks.
+
+    Attributes:
+        devices: that its layers are spread over, where there are several; `device_peak` is that of all of them.
+    """
 
     checkpoint: str
     dtype: str = ""
     parameters: Count
     parameter_bytes: Count | None = None
     checkpoint_bytes: Count
+    devices: list[str] | None = None
     load_s: Number | None = None
     resident_before: Count | None = None
     resident_peak: Count | None = None

@@ -16,8 +16,9 @@ import torch
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import weight_bytes
+from prunecli.modules.devices import Devices, place_name
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each, place_name
+from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.modules.stock_names import not_run
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
@@ -324,11 +325,13 @@ def require_room(
         MemoryShortError: with what each part would take.
     """
     parts = training_bytes(checkpoint, options, process_group.world_size)
-    needs = [Need(checkpoint, device, torch.float32, parts, free_for_each(device, process_group))]
+    free = [free_for_each(device, process_group)]
+    needs = [Need(checkpoint, Devices(device), torch.float32, parts, free)]
     if device.type != "cpu":  # where the weights are read
         host = torch.device("cpu")
         held = {WEIGHTS: parts[WEIGHTS]}
-        needs.append(Need(checkpoint, host, torch.float32, held, free_for_each(host, process_group)))
+        free = [free_for_each(host, process_group)]
+        needs.append(Need(checkpoint, Devices(host), torch.float32, held, free))
     for need in needs:
         if not need.fits():
             raise need.refusal(trains=True)

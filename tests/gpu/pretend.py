@@ -77,6 +77,7 @@ class Pretend(TorchFunctionMode):
     Attributes:
         waits, uploads, hops: (function of torch, "file.py:line") -> how often; a hop is a copy between two GPUs.
         held, peaks: of each GPU, bytes of its `Card`s, now and at most.
+        reserved: of each GPU, bytes that stay taken when tensors are gone, for those to come.
         limits: of GPUs on which this process may have less than all bytes.
         timeline: of the streams of all of them.
     """
@@ -86,7 +87,7 @@ class Pretend(TorchFunctionMode):
     def __init__(self, capability: tuple[int, int] = (8, 0), total: int = 32 << 30, count: int = 1) -> None:
         super().__init__()
         self.capability, self.total, self.count = capability, total, count
-        self.held, self._holders = Counter[int](), Counter[int]()
+        self.held, self.reserved, self._holders = Counter[int](), Counter[int](), Counter[int]()
         self.timeline = Timeline(lambda what: self._count(self.waits, what), caller)
         self.limits: dict[int, int] = {}
         self._pinned: dict[int, torch.Tensor] = {}
@@ -126,8 +127,9 @@ class Pretend(TorchFunctionMode):
             "get_device_capability": lambda _device=None: self.capability,
             "get_device_name": lambda _device=None: "pretended GPU",
             "get_arch_list": lambda: [f"sm_{self.capability[0]}{self.capability[1]}"],
-            "mem_get_info": lambda device=None: (self.total - self.held[number(device)], self.total),
-            "memory_reserved": lambda device=None: self.held[number(device)],
+            "mem_get_info": lambda device=None: (self.total - self.reserved[number(device)], self.total),
+            "memory_reserved": lambda device=None: self.reserved[number(device)],
+            "memory_allocated": lambda device=None: self.held[number(device)],
             "max_memory_allocated": lambda device=None: self.peaks[number(device)],
             "get_device_properties": lambda _device=None: SimpleNamespace(total_memory=self.total),
             "is_bf16_supported": lambda including_emulation=True: (
@@ -188,6 +190,8 @@ class Pretend(TorchFunctionMode):
                 self._count(self.uploads, name)
             if cards:
                 self._look(name, args, kwargs)
+            if name == "histc":  # a CPU counts floating-point numbers alone
+                args = (args[0].float(), *args[1:])
             made = func(*args, **kwargs)
             self._touch(name, cards, made)
             if on_card is None:
@@ -291,7 +295,8 @@ class Pretend(TorchFunctionMode):
                 self.held[index] -= size
                 del self._holders[key]
                 raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes.")
-            self.peaks[index] = max(self.peaks[index], self.held[index])
+            for most in (self.peaks, self.reserved):
+                most[index] = max(most[index], self.held[index])
         weakref.finalize(card, self._let_go, key, size, index)
         return card
 

@@ -17,18 +17,21 @@ from prunecli.methods.experts.score import DEFAULT, CollectOptions, Material, sc
 from prunecli.methods.experts.texts import Texts
 from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import weight_bytes
-from prunecli.modules.devices import choose_device
+from prunecli.model.cost import Load, weight_bytes
+from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.loading import load_model
 from prunecli.modules.machine import free_memory
 from prunecli.modules.precision import (
     FREE_SHARE,
     choose_dtype,
     decoding,
+    decoding_room,
     dtype_name,
     fitting_dtype,
     free_for_each,
+    need_of,
     nothing,
+    say_spread,
     stored_as,
     type_line,
 )
@@ -111,23 +114,27 @@ def collect_gates(
         checkpoint.require_mixtures()  # a model without experts is refused before anything heavy is loaded
         checkpoint.refuse_constants()
         material = material_of(checkpoint, choice, options, say)
-        where = _own_device(choose_device(device))
+        devices = choose_devices(device)
+        where = _own_device(devices.first)
+        devices = replace(devices, first=where)
         if memory is not None and (refusal := material.whole(checkpoint)) is not None:
             raise refusal
         key = {"model": checkpoint.fingerprint, "dtype": dtype, **material.key}
         outputs = material.outputs if isinstance(material, Texts) else None
         # Nothing is gone on from with sums of outputs: they are too many to be kept now and then.
         partial_run = PartialRun(None if outputs is not None else path, key, process_group, say)
-    kind = _dtype(checkpoint, material, options, where, dtype, partial_run.dtype(), process_group, say)
+    kind = _dtype(checkpoint, material, options, devices, dtype, partial_run.dtype(), process_group, say)
     key["compute"] = str(kind)
     process_group.require_same({**key, "device": where.type, "memory": memory is None})
     if memory is None:
-        memory = memory_for(checkpoint, material, where, kind, process_group, say)
+        memory = memory_for(checkpoint, material, devices, kind, process_group, say)
     report = None if memory is None else RunReport()
     with partial_run.kept() as (state, save):
         runner: Runner
         if memory is None or report is None:
-            runner = InMemory(load_model(checkpoint.path, device=where, dtype=kind), process_group)
+            room = decoding_room(checkpoint, _load(options), kind) if material.mode == "beam" else 0
+            model_held = load_model(checkpoint.path, device=devices, dtype=kind, room=room)
+            runner = InMemory(model_held, process_group)
         else:
             resources = Resources(where, kind, memory, spill_directory)
             snapshots = partial_run.snapshots(state)
@@ -182,6 +189,11 @@ def material_of(
     return Texts(choice, options, outputs={} if options.mean_outputs else None)
 
 
+def _load(options: CollectOptions) -> Load:
+    """What a search decodes."""
+    return DecodingOptions(options.beam, options.batch_tokens).load
+
+
 def _own_device(device: torch.device) -> torch.device:
     """`cuda` by the number that this process has, of several; for threads too, whose `cuda` is the first."""
     if device.type != "cuda" or device.index is not None:
@@ -193,7 +205,7 @@ def _dtype(
     checkpoint: Checkpoint,
     material: Material,
     options: CollectOptions,
-    device: torch.device,
+    devices: Devices,
     asked: str,
     earlier: str | None,
     process_group: ProcessGroup,
@@ -210,33 +222,36 @@ def _dtype(
     opened = dict.fromkeys(labels_for([checkpoint.path]), checkpoint)
     if material.whole(checkpoint) is not None:
         searches = material.mode == "beam"
-        load = DecodingOptions(options.beam, options.batch_tokens).load
         return fitting_dtype(
             opened,
-            device,
+            devices,
             asked,
-            beside=decoding(load) if searches else nothing,
+            beside=decoding(_load(options)) if searches else nothing,
             by_layer="--mode forced --memory" if searches else "",
             process_group=process_group,
             say=say,
         )
-    dtype, stored = choose_dtype(asked, checkpoint, device), stored_as(checkpoint)
+    dtype, stored = choose_dtype(asked, checkpoint, devices.first), stored_as(checkpoint)
     if asked == "auto" and dtype != stored:
-        say(type_line(opened, stored, dtype, device) + ".")
+        say(type_line(opened, stored, dtype, devices.first) + ".")
     return dtype
 
 
 def memory_for(
     checkpoint: Checkpoint,
     material: Material,
-    device: torch.device,
+    devices: Devices,
     dtype: torch.dtype,
     process_group: ProcessGroup,
     say: Say,
 ) -> int | None:
     """Bytes that a run layer by layer may take; None where the whole model is to be held, by all processes."""
+    device = devices.first
     whole = weight_bytes(checkpoint, parse_dtype(str(dtype)))
     if material.whole(checkpoint) is not None or whole <= FREE_SHARE * free_for_each(device, process_group):
+        return None
+    if devices.others and (need := need_of(checkpoint, devices, dtype)).spread() is not None:
+        say_spread(checkpoint.path.resolve().name, need, say)
         return None
     free = min(process_group.all_gather(free_memory(device) // neighbours(device.type)))
     memory = int(AUTOMATIC_SHARE * free)

@@ -59,18 +59,18 @@ class GateObserver:
     def take(self) -> LayerSums:
         """The sums since the last call, `[1]` and `[1, experts]` in original expert ids, of layers that routed."""
         taken: LayerSums = {}
-        if not self._sums:
-            return taken
-        # At once: each copy waits for a GPU.
-        held = torch.cat([sums for _, sums in self._sums.values()], dim=1).cpu().numpy()
-        start = 0
-        for index, (tokens, sums) in self._sums.items():
-            ids = np.asarray(self._layers[index].experts)
-            taken[index] = row = GateSums.zeros(1, self._layers[0].original_experts)
-            row.tokens[0] = tokens
-            for name, values in zip(SUMMED, held[:, start : start + sums.shape[1]], strict=True):
-                getattr(row, name)[0, ids] = values
-            start += sums.shape[1]
+        by_device: dict[torch.device, list[int]] = {}
+        for index, (_, sums) in self._sums.items():
+            by_device.setdefault(sums.device, []).append(index)
+        for indices in by_device.values():  # at once: each copy waits for a GPU
+            held = torch.cat([self._sums[index][1] for index in indices], dim=1).cpu().numpy()
+            ends = np.cumsum([self._sums[index][1].shape[1] for index in indices])
+            for index, found in zip(indices, np.split(held, ends[:-1], axis=1), strict=True):
+                ids = np.asarray(self._layers[index].experts)
+                taken[index] = row = GateSums.zeros(1, self._layers[0].original_experts)
+                row.tokens[0] = self._sums[index][0]
+                for name, values in zip(SUMMED, found, strict=True):
+                    getattr(row, name)[0, ids] = values
         self._sums = {}
         return taken
 

@@ -121,6 +121,6 @@ class UnitObserver:
     def _add(self, name: str, _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         # OPT's are of all tokens, one sentence behind another.
         units = inputs[0].view(*self._mask.shape, -1)
-        active = units[self._mask].abs().sum(dim=0, dtype=torch.float32).double()
+        active = units[self._mask.to(units.device)].abs().sum(dim=0, dtype=torch.float32).double()
         self._sums[name] = self._sums[name] + active if name in self._sums else active
         self._tokens[name] = self._tokens.get(name, 0) + int(self._mask.sum())

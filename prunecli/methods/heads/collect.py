@@ -20,9 +20,16 @@ from prunecli.methods.heads.measure import (
     score_by_gradient,
 )
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.modules.devices import choose_device
+from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import candidates, decoding, dtype_name, fitting_dtype, nothing
+from prunecli.modules.precision import (
+    candidates,
+    decoding,
+    decoding_room,
+    dtype_name,
+    fitting_dtype,
+    nothing,
+)
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.header import header
 from prunecli.results.heads import HeadScores, Method, Per
@@ -145,24 +152,26 @@ def score_heads(
         options.samples,
         options.seed,
     )
-    device = choose_device(options.device)
-    dtype = _dtype(checkpoint, options, ablation, device, say)
+    devices = choose_devices(options.device)
+    dtype = _dtype(checkpoint, options, ablation, devices, say)
     tokenizer = load_tokenizer(checkpoint.path)
     if options.method == "gradient":
         run = RunReport()
         runner: Runner
         if options.memory is not None:
-            resources = Resources(device, dtype, options.memory, options.spill_directory)
+            resources = Resources(devices.first, dtype, options.memory, options.spill_directory)
             runner = Layerwise(checkpoint, resources, run)
         else:
-            runner = InMemory(load_model(checkpoint.path, device=device, dtype=dtype))
+            runner = InMemory(load_model(checkpoint.path, device=devices, dtype=dtype))
         scores = score_by_gradient(
             runner, checkpoint, tokenizer, data, options.batch_tokens, progress, per=options.per or "example"
         )
         if options.memory is not None:
             report(run)
     else:
-        loaded = LoadedModel(checkpoint, load_model(checkpoint.path, device=device, dtype=dtype), tokenizer)
+        room = decoding_room(checkpoint, ablation.decoding.load, dtype)
+        model_held = load_model(checkpoint.path, device=devices, dtype=dtype, room=room)
+        loaded = LoadedModel(checkpoint, model_held, tokenizer)
         scores, *others = score_by_ablation(
             loaded, selected or data, options.method, ablation, progress
         ).values()
@@ -181,14 +190,14 @@ def scores_document(scores: HeadScores, checkpoint: Checkpoint, options: ScoreOp
 
 
 def _dtype(
-    checkpoint: Checkpoint, options: ScoreOptions, ablation: AblationOptions, device: torch.device, say: Say
+    checkpoint: Checkpoint, options: ScoreOptions, ablation: AblationOptions, devices: Devices, say: Say
 ) -> torch.dtype:
     gradients = options.method == "gradient"
     if options.memory is not None:
-        return candidates(options.dtype, [checkpoint], device, gradients=gradients)[0]
+        return candidates(options.dtype, [checkpoint], devices.first, gradients=gradients)[0]
     return fitting_dtype(
         dict.fromkeys(labels_for([checkpoint.path]), checkpoint),
-        device,
+        devices,
         options.dtype,
         beside=nothing if gradients else decoding(ablation.decoding.load),
         gradients=gradients,

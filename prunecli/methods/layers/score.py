@@ -186,7 +186,8 @@ class StateObserver:
             states.append(output[0] if isinstance(output, tuple) else output)
             mask = self._real[side]
             sums = self._sums.setdefault(side, self._kind(len(states)))
-            sums.add([state.view(*mask.shape, -1)[mask].float() for state in states])
+            together = (state.to(mask.device).view(*mask.shape, -1) for state in states)
+            sums.add([state[mask].float() for state in together])
             states.clear()
 
 

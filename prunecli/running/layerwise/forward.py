@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.modules.stock_model import StockExperts
+from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.entering import LayerReplay
 from prunecli.running.layerwise.gradients import Gradients
 from prunecli.running.layerwise.parts import Skeleton, Stage
@@ -24,7 +25,6 @@ from prunecli.running.layerwise.sparse import SparsePasses
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.stock_sparse import StockPasses
 from prunecli.running.layerwise.swaps import bound
-from prunecli.running.layerwise.trees import leaves, map_tree
 from prunecli.running.runner import Advance, Group, Observer, Pass, frozen, ignored
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from prunecli.architectures.records import Side
 from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.trees import leaves
 from prunecli.running.layerwise.entering import LayerReplay
 from prunecli.running.layerwise.parts import Skeleton, Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
@@ -27,7 +28,6 @@ from prunecli.running.layerwise.sparse_gradients import SparseGradients
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import bound
 from prunecli.running.layerwise.tape import Tape
-from prunecli.running.layerwise.trees import leaves
 from prunecli.running.runner import Pass
 
 Gradient = list[Stored | None]

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from prunecli.modules.trees import leaves, outline, rebuilt
 from prunecli.processes import ALONE, ProcessGroup
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.trees import leaves, outline, rebuilt
 
 CHUNK_BYTES = 16 << 20
 LEAVES = (Stored, torch.Tensor)

@@ -17,13 +17,13 @@ from torch import Tensor
 from prunecli.architectures.records import Side
 from prunecli.modules.grouped import Groups
 from prunecli.modules.sparse_ffn import SparseFFN
+from prunecli.modules.trees import map_tree
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
 from prunecli.running.layerwise.experts import Assigned, run_experts
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import recalling, remembering, runner, unobserved
-from prunecli.running.layerwise.trees import map_tree
 from prunecli.running.runner import Pass
 
 

@@ -28,13 +28,13 @@ from prunecli.modules.stock_experts import (
     weighted,
 )
 from prunecli.modules.stock_model import StockExperts
+from prunecli.modules.trees import map_tree
 from prunecli.running.layerwise.entering import LayerReplay, StopForward
 from prunecli.running.layerwise.experts import Assigned, run_experts
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded, Reader
 from prunecli.running.layerwise.states import StateStore, Stored
 from prunecli.running.layerwise.swaps import answered, recalling, remembering
-from prunecli.running.layerwise.trees import map_tree
 from prunecli.running.runner import Pass
 
 SENT_BYTES = 12

@@ -14,10 +14,10 @@ from prunecli.modules.grouped import Groups
 from prunecli.modules.replay import replaced
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_model import StockExperts
+from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.parts import Stage
 from prunecli.running.layerwise.reading import Loaded
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.trees import leaves, map_tree
 
 
 @contextmanager

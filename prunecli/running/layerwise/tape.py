@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from prunecli.architectures.records import Side
+from prunecli.modules.trees import leaves, map_tree
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.trees import leaves, map_tree
 
 
 @dataclass(frozen=True)

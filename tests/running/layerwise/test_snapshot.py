@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from prunecli.modules.trees import leaves, map_tree, outline, rebuilt
 from prunecli.running.layerwise.snapshot import read_header, read_snapshot, write_snapshot
 from prunecli.running.layerwise.states import StateStore, Stored
-from prunecli.running.layerwise.trees import leaves, map_tree, outline, rebuilt
 
 TREE = {
     "outputs": [{"encoder": (torch.randn(3, 4), None, [torch.randn(2)])}, {"decoder": torch.zeros(0, 3)}],

@@ -1,4 +1,4 @@
-"""What a layer returns: a tensor, or tensors in tuples, lists and dictionaries."""
+"""What a layer is given or returns: a tensor, or tensors in tuples, lists and dictionaries."""
 
 from __future__ import annotations
 

@@ -1,0 +1,215 @@
+"""A model that one GPU does not hold: its layers over two, and what each command makes of it, as on a CPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from prunecli.commands.bench_latency import bench_latency
+from prunecli.commands.collect_gates import collect_gates
+from prunecli.commands.compare_models import compare_models
+from prunecli.commands.evaluate import evaluate
+from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.score_heads import score_heads
+from prunecli.model.checkpoint import open_model
+from prunecli.modules.devices import Devices, choose_devices, devices_of
+from prunecli.modules.loading import load_model
+from prunecli.modules.precision import FREE_SHARE
+from prunecli.modules.spreading import LayerSizes, spread_layers
+from tests.commands.calls import call, refused
+from tests.families import tiny_family
+from tests.gpu.pretend import Pretend
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
+
+LINES = "the hen\na hat\nno\nthe inn is on the tin\nhat and hen\n" * 4
+PAIR = ("--data", "text", "--pairs", "eng_Latn-fra_Latn", "--batch-tokens", "64")
+CARDS = [torch.device("cuda", number) for number in range(2)]
+MARGIN = 4096
+"""Bytes of each pretended card beside 0.7 of the weights: batches and beams of tiny models."""
+
+COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "collect-gates": (collect_gates, ("moe", *PAIR)),
+    "collect-gates text": (collect_gates, ("mixtral", "--text", "a=lines")),
+    "score-heads": (score_heads, ("m2m_100", *PAIR)),
+    "score-heads ablation": (
+        score_heads,
+        ("llama", "--text", "lines", "--method", "ablation", "--beam", "1", "--batch-tokens", "16"),
+    ),
+    "evaluate": (evaluate, ("moe", *PAIR, "--beam", "2", "--max-new-tokens", "4")),
+    "evaluate lm": (evaluate, ("mixtral", "--task", "lm", "--text", "lines")),
+    "compare-models": (compare_models, ("m2m_100", *PAIR, "--measure", "cka")),
+    "prune-layers": (prune_layers, ("llama", "--text", "lines", "--metric", "cka", "--decoder", "1")),
+    "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--score", "activations", "--text", "lines")),
+}
+SHARES = {"score-heads ablation": 0.95}
+"""Of the weights that a card holds, where a run takes more beside them."""
+REWRITING = ("prune-layers", "prune-ffn")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    tiny_nllb_moe(folder / "moe", experts=8, d_model=32, ffn=256)
+    tiny_family(folder / "m2m_100", "m2m_100", d_model=32, encoder_ffn_dim=256, decoder_ffn_dim=256)
+    tiny_family(folder / "llama", "llama", hidden_size=64, intermediate_size=256)
+    tiny_mixture("mixtral").save_pretrained(folder / "mixtral")
+    write_plain_tokenizer(folder / "mixtral")
+    (folder / "text").mkdir()
+    for split in ("val", "test", "train"):
+        for language in ("eng_Latn", "fra_Latn"):
+            (folder / "text" / f"{split}.{language}").write_text(LINES)
+    (folder / "lines").write_text(LINES)
+    return folder
+
+
+@contextmanager
+def two_cards(path: Path, share: float = 0.7, capability: tuple[int, int] = (8, 0)) -> Iterator[Pretend]:
+    """Each of which holds this share of the model's weights in float32."""
+    with open_model(path) as checkpoint:
+        weights = sum(4 * info.numel for info in checkpoint.tensors.values())
+    pretend = Pretend(capability, int((share * weights + MARGIN) / FREE_SHARE), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        pretend.patch(patch)
+        with pretend:
+            yield pretend
+
+
+@pytest.mark.parametrize("name", ["moe", "m2m_100", "llama", "mixtral"])
+def test_what_two_cards_compute_is_what_a_cpu_does(name: str, models: Path) -> None:
+    tokens, real = torch.tensor([[5, 6, 7, 8, 2], [5, 6, 2, 1, 1]]), torch.tensor([[1] * 5, [1, 1, 1, 0, 0]])
+    inputs = {"input_ids": tokens, "attention_mask": real}
+    search = {"num_beams": 2, "max_new_tokens": 5, "min_new_tokens": 5}
+    whole = load_model(models / name, device="cpu", dtype="float32")
+    decoded = {"decoder_input_ids": tokens} if whole.config.is_encoder_decoder else {}
+    with two_cards(models / name) as cards:
+        model = load_model(models / name, device="auto", dtype="float32")
+        assert list(devices_of(model)) == CARDS
+        assert all(0 < cards.peaks[number] <= cards.total for number in (0, 1))
+        there = {key: tensor.to(CARDS[0]) for key, tensor in {**inputs, **decoded}.items()}
+        logits = model(**there).logits
+        assert logits.device == CARDS[0]
+        found = logits.detach().cpu()
+        made = model.generate(**{key: there[key] for key in inputs}, **search).cpu()
+    torch.testing.assert_close(found, whole(**inputs, **decoded).logits, rtol=1e-4, atol=1e-5)
+    assert torch.equal(made, whole.generate(**inputs, **search))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_commands_say_so_and_find_the_same(
+    name: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(models)
+    command, arguments = COMMANDS[name]
+    found = []
+    for device in ("auto", "cpu"):
+        output = tmp_path / f"{device}.json"
+        # Below 8.0 float32 never becomes bfloat16, in which one card would hold it.
+        capability = (7, 0) if name in REWRITING else (8, 0)
+        cards = two_cards(models / arguments[0], SHARES.get(name, 0.7), capability)
+        dtype = () if name in REWRITING else ("--dtype", "float32")
+        with cards if device == "auto" else nullcontext():
+            made = call(command, *arguments, *dtype, "--device", device, "-o", output)
+        assert made.status == 0, made.err
+        assert ("its layers are spread over cuda:0 and cuda:1." in made.err) is (device == "auto")
+        found.append(json.loads((output / "config.json" if name in REWRITING else output).read_text()))
+    assert_alike(*found)
+
+
+def assert_alike(one: Any, other: Any) -> None:
+    """Numbers but for rounding; what names the device may differ."""
+    assert type(one) is type(other)
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for key in one.keys() - {"device", "seconds", "created"}:
+            assert_alike(one[key], other[key])
+    elif isinstance(one, list):
+        assert len(one) == len(other)
+        for pair in zip(one, other, strict=True):
+            assert_alike(*pair)
+    elif isinstance(one, float):
+        assert one == pytest.approx(other, rel=1e-3, abs=1e-4)
+    else:
+        assert one == other
+
+
+def test_speed_names_all_cards(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(models)
+    options = (
+        "--data",
+        "text",
+        "--pairs",
+        "eng_Latn-fra_Latn",
+        "--beam",
+        "1",
+        "--new-tokens",
+        "2",
+        "--runs",
+        "1",
+        "--sentences",
+        "1",
+    )
+    with two_cards(models / "moe"):
+        made = call(
+            bench_latency, "moe", *options, "--dtype", "fp32", "--no-memory", "-o", tmp_path / "speed.json"
+        )
+    assert made.status == 0, made.err
+    result = json.loads((tmp_path / "speed.json").read_text())
+    names = ["cuda:0 (pretended GPU)", "cuda:1 (pretended GPU)"]
+    assert result["device"] == ", ".join(names)
+    assert result["results"][0]["devices"] == names
+
+
+@pytest.mark.parametrize(("device", "where"), [("auto", "cuda:0 and cuda:1"), ("cuda:1", "cuda:1")])
+def test_what_they_do_not_hold_together_is_refused(
+    device: str, where: str, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(models)
+    with two_cards(models / "llama", 0.4):
+        made = call(
+            evaluate, "llama", "--task", "lm", "--text", "lines", "--device", device, "--dtype", "fp32"
+        )
+    refused(made, f" on {where} in float32 (weights ", 1)
+
+
+def test_layers_that_are_too_large_side_by_side_are_named(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of four layers of one size three find room, one and a half on each card."""
+    monkeypatch.chdir(models)
+    tiny_family(models / "wide", "llama", num_hidden_layers=3, hidden_size=64, intermediate_size=2048)
+    with two_cards(models / "wide", 0.55):
+        made = call(evaluate, "wide", "--task", "lm", "--text", "lines", "--dtype", "fp32")
+    refused(made, "do not find room side by side", 1)
+
+
+def test_one_card_where_it_is_enough(models: Path) -> None:
+    with two_cards(models / "llama", 1.1):
+        assert devices_of(load_model(models / "llama", dtype="float32")) == (CARDS[0],)
+        assert list(devices_of(load_model(models / "llama", dtype="float32", room=1 << 18))) == CARDS
+
+
+def test_layers_are_whole_in_order_and_the_fullest_card_is_least_full() -> None:
+    sizes = LayerSizes(2, tuple(((f"layers.{number}",), size) for number, size in enumerate([4, 1, 1, 4, 4])))
+    spread = spread_layers(sizes, CARDS, [12, 12])
+    assert spread is not None
+    assert [spread[f"layers.{number}"].index for number in range(5)] == [0, 0, 0, 1, 1]
+    assert spread_layers(sizes, CARDS, [16, 4]) is not None
+    assert spread_layers(sizes, CARDS, [9, 7]) is None
+
+
+def test_processes_have_a_card_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend = Pretend(count=2)
+    pretend.patch(monkeypatch)
+    with pretend:
+        assert choose_devices("auto") == Devices(CARDS[0], (CARDS[1],))
+        assert choose_devices("cuda").others == ()
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert choose_devices("auto").others == ()
