@@ -25,7 +25,6 @@ from prunecli.commands.options import (
     CheckpointArgument,
     ContextOption,
     DataOption,
-    DeviceOption,
     ForceOption,
     JsonOption,
     LabelledOption,
@@ -34,6 +33,7 @@ from prunecli.commands.options import (
     QuietOption,
     SeedOption,
     TextFilesOption,
+    TrainingDeviceOption,
     TrainingTaskOption,
 )
 from prunecli.errors import UsageError
@@ -185,7 +185,7 @@ def finetune(
     train: TrainOption = "all",
     lora: LoraOption = None,
     gradient_checkpointing: CheckpointingOption = False,
-    device: DeviceOption = "auto",
+    device: TrainingDeviceOption = "auto",
     eval_every: Annotated[
         int,
         typer.Option(

@@ -160,7 +160,15 @@ MaxSentencesOption = Annotated[
     typer.Option("--max-sentences", min=1, help="Use only the first N sentences.", metavar="N"),
 ]
 DeviceOption = Annotated[
-    str, typer.Option("--device", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …")
+    str,
+    typer.Option(
+        "--device",
+        help="auto (a GPU where there is one; layers over all of them where one does not hold the model), cpu, cuda, "
+        "cuda:1, …",
+    ),
+]
+TrainingDeviceOption = Annotated[
+    str, typer.Option("--device", help="auto (a GPU where there is one), cpu, cuda: one for each process.")
 ]
 ComputeDtypeOption = Annotated[
     str,

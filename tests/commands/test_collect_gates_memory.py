@@ -18,6 +18,7 @@ from prunecli.methods.experts.translation import Translation
 from prunecli.model.checkpoint import open_model
 from prunecli.model.cost import weight_bytes
 from prunecli.modules import precision
+from prunecli.modules.devices import Devices
 from prunecli.processes import ProcessGroup
 from prunecli.text.parallel import ParallelText
 from tests.commands.calls import Result, call, refused
@@ -132,7 +133,12 @@ def chosen(folder: Path, free: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     group = ProcessGroup(0, processes.world_size())
     with open_model(folder / "model") as checkpoint:
         return collect.memory_for(
-            checkpoint, Translation(ParallelText("val", {}), ()), CPU, torch.float32, group, console.note
+            checkpoint,
+            Translation(ParallelText("val", {}), ()),
+            Devices(CPU),
+            torch.float32,
+            group,
+            console.note,
         )
 
 

@@ -109,7 +109,9 @@ def test_two_of_them_are_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
             first + second
         with pytest.raises(RuntimeError, match=r"ordinal"):
             first.to("cuda:2")
-        assert [torch.cuda.mem_get_info(number) for number in (0, 1)] == [(6000, 10_000)] * 2
+        assert [torch.cuda.memory_allocated(number) for number in (0, 1)] == [4000] * 2
+        # What held second * 2 stays taken.
+        assert [torch.cuda.mem_get_info(number) for number in (0, 1)] == [(6000, 10_000), (2000, 10_000)]
         moved = torch.nn.Linear(2, 2).to("cuda:0").to("cuda:1")
         assert str(moved.weight.device) == "cuda:1"
         weight = torch.ones(3, device="cuda:0").requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -47,7 +48,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "evaluate lm": (evaluate, ("mixtral", "--task", "lm", "--text", "lines")),
     "compare-models": (compare_models, ("m2m_100", *PAIR, "--measure", "cka")),
     "prune-layers": (prune_layers, ("llama", "--text", "lines", "--metric", "cka", "--decoder", "1")),
-    "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--score", "activations", "--text", "lines")),
+    "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--score", "activation", "--text", "lines")),
 }
 SHARES = {"score-heads ablation": 0.95}
 """Of the weights that a card holds, where a run takes more beside them."""
@@ -213,3 +214,11 @@ def test_processes_have_a_card_each(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose_devices("cuda").others == ()
         monkeypatch.setenv("WORLD_SIZE", "2")
         assert choose_devices("auto").others == ()
+
+
+def test_memory_of_the_model_before_is_free(models: Path) -> None:
+    with two_cards(models / "llama", 1.2):
+        for _ in range(2):
+            model = load_model(models / "llama", device="cuda", dtype="float32")
+            del model
+            gc.collect()

@@ -10,6 +10,7 @@ import torch
 from prunecli.errors import MemoryShortError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules import loading, precision
+from prunecli.modules.devices import Devices
 from prunecli.modules.loading import load_model
 from prunecli.modules.precision import (
     Parts,
@@ -172,7 +173,7 @@ def chosen(
 ) -> tuple[torch.dtype, list[str]]:
     monkeypatch.setattr(precision, "new_memory", lambda _device: free)
     said: list[str] = []
-    return fitting_dtype(models, CPU, asked, say=said.append, **how), said
+    return fitting_dtype(models, Devices(CPU), asked, say=said.append, **how), said
 
 
 def test_float32_takes_nine_tenths_of_what_is_free_else_bfloat16(
