@@ -19,7 +19,9 @@ from prunecli.model.opening import SHIM_FILE, WEIGHTS_KEY, shim_classes, shim_so
 from prunecli.model.structure import KEY
 from prunecli.modules.attention import module_name
 from prunecli.modules.define import has_module
-from prunecli.tensors.writer import INDEX_FILE, SINGLE_FILE
+from prunecli.modules.filling import DTYPES
+from prunecli.tensors.stream import Copy, Output
+from prunecli.tensors.writer import INDEX_FILE, SHARD_BYTES, SINGLE_FILE, header_bytes, in_place
 
 REFUSED = {
     "push_to_hub": "save to a directory first, then upload that directory.",
@@ -44,6 +46,10 @@ class KeepsConfig:
         for option, remedy in REFUSED.items():
             if options.get(option):
                 raise ValueError(f"{option}={options[option]}: not for a model that prunecli loads; {remedy}")
+        model: Any = self
+        if any(parameter.is_cuda for parameter in model.parameters()):
+            # All tensors of a file are on the host at once; transformers' files are of 50 GB.
+            options.setdefault("max_shard_size", SHARD_BYTES)
         super().save_pretrained(save_directory, **options)  # type: ignore[misc]
         directory = Path(save_directory)
         if not options.get("is_main_process", True) or not directory.is_dir():
@@ -167,6 +173,21 @@ def stock_names(state: Mapping[str, Tensor], layers: Sequence[SparseLayer]) -> d
                 for expert in range(layer.num_experts):
                     names[layer.expert_tensor(expert, suffix)] = _own_storage(stacked[expert])
     return names
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file, by name, tensor after tensor: of those on a GPU one at a time is on the host too."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    outputs = [
+        Output(name, names[tensors[name].dtype], tuple(tensors[name].shape), Copy(name))
+        for name in sorted(tensors)
+    ]
+    ordered = in_place(outputs)
+    with path.open("wb") as file:
+        file.write(header_bytes(ordered))
+        for output in ordered:
+            values = tensors[output.name].detach().cpu().contiguous()
+            file.write(values.view(-1).view(torch.uint8).numpy().data)
 
 
 def without_shared(state: Mapping[str, Tensor], shared: Mapping[str, str]) -> dict[str, Tensor]:

@@ -8,13 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import history_step, named
 from prunecli.modules.attention import module_name
-from prunecli.modules.saving import stock_names
+from prunecli.modules.saving import save_tensors, stock_names
 from prunecli.modules.stock_names import stored_tensors
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
@@ -37,7 +36,7 @@ def stage(model: Any, source: Checkpoint, directory: Path) -> None:
     """
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    save_file(trained_tensors(model, source), directory / SINGLE_FILE, metadata={"format": "pt"})
+    save_tensors(trained_tensors(model, source), directory / SINGLE_FILE)
     card = source.path / "README.md"
     for path in (
         *source.side_files.carried,
@@ -55,13 +54,12 @@ def trained_tensors(model: Any, source: Checkpoint) -> dict[str, Tensor]:
     Where a stock class runs the model, of all that `source` holds: what the class does not run is as it was.
     """
     if source.runs_stock:
-        found = stored_tensors(merged_state(model), model, source)
-        return {name: tensor.cpu().contiguous() for name, tensor in found.items()}
+        return stored_tensors(merged_state(model), model, source)
     layers = source.mixtures
     state = stock_names(merged_state(model), layers)
     # A tied tensor is held once, under whichever of its names the model has.
     places = {name: name if name in state else module_name(model, name) for name in source.tensors}
-    return {name: state[place].cpu().contiguous() for name, place in places.items() if place in state}
+    return {name: state[place] for name, place in places.items() if place in state}
 
 
 def outputs_of(source: Checkpoint, trained: Checkpoint, dtype: str | None) -> tuple[Output, ...]:

@@ -19,9 +19,10 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
+from prunecli.modules.saving import save_tensors
 from prunecli.tensors.documents import read_json, write_json
 
 FORMAT = "prunecli.finetune-state/1"
@@ -172,9 +173,7 @@ def _digest(payload: Mapping[str, Any]) -> str:
 
 def save_weights(model: Any, directory: Path) -> None:
     """Every parameter once, under the running model's own names."""
-    save_file(
-        {name: held.detach().contiguous() for name, held in model.named_parameters()}, directory / WEIGHTS
-    )
+    save_tensors(dict(model.named_parameters()), directory / WEIGHTS)
 
 
 def load_weights(model: Any, directory: Path) -> None:
