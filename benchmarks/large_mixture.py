@@ -46,6 +46,7 @@ from prunecli.model.structure import Structure
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.filling import chunk_for, read_into
 from prunecli.modules.machine import disk_speed
+from prunecli.modules.precision import choose_dtype, dtype_name
 from prunecli.tensors.dtypes import itemsize
 from prunecli.tensors.quantities import parse_size
 
@@ -275,8 +276,11 @@ def collect(options: argparse.Namespace, model: Path, gates: Path, processes: in
     return run([*command, "--force"], options.work, max(1, options.threads // processes))
 
 
-def products_seconds(options: argparse.Namespace, config: Mapping[str, Any]) -> tuple[float, float]:
-    """Seconds, and of the processor, that the layers' products take in float32; measured on `TIMED_LAYERS` layers."""
+def products_seconds(
+    options: argparse.Namespace, config: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[float, float]:
+    """Seconds, and of the processor, that the layers' products take; measured on `TIMED_LAYERS` layers."""
+    torch.set_default_dtype(dtype)
     width, ffn, count = config["hidden_size"], config["moe_intermediate_size"], options.tokens
     queries, keys = HEADS * HEAD_DIM, KEY_HEADS * HEAD_DIM
     dense = [torch.randn(rows, width) for rows in (queries, keys, keys, config["num_experts"])]
@@ -306,18 +310,20 @@ def products_seconds(options: argparse.Namespace, config: Mapping[str, Any]) -> 
         for _ in range(TIMED_LAYERS):
             layer()
         factor = options.layers / TIMED_LAYERS
-        return (time.perf_counter() - start) * factor, (time.process_time() - busy) * factor
+        took = (time.perf_counter() - start) * factor, (time.process_time() - busy) * factor
+    torch.set_default_dtype(torch.float32)
+    return took
 
 
-def placing_seconds(model: Path, config: Mapping[str, Any]) -> float:
-    """What one thread takes to have all layers' weights in float32, out of the page cache; measured on one layer."""
+def placing_seconds(model: Path, config: Mapping[str, Any], dtype: torch.dtype) -> float:
+    """What one thread takes to have all layers' weights in `dtype`, out of the page cache; measured on one layer."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with open_model(model) as stored:
-        run = as_run(stored, torch.float32)
+        run = as_run(stored, dtype)
         names = [name for name in run.tensors if name.startswith("model.layers.0.")]
         staging = chunk_for(run, names)
-        place = torch.empty(max(run.info(name).numel for name in names))
+        place = torch.empty(max(run.info(name).numel for name in names), dtype=dtype)
         for _ in range(2):
             start = time.perf_counter()
             for name in names:
@@ -332,12 +338,14 @@ def report_collect(options: argparse.Namespace, model: Path, config: Mapping[str
     """Time against both baselines, taken before and after."""
     files = weight_files(model)
     stored = sum(file.stat().st_size for file in files)
-    products = [products_seconds(options, config)]
+    with open_model(model) as stored_model:
+        dtype = choose_dtype("auto", stored_model, torch.device("cpu"))
+    products = [products_seconds(options, config, dtype)]
     forget_all(model)
     reading = disk_speed(files, stored, float("inf"))
     ran = collect(options, model, options.work / "gates.json")
-    products.append(products_seconds(options, config))
-    placing = placing_seconds(model, config)
+    products.append(products_seconds(options, config, dtype))
+    placing = placing_seconds(model, config, dtype)
     multiplying, busy = (statistics.mean(column) for column in zip(*products, strict=True))
     larger = max(reading.seconds, multiplying)
     print(ran.said.strip())
@@ -350,7 +358,9 @@ def report_collect(options: argparse.Namespace, model: Path, config: Mapping[str
         f"{reading.rate / 2**30:.2f} GiB a second; of these {read_bytes(ran.said) / stored:.3f} were read"
     )
     each = ", ".join(f"{seconds:.1f}" for seconds, _ in products)
-    print(f"  products alone: {multiplying:.1f} s ({each}), {busy:.1f} s of the processor")
+    print(
+        f"  products alone, {dtype_name(dtype)}: {multiplying:.1f} s ({each}), {busy:.1f} s of the processor"
+    )
     print(
         f"  a thread that reads and decodes or casts what is in the page cache: {placing:.1f} s", flush=True
     )
