@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: demo test fast lint types imports docs pytest gpu coverage clean
 
 demo: $(INSTALLED)
-	$(BIN)/prunecli run recipes/quickstart.yaml
+	$(BIN)/prunecli run quickstart
 
 test: lint types imports docs pytest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import json
 import os
@@ -28,6 +29,9 @@ KILLED = "Ended by SIGTERM: no output is half-written."
 
 PIPE_CLOSED = 141
 """128 + SIGPIPE: the status of a program that writes to a pipe without a reader, as `| head -1` leaves it."""
+
+COLLECT_AFTER = 50_000
+"""Objects between two runs of Python's garbage collector: a million that stay come with torch and transformers."""
 
 
 class _Flags:
@@ -201,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A polite kill unwinds like Ctrl-C, so that nothing half-written stays behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes.end_with_parent()
+    gc.set_threshold(COLLECT_AFTER)
     try:
         _register(arguments)
         try:

@@ -17,17 +17,29 @@ import typer
 from prunecli import processes
 from prunecli.commands import console
 from prunecli.commands.options import DryRunOption, ForceOption, QuietOption
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.recipes.engine import Recipe, Step
 
 
 def run(
-    recipe: Annotated[Path, typer.Argument(metavar="RECIPE.yaml", help="The recipe.", show_default=False)],
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A YAML file, or the name of a recipe that comes with prunecli.",
+            show_default=False,
+        ),
+    ] = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Give a variable of the recipe another value."),
     ] = None,
+    lists: Annotated[bool, typer.Option("--list", help="Name the recipes that come with prunecli.")] = False,
+    prints: Annotated[
+        bool, typer.Option("--print", help="Print the recipe, to be saved and changed; run nothing.")
+    ] = False,
     dry_run: DryRunOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -38,10 +50,21 @@ def run(
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
     from prunecli.commands.signatures import signatures
+    from prunecli.recipes.bundled import bundled_recipes, find_recipe
     from prunecli.recipes.engine import resolve
     from prunecli.recipes.run import preview, read_state, run_steps, state_file
     from prunecli.recipes.text import parse_override, read_recipe
 
+    if lists:
+        rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
+        console.show(console.table("", ("recipe", "what it does"), rows, text_columns=2))
+        return
+    if name is None:
+        raise UsageError("no recipe was named", "prunecli run --list names those that come with it.")
+    recipe = find_recipe(name)
+    if prints:
+        console.out(recipe.read_text(encoding="utf-8").rstrip("\n"))
+        return
     overrides = dict(parse_override(text) for text in assignments or [])
     plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, builtin_variables())
     state = state_file(recipe)
@@ -75,14 +98,16 @@ def run(
 
 
 def builtin_variables() -> Mapping[str, str]:
-    """Variables of every recipe: the bundled models and their text."""
+    """Variables of every recipe: the bundled models, their text, and what lies beside the bundled recipes."""
     from prunecli import demo
+    from prunecli.recipes.bundled import DIRECTORY
 
     return {
         "demo-checkpoint": str(demo.CHECKPOINT),
         "demo-data": str(demo.DATA),
         "demo-lm-checkpoint": str(demo.LM_CHECKPOINT),
         "demo-lm-data": str(demo.LM_DATA),
+        "recipes": str(DIRECTORY),
     }
 
 

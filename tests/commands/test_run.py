@@ -16,11 +16,10 @@ import typer
 from prunecli.commands import run as command
 from prunecli.commands.signatures import signature, signatures
 from prunecli.errors import UsageError
+from prunecli.recipes.bundled import bundled_recipes, find_recipe
 from prunecli.recipes.engine import Step, resolve
 from prunecli.recipes.text import read_recipe
 from tests.commands.gates import write_gates
-
-RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.yaml"))
 
 RECIPE = """\
 variables: {ratio: 0.75, out: made}
@@ -77,14 +76,13 @@ def test_every_command_that_writes_has_an_output():
         assert name == "inspect" or parameters["output"].role == "output"
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", bundled_recipes().values(), ids=lambda path: path.stem)
 def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("nllb-moe-54b", "flores200_dataset", "classifier"):  # what some of them ask their user for
         (tmp_path / name).mkdir()
     for name in ("train.tsv", "dev.tsv"):
         (tmp_path / name).write_text("0\ta\n")
-    (tmp_path / "recipes").symlink_to(path.parent)  # configs that lie beside them
     assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
 
 
@@ -116,8 +114,24 @@ def test_what_a_training_keeps_lies_beside_its_output():
 
 
 def test_every_shipped_recipe_is_on_the_page():
-    page = (RECIPES[0].parents[1] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
-    assert [path.name for path in RECIPES if f"`{path.name}`" not in page] == []
+    page = (Path(__file__).parents[2] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
+    assert [name for name in bundled_recipes() if f"| `{name}` |" not in page] == []
+
+
+def test_bundled_recipes_are_listed_printed_and_found_by_name(tmp_path):
+    listed = prunecli(tmp_path, "--list").stdout
+    assert [name for name in bundled_recipes() if name not in listed] == []
+    printed = prunecli(tmp_path, "quickstart", "--print").stdout
+    (tmp_path / "mine.yaml").write_text(printed)
+    by_name, by_path = (prunecli(tmp_path, name, "--dry-run") for name in ("quickstart", "mine.yaml"))
+    assert by_name.stdout.startswith("collect-gates: would run: ")
+    assert by_name.stdout == by_path.stdout
+
+
+def test_a_file_goes_before_a_bundled_recipe_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quickstart").write_text("steps: []")
+    assert find_recipe("quickstart") == Path("quickstart")
 
 
 def prunecli(directory, *arguments):
@@ -161,7 +175,7 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace):
 
 
 def test_the_recipe_of_the_page_is_one(tmp_path):
-    page = (RECIPES[0].parents[1] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "commands" / "run.md").read_text(encoding="utf-8")
     path = tmp_path / "page.yaml"
     path.write_text(page.split("```yaml\n")[1].split("```")[0], encoding="utf-8")
     recipe = resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables())
@@ -184,10 +198,23 @@ def test_a_missing_recipe_ends_with_status_2(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("quikstart", "Did you mean quickstart?"),
+        ("nothing-like-it", "prunecli run --list names those that come with it."),
+    ],
+)
+def test_an_unknown_name_is_refused(given, remedy):
+    with pytest.raises(UsageError) as refused:
+        find_recipe(given)
+    assert str(refused.value).splitlines() == [f"{given}: no such file, and no recipe of this name", remedy]
+
+
 def test_an_unknown_command_is_a_fault(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text("steps: [{name: a, command: run}]")
     with pytest.raises(UsageError, match="there is no command 'run'"):
-        command.run(tmp_path / "recipe.yaml")
+        command.run(str(tmp_path / "recipe.yaml"))
 
 
 def test_force_and_quiet_reach_the_commands_that_have_them(monkeypatch):
@@ -248,7 +275,7 @@ def test_an_interrupt_is_said_once_by_the_step_and_how_to_go_on_by_the_recipe(wo
     monkeypatch.chdir(workplace)
     monkeypatch.setattr(command, "_execute", interrupted)
     with pytest.raises(typer.Exit) as ended:
-        command.run(Path("recipe.yaml"))
+        command.run("recipe.yaml")
     assert ended.value.exit_code == 130
     assert capsys.readouterr().err.splitlines()[1:] == [
         "recipe.yaml: the same command goes on with this step."
