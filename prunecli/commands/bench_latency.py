@@ -12,7 +12,6 @@ from prunecli.commands import console
 from prunecli.commands.checkpoints import DemoOption, checkpoints_or_demo, texts_or_demo
 from prunecli.commands.options import (
     CheckpointsArgument,
-    ComputeDtypeOption,
     ContextOption,
     DataOption,
     DeviceOption,
@@ -21,6 +20,7 @@ from prunecli.commands.options import (
     LabelledOption,
     PairsOption,
     QuietOption,
+    RunningDtypeOption,
     SplitOption,
     TableOption,
     TaskOption,
@@ -75,7 +75,7 @@ def bench_latency(
         typer.Option("--no-memory", help="Leave out load time and peak memory: each is a load of its own."),
     ] = False,
     device: DeviceOption = "auto",
-    dtype: ComputeDtypeOption = "auto",
+    dtype: RunningDtypeOption = "auto",
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw the speed against batch size."),

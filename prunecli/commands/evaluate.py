@@ -14,7 +14,6 @@ from prunecli.commands.memory_options import MemoryOption, SpillDirOption, memor
 from prunecli.commands.options import (
     BatchTokensOption,
     CheckpointsArgument,
-    ComputeDtypeOption,
     ContextOption,
     DataOption,
     DeviceOption,
@@ -26,6 +25,7 @@ from prunecli.commands.options import (
     NamedTextOption,
     PairsOption,
     QuietOption,
+    RunningDtypeOption,
     SeedOption,
     SourceFileOption,
     SplitOption,
@@ -141,7 +141,7 @@ def evaluate(
     memory: MemoryOption = None,
     spill_dir: SpillDirOption = None,
     device: DeviceOption = "auto",
-    dtype: ComputeDtypeOption = "auto",
+    dtype: RunningDtypeOption = "auto",
     plot: Annotated[
         Path | None,
         typer.Option(

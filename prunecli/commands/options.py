@@ -27,6 +27,13 @@ def computed_dtype(text: str) -> str:
     return parse_computed(text, also=("auto",))
 
 
+def running_dtype(text: str) -> str:
+    """Type to compute in, of a model that only runs forward."""
+    from prunecli.tensors.dtypes import parse_computed
+
+    return parse_computed(text, also=("auto", "int8"))
+
+
 def removed_share(text: str) -> float:
     """Value of --ratio."""
     from prunecli.tensors.quantities import parse_share
@@ -176,6 +183,15 @@ ComputeDtypeOption = Annotated[
         "--dtype",
         parser=computed_dtype,
         help="Type to compute in: auto, float32, bfloat16, float16.",
+        metavar="TYPE",
+    ),
+]
+RunningDtypeOption = Annotated[
+    str,
+    typer.Option(
+        "--dtype",
+        parser=running_dtype,
+        help="Type to compute in: auto, float32, bfloat16, float16; int8 (on a CPU).",
         metavar="TYPE",
     ),
 ]

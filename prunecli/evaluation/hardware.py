@@ -27,10 +27,11 @@ def fit_together(checkpoints: Sequence[Checkpoint], device: torch.device, dtype:
 
 
 def model_sizes(model: Any) -> dict[str, int]:
-    """Parameters, tied ones once, and their bytes in memory."""
+    """Parameters, tied ones once, and their bytes in memory; those of a copy in int8 too."""
     parameters = list(model.parameters())
+    copies = (module.weight for module in model.modules() if getattr(module, "is_copy", False))
     return {
-        "parameters": sum(p.numel() for p in parameters),
+        "parameters": sum(p.numel() for p in parameters) - sum(p.numel() for p in copies),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in parameters),
     }
 

@@ -130,7 +130,7 @@ def _dtype(
 
     devices = choose_devices(options.device)
     beside = decoding(_load(workloads, options))
-    return dtype_name(fitting_dtype(opened, devices, options.dtype, beside=beside, say=say))
+    return dtype_name(fitting_dtype(opened, devices, options.dtype, beside=beside, only_runs=True, say=say))
 
 
 def _load(workloads: Mapping[str, Workload], options: LatencyOptions) -> Load:

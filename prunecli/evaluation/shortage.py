@@ -40,7 +40,7 @@ def _ways(checkpoint: Checkpoint, shortage: Shortage) -> Iterator[str]:
         smaller = weight_bytes(checkpoint, "BF16")
         if smaller <= shortage.room:
             yield f"--dtype bfloat16 ({bytes_text(smaller)})"
-    if checkpoint.family is None:
+    if checkpoint.family is None or shortage.dtype == "int8":
         return
     if shortage.by_layer and not checkpoint.runs_stock:
         memory = int(LAYERS_SHARE * (shortage.one_free or shortage.free))

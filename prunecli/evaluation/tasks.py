@@ -137,7 +137,9 @@ def _dtype(opened: Mapping[str, Checkpoint], task: OtherTask, options: Evaluatio
     by_layer = "--memory" if task in LAYER_MAJOR else ""
     beside = _kept_of_first(next(iter(opened.values()))) if task == "lm" else nothing
     return dtype_name(
-        fitting_dtype(opened, devices, options.dtype, beside=beside, by_layer=by_layer, say=say)
+        fitting_dtype(
+            opened, devices, options.dtype, beside=beside, only_runs=True, by_layer=by_layer, say=say
+        )
     )
 
 

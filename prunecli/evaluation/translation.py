@@ -125,7 +125,15 @@ def _dtype(
     devices = choose_devices(options.device)
     beside = decoding(options.decoding.load)
     return dtype_name(
-        fitting_dtype(opened, devices, options.dtype, beside=beside, process_group=process_group, say=say)
+        fitting_dtype(
+            opened,
+            devices,
+            options.dtype,
+            beside=beside,
+            only_runs=True,
+            process_group=process_group,
+            say=say,
+        )
     )
 
 

@@ -121,10 +121,29 @@ def token_products(layout: ModelLayout) -> Products:
 
 
 def weight_bytes(checkpoint: Checkpoint, target: str | None) -> int:
-    """Bytes of all tensors, the floating-point ones in the type `target`; None: as stored, quantised ones too."""
+    """Bytes of all tensors, the floating-point ones in the type `target`; None: as stored, quantised ones too.
+
+    "I8": the matrices of linear layers and experts with two scales in float32 to a row, all else in float32; an output
+    layer that shares its table with the input has a copy of its own.
+    """
     if target is None:
         return checkpoint.total_bytes
+    if target == "I8":
+        return _int8_bytes(checkpoint)
     return sum(info.cast(target).nbytes for info in checkpoint.unquantised.values())
+
+
+def _int8_bytes(checkpoint: Checkpoint) -> int:
+    layout = checkpoint.layout
+    output = None if layout.tables is None else f"{layout.tables.output}.weight"
+    total = 0
+    for name, info in checkpoint.unquantised.items():
+        _, part = layout.tensors.get(name, ((), None))
+        in_int8 = info.numel + 8 * info.shape[0] if len(info.shape) == 2 else 0
+        is_kept = part in ("embeddings", "router") and name != output
+        total += in_int8 if in_int8 and not is_kept else info.cast("F32").nbytes
+        total += in_int8 if output is not None and layout.ties.get(output) == name else 0
+    return total
 
 
 def tensor_bytes(checkpoint: Checkpoint, target: str | None) -> dict[str, int]:

@@ -23,6 +23,8 @@ from prunecli.modules.define import fit_embeddings, has_module
 from prunecli.modules.ffn import fit_ffn
 from prunecli.modules.filling import Destination, chunk_for, destinations, expert_names, fill, read_into
 from prunecli.modules.hops import Spread, connect, places
+from prunecli.modules.int8 import linears_to_int8
+from prunecli.modules.int8_reading import fill_int8, read_int8_experts
 from prunecli.modules.saving import saving_as_stored
 from prunecli.modules.sparse_ffn import EXPERT_PARTS, SparseFFN
 
@@ -39,6 +41,7 @@ def build_model(
     Every tensor is read chunk by chunk into its final place, so no second copy of the weights ever exists.
 
     Args:
+        dtype: int8: linear layers and experts in it, one after another, all else in float32.
         name: of its class, one of the family's; None: see `model_class`.
         spread: the GPUs of its layers, where they are not all on `device`.
 
@@ -46,15 +49,23 @@ def build_model(
         UnsupportedModelError: the family is not declared.
         CheckpointError: a tensor is missing, unexpected or misshapen, or the family has no such class.
     """
-    model = assemble(checkpoint, device, dtype, name)
+    in_int8 = dtype == torch.int8
+    computed = torch.float32 if in_int8 else dtype
+    model = assemble(checkpoint, device, computed, name)
     where = {} if spread is None else places(model, checkpoint, spread)
-    _read_experts(model, checkpoint, device, where)
+    if in_int8:
+        read_int8_experts(model, checkpoint)
+    else:
+        _read_experts(model, checkpoint, device, where)
     experts = expert_names(checkpoint.mixtures)
     others = [name for name in checkpoint.tensors if name not in experts]
-    targets = list(destinations(model, checkpoint, others, dtype))
-    for place, together in on_each(targets, device, where).items():
+    targets = list(destinations(model, checkpoint, others, computed))
+    left = fill_int8(targets, checkpoint) if in_int8 else targets
+    for place, together in on_each(left, device, where).items():
         fill(together, checkpoint, place)
     complete(model, checkpoint, device)
+    if in_int8:
+        linears_to_int8(model)
     if spread is not None:
         connect(model, checkpoint, spread, device)
     config = checkpoint.config

@@ -1,6 +1,6 @@
 """Linear layers on a CPU: of experts, for ragged numbers of rows on one thread; dense ones of a model; no gradients.
 
-All that is private to torch about oneDNN is used here alone.
+All that is private to torch about oneDNN is used here and in `int8` alone.
 
 torch's own choices are best for large even products. Measured on AVX-512 with 1024 x 4096 weights on one thread: at 64
 rows, float32 by MKL takes 7.0 ms and by oneDNN 5.8; float16 (no native arithmetic) 25 as torch does it, 6.3 cast to
@@ -124,7 +124,7 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dtype == torch.float32:
         return _linear_float32(rows, weight, bias)
     if weight.dtype == torch.bfloat16 and rows.shape[0] > 1 and onednn_bfloat16():
-        return onednn_linear(_padded(rows), weight, bias)
+        return onednn_linear(pad_rows(rows), weight, bias)
     return functional.linear(rows, weight, bias)
 
 
@@ -137,7 +137,8 @@ def padded_rows(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def _padded(rows: Tensor) -> Tensor:
+def pad_rows(rows: Tensor) -> Tensor:
+    """`rows` `[rows, in]` and so many zeros that they are `padded_rows`."""
     missing = padded_rows(rows.shape[0]) - rows.shape[0]
     return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
@@ -145,7 +146,7 @@ def _padded(rows: Tensor) -> Tensor:
 def _linear_float32(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.numel() < MIN_ONEDNN or not has_onednn_linear():
         return functional.linear(rows, weight, bias)
-    return onednn_linear(_padded(rows), weight, bias)
+    return onednn_linear(pad_rows(rows), weight, bias)
 
 
 def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -163,7 +164,7 @@ def onednn_linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _linear_float16(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if rows.shape[0] <= FEW_ROWS:
         return functional.linear(rows.half(), weight, bias)
-    rows = _padded(rows).float()
+    rows = pad_rows(rows).float()
     step = max(1, CAST_ELEMENTS // weight.shape[1])
     starts = range(0, weight.shape[0], step)
 

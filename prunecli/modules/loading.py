@@ -41,7 +41,8 @@ def load_model(
         device: "auto" (a GPU where there is one; where it does not hold the model, its layers are spread over all), or
             any name that torch knows.
         dtype: "float32", "bfloat16" ("bf16"), "float16" ("fp16"), or "auto": by what is stored, what the device
-            multiplies well and what it has free; see `prunecli.modules.precision`.
+            multiplies well and what it has free; see `prunecli.modules.precision`. "int8": on a CPU, for a model that
+            only runs forward and is not saved; see `prunecli.modules.int8`.
         model_class: name of the class of transformers to open it as ("BartModel"), one whose tensors it has; None: the
             one that config.json names, and of NLLB-MoE the one that translates.
         room: bytes that are to stay free beside the weights.
@@ -61,11 +62,11 @@ def load_model(
     devices = device if isinstance(device, Devices) else choose_devices(str(device))
     with open_model(path) as stored:
         named = {stored.path.resolve().name: stored}
-        kind = fitting_dtype(named, devices, str(dtype), beside=holding(room))
+        kind = fitting_dtype(named, devices, str(dtype), beside=holding(room), only_runs=True)
         spread = need_of(stored, devices, kind, room).spread() if devices.others else None
         if stored.runs_stock:
             return _stock(stored, devices.first, kind, model_class, spread)
-        checkpoint = as_run(stored, kind)
+        checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
         if (mixture := checkpoint.layout.family.mixture) is not None:
             stated_counts(checkpoint.layout.sizes, mixture)
         model = build_model(checkpoint, devices.first, kind, model_class, spread)

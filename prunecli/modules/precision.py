@@ -11,6 +11,8 @@ for what is not stored so: hidden states of T5, Pegasus and Qwen2 overflow in it
 BF16 EPYC, a layer of 8192 x 2048: 5 rows take 13.0 ms in float32, 3.6 in bfloat16, 9.3 in float16; 512 rows 233, 86 and
 890.
 
+int8 only where it is asked for, of models that run forward on a CPU: see `prunecli.modules.int8`.
+
 Whether a type fits is known before any weight is read. A run takes its weights in it, and what it holds beside them:
 `FREE_SHARE` of the free memory may be taken. Weights wider than they are stored are a luxury: they may take
 `WIDER_SHARE`. Where there are several GPUs, and one holds a model in none of its types, its layers are spread over
@@ -34,6 +36,7 @@ from prunecli.modules.devices import Devices, place_name
 from prunecli.modules.filling import DTYPES
 from prunecli.modules.grouped import multiplies_groups
 from prunecli.modules.hops import Spread
+from prunecli.modules.int8 import require_int8
 from prunecli.modules.machine import new_memory
 from prunecli.modules.spreading import LayerSizes, layer_sizes, spread_layers
 from prunecli.processes import ALONE, ProcessGroup, neighbours
@@ -41,7 +44,12 @@ from prunecli.progress import Say, unsaid
 from prunecli.tensors.dtypes import parse_computed, parse_dtype
 from prunecli.tensors.quantities import bytes_text
 
-COMPUTE = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+COMPUTE = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+}
 NATIVE_SINCE = {torch.float16: (7, 0), torch.bfloat16: (8, 0)}
 """The compute capability from which a GPU multiplies a type by its tensor cores."""
 
@@ -79,7 +87,8 @@ def decoding(load: Load) -> Beside:
     def parts(checkpoint: Checkpoint, dtype: torch.dtype) -> Parts:
         if checkpoint.family is None:
             return {}
-        return {"decoding": sum(decoding_bytes(checkpoint, load, parse_dtype(str(dtype))))}
+        width = torch.float32 if dtype == torch.int8 else dtype
+        return {"decoding": sum(decoding_bytes(checkpoint, load, parse_dtype(str(width))))}
 
     return parts
 
@@ -168,7 +177,12 @@ def choose_dtype(name: str, checkpoint: Checkpoint, device: torch.device) -> tor
 
 
 def candidates(
-    name: str, checkpoints: Iterable[Checkpoint], device: torch.device, *, gradients: bool = False
+    name: str,
+    checkpoints: Iterable[Checkpoint],
+    device: torch.device,
+    *,
+    gradients: bool = False,
+    only_runs: bool = False,
 ) -> tuple[torch.dtype, ...]:
     """The types that models may be computed in side by side, the best first.
 
@@ -177,11 +191,15 @@ def candidates(
 
     Args:
         gradients: whether they are wanted: not of a float32 model in bfloat16; small ones vanish in float16.
+        only_runs: whether the models only run forward, for what they put out: int8 may be asked for.
 
     Raises:
-        UsageError: as `choose_dtype`.
+        UsageError: as `choose_dtype`; int8 where it cannot run.
+        UnsupportedModelError: int8 of a model that prunecli does not build.
     """
-    name = parse_computed(name, also=("auto",))
+    name = parse_computed(name, also=("auto", "int8") if only_runs else ("auto",))
+    if name == "int8":
+        require_int8(device, checkpoints)
     if name != "auto":
         return (COMPUTE[name],)
     natural = {_natural(checkpoint, device, gradients=gradients) for checkpoint in checkpoints}
@@ -244,6 +262,7 @@ def fitting_dtype(
     *,
     beside: Beside = nothing,
     gradients: bool = False,
+    only_runs: bool = False,
     by_layer: str = "",
     process_group: ProcessGroup = ALONE,
     say: Say = unsaid,
@@ -254,7 +273,7 @@ def fitting_dtype(
         checkpoints: label -> checkpoint.
         asked: a type, or "auto": the first of `precision.candidates` that fits.
         beside: what is held beside the weights.
-        gradients: as in `candidates`.
+        gradients, only_runs: as in `candidates`.
         by_layer: as in `Shortage`.
         process_group: of several processes, each of which holds a model; all get the same type.
         say: hears of what is not computed in the type that it is stored in, and of what is spread.
@@ -263,7 +282,7 @@ def fitting_dtype(
         UsageError: no such type.
         MemoryShortError: one of them does not fit.
     """
-    tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients)
+    tried = candidates(asked, checkpoints.values(), devices.first, gradients=gradients, only_runs=only_runs)
     for among in dict.fromkeys((devices.alone, devices)):
         free = _free(among, process_group)
         for dtype in tried:

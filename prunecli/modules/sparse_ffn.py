@@ -264,10 +264,13 @@ class SparseFFN(nn.Module):
     def _stacked(self) -> Weights:
         return self.fc1_weight, self.fc1_bias, self.fc2_weight, self.fc2_bias
 
+    def _outputs(self, rows: Tensor, groups: Groups, needs_graph: bool) -> Tensor:
+        return self._run(rows, self._stacked(), groups, needs_graph)
+
     def _mix(self, tokens: Tensor, experts: Tensor, weights: Tensor, needs_graph: bool) -> Tensor:
         """Eq. 2 for `tokens` `[tokens, d_model]` with their chosen `experts` and `weights` `[tokens, top_k]`."""
         device_type = tokens.device.type
-        dtype = self.fc1_weight.dtype
+        dtype = self.fc1_bias.dtype
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
         tokens = tokens.to(dtype)
@@ -282,7 +285,7 @@ class SparseFFN(nn.Module):
             if self.runner is not None:
                 outputs = self.runner(rows, plan.groups)
             else:
-                outputs = self._run(rows, self._stacked(), plan.groups, needs_graph)
+                outputs = self._outputs(rows, plan.groups, needs_graph)
             return self._combine(outputs, weights, plan.position)
 
     def run_expert(self, rows: Tensor, weights: Weights) -> Tensor:

@@ -8,6 +8,8 @@ import typer
 from typer.testing import CliRunner
 
 from prunecli.commands.evaluate import evaluate
+from prunecli.demo import CHECKPOINT as DEMO
+from prunecli.demo import DATA
 from prunecli.errors import CheckpointError, DataError, OutputError, PruneError, UsageError
 from prunecli.results import read
 from tests.reference.group_means import differences_of, mean_of
@@ -69,6 +71,15 @@ def test_two_checkpoints_side_by_side(folder):
     assert "--spm FILE" in result.stderr
     payload = json.loads((folder / "evaluation.json").read_text())
     assert payload["pairs"] == ["eng_Latn-fra_Latn", "eng_Latn-deu_Latn"]
+
+
+def test_in_int8_the_demo_translates_as_well(folder):
+    int8 = ("--dtype", "int8", "--device", "cpu", "--bootstrap", "0", "--max-sentences", "12", "--beam", "2")
+    result = _run(DEMO, "--data", DATA, "--pairs", "qba_Latn-qka_Latn", *int8)
+    assert result.exit_code == 0
+    row = json.loads((folder / "evaluation.json").read_text())["results"][0]
+    assert row["dtype"] == "int8"
+    assert row["mean"]["chrf"] > 95  # 99 in float32
 
 
 def test_packed_text_with_enough_for_a_test(folder):
@@ -142,6 +153,11 @@ def test_an_early_end_says_that_the_same_command_goes_on(folder, monkeypatch, ca
         (("nothing", "--data", "data"), CheckpointError, "nothing"),
         (("full", "--data", "data", "-o", "data/test.eng_Latn"), OutputError, "exists"),
         (("full", "--data", "data", "--seed", "0"), UsageError, "seed 0"),
+        (
+            ("full", "--data", "data", "--dtype", "int4"),
+            UsageError,
+            "Choose auto, int8, float32|int4: no such type",
+        ),
     ],
 )
 def test_refused(folder, arguments, error, message):

@@ -1,0 +1,53 @@
+"""Weights of a checkpoint that go to int8 while they are read: one matrix at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.filling import Destination, chunk_for, expert_names, read_into
+from prunecli.modules.int8 import Int8Matrix, experts_to_int8, linear_to_int8, quantise, takes_int8
+from prunecli.modules.sparse_ffn import EXPERT_PARTS
+
+
+def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
+    """Every expert of the sparse FFNs, which become `Int8SparseFFN`s; biases in float32."""
+    read = _Reading(checkpoint, expert_names(checkpoint.mixtures))
+    for mixture in checkpoint.mixtures:
+        module = model.get_submodule(mixture.name)
+        matrices: dict[str, list[Int8Matrix]] = {}
+        for part, suffix in EXPERT_PARTS.items():
+            names = [mixture.expert_tensor(expert, suffix) for expert in range(mixture.num_experts)]
+            if part.endswith("weight"):
+                matrices[part] = [quantise(read(name)) for name in names]
+            else:
+                biases = torch.stack([read(name) for name in names])
+                setattr(module, part, nn.Parameter(biases, requires_grad=False))
+        experts_to_int8(module, *matrices.values())
+
+
+def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[Destination]:
+    """The weights of linear layers, which become `Int8Linear`s; returns the other targets."""
+    taken, left = [], []
+    for target in targets:
+        (taken if target.attribute == "weight" and takes_int8(target.module) else left).append(target)
+    read = _Reading(checkpoint, {target.name for target in taken})
+    for target in taken:
+        linear_to_int8(target.module, read(target.name))
+    return left
+
+
+class _Reading:
+    """Tensors of the checkpoint in float32."""
+
+    def __init__(self, checkpoint: Checkpoint, names: set[str]) -> None:
+        self._checkpoint, self._staging = checkpoint, chunk_for(checkpoint, names)
+
+    def __call__(self, name: str) -> Tensor:
+        made = torch.empty(self._checkpoint.info(name).shape)
+        read_into(made, self._checkpoint, name, self._staging)
+        return made

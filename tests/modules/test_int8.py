@@ -1,0 +1,142 @@
+"""Linear layers in int8 against their rounding restated, and against the products that they stand for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import prunecli
+from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.evaluation.hardware import model_sizes
+from prunecli.model.checkpoint import open_model
+from prunecli.model.cost import weight_bytes
+from prunecli.modules import grouped, int8, threads
+from prunecli.modules.int8 import Int8Linear, Int8SparseFFN, experts_to_int8, int8_product, quantise
+from prunecli.modules.precision import candidates
+from prunecli.modules.sparse_ffn import SparseFFN
+from tests.families import tiny_family
+from tests.reference import int8 as reference
+from tests.reference import routing
+from tests.stock_mixtures import tiny_mixture
+
+CPU = torch.device("cpu")
+
+try:
+    int8.require_int8(CPU)
+except UsageError:
+    pytest.skip("this processor has no products of bytes", allow_module_level=True)
+
+
+def drawn(rows: int, inputs: int, outputs: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, inputs, generator=generator) * 10 ** torch.randn(rows, 1, generator=generator)
+    return x, torch.randn(outputs, inputs, generator=generator)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 7, 3), (5, 33, 70), (17, 64, 5)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_equals_the_rounding_restated(shape: tuple[int, int, int], biased: bool) -> None:
+    x, weight = drawn(*shape, seed=sum(shape))
+    x[-1], weight[-1] = 0, 0  # nothing to divide by
+    bias = torch.arange(len(weight)).float() if biased else None
+    with torch.inference_mode():
+        made = int8_product(x, quantise(weight), bias)
+    want = np.array(reference.product(x.tolist(), weight.tolist(), bias.tolist() if biased else None))
+    np.testing.assert_allclose(made.double().numpy(), want, rtol=1e-4, atol=1e-4 * float(x.abs().max()))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10_000), st.integers(1, 6), st.integers(1, 40), st.integers(1, 9))
+def test_no_further_from_the_product_than_half_units(seed: int, rows: int, inputs: int, outputs: int) -> None:
+    x, weight = drawn(rows, inputs, outputs, seed)
+    with torch.inference_mode():
+        made = int8_product(x, quantise(weight), None).double()
+    off = (made - x.double() @ weight.double().T).abs().numpy()
+    assert (off <= np.array(reference.bound(x.tolist(), weight.tolist())) * (1 + 1e-4) + 1e-30).all()
+
+
+def test_a_row_is_the_same_in_every_batch() -> None:
+    x, weight = drawn(9, 48, 20, seed=0)
+    matrix = quantise(weight)
+    with torch.inference_mode():
+        alone = torch.cat([int8_product(row[None], matrix, None) for row in x])
+        assert torch.equal(int8_product(x, matrix, None), alone)
+        assert torch.equal(int8_product(x.view(3, 3, 48), matrix, None).view(9, 20), alone)
+
+
+def test_gradients_are_refused() -> None:
+    x, weight = drawn(2, 8, 4, seed=0)
+    with pytest.raises(RuntimeError, match="no gradients"):
+        int8_product(x.requires_grad_(), quantise(weight), None)
+
+
+@pytest.mark.parametrize("in_threads", [False, True])
+def test_experts(in_threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    module, x = SparseFFN(16, 24, 6).eval(), torch.randn(2, 40, 16)
+    experts = [
+        tuple(
+            tensor[e].detach().double().numpy()
+            for tensor in (module.fc1_weight, module.fc1_bias, module.fc2_weight, module.fc2_bias)
+        )
+        for e in range(6)
+    ]
+    want = routing.sparse_ffn(
+        x.view(-1, 16).double().numpy(), module.router.weight.detach().double().numpy(), experts, 0.0
+    )
+    experts_to_int8(
+        module, *([quantise(w) for w in part.detach()] for part in (module.fc1_weight, module.fc2_weight))
+    )
+    if in_threads:
+        monkeypatch.setattr(threads, "MIN_WEIGHT_BYTES", 0)
+        monkeypatch.setattr(grouped, "MIN_EXPERTS", 2)
+        monkeypatch.setattr(int8, "MIN_EXPERTS", 2)
+    with torch.inference_mode():
+        made = module(x).view(-1, 16).double().numpy()
+    assert np.abs(made - want).max() < 0.03 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("case", ["m2m_100", "t5", "gpt2", "bert", "llama", "nllb-moe", "opt"])
+def test_a_loaded_model_is_near(case: str, tmp_path: Path) -> None:
+    path = tiny_family(tmp_path / "model", case)
+    ids = torch.tensor([[5, 6, 7, 9, 2], [8, 5, 5, 6, 2]])
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    exact, model = (prunecli.load_model(path, device="cpu", dtype=dtype) for dtype in ("float32", "int8"))
+    if exact.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    with torch.inference_mode():
+        want, made = (one(**inputs)[0] for one in (exact, model))
+    assert float((made - want).norm() / want.norm()) < 0.05
+    assert model_sizes(model)["parameters"] == model_sizes(exact)["parameters"]
+    scales = sum(8 * module.out_features for module in model.modules() if isinstance(module, Int8Linear))
+    scales += sum(
+        8 * ffn.num_experts * (ffn.ffn_dim + ffn.d_model)
+        for ffn in model.modules()
+        if isinstance(ffn, Int8SparseFFN)
+    )
+    with open_model(path) as checkpoint:
+        assert weight_bytes(checkpoint, "I8") == pytest.approx(
+            model_sizes(model)["parameter_bytes"] + scales, rel=0.05
+        )
+
+
+def test_refused_where_it_cannot_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_model(tiny_family(tmp_path / "model", "t5")) as checkpoint:
+        with pytest.raises(UsageError, match="int8 is for CPUs, not for cuda:1"):
+            candidates("int8", [checkpoint], torch.device("cuda:1"), only_runs=True)
+        with pytest.raises(UsageError, match="int8: no such type"):
+            candidates("int8", [checkpoint], CPU)  # of what is trained, or measured inside
+        monkeypatch.setattr(int8, "_multiplies_bytes", lambda: False)
+        with pytest.raises(UsageError, match="no products of bytes"):
+            candidates("int8", [checkpoint], CPU, only_runs=True)
+
+
+def test_refused_of_models_that_run_in_their_stock_class(tmp_path: Path) -> None:
+    tiny_mixture("mixtral").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModelError, match="not for mixtral"):
+        prunecli.load_model(tmp_path, device="cpu", dtype="int8")

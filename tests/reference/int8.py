@@ -1,0 +1,39 @@
+"""Products of rows and channels that are rounded to int8, each by its own largest magnitude, restated slowly."""
+
+from __future__ import annotations
+
+import math
+
+
+def rounded(values):
+    """(whole numbers in -127 to 127, what 1 of them stands for): halves away from -infinity."""
+    largest = max(map(abs, values))
+    unit = largest / 127
+    return [math.floor(value / unit + 0.5) if unit else 0 for value in values], unit
+
+
+def product(rows, weight, bias=None):
+    """x W^T + b of `rows` (a list of rows) and `weight` (a list of channels)."""
+    channels = [rounded(channel) for channel in weight]
+    made = []
+    for row in rows:
+        numbers, unit = rounded(row)
+        sums = [sum(u * v for u, v in zip(numbers, own, strict=True)) * unit * size for own, size in channels]
+        made.append([value + (bias[j] if bias else 0) for j, value in enumerate(sums)])
+    return made
+
+
+def bound(rows, weight):
+    """How far it may be from the product at most: every value is off by half a unit at most."""
+    made = []
+    for row in rows:
+        off_x = max(map(abs, row)) / 254
+        made.append([])
+        for channel in weight:
+            off_w = max(map(abs, channel)) / 254
+            made[-1].append(
+                sum(
+                    abs(x) * off_w + abs(w) * off_x + off_x * off_w for x, w in zip(row, channel, strict=True)
+                )
+            )
+    return made
