@@ -128,7 +128,7 @@ class Continuation(Workload):
             "num_beams": beam,
             "do_sample": False,
             "max_length": None,
-            "min_new_tokens": count,
+            **_without_an_end(model, count),
             "stopping_criteria": StoppingCriteriaList([note_the_first_token]),
         }
         generate(model, self.rows, self.pad_id, settings, count)
@@ -186,12 +186,38 @@ def decode(
     new_tokens: int,
     pad_id: int,
     forced_id: int | None,
-) -> None:
-    """Generate exactly `new_tokens` tokens for each of `sources`, one batch; they are read back from the device."""
-    settings = {"num_beams": beam, "do_sample": False, "max_length": None, "min_new_tokens": new_tokens}
+) -> list[list[int]]:
+    """Exactly `new_tokens` tokens for each of `sources`, one batch, after the decoder's start."""
+    settings = {
+        "num_beams": beam,
+        "do_sample": False,
+        "max_length": None,
+        **_without_an_end(model, new_tokens),
+    }
     if forced_id is not None:
         settings["forced_bos_token_id"] = forced_id
-    generate(model, sources, pad_id, settings, new_tokens)
+    return generate(model, sources, pad_id, settings, new_tokens)
+
+
+def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:
+    """Settings of `generate` that hold the end of a text back for all of so many tokens.
+
+    Its own `min_new_tokens` looks the end up among all tokens of the vocabulary at every step: at batch 1 as long as a
+    layer takes.
+    """
+    settings, ends = model.generation_config, model.generation_config.eos_token_id
+    if ends is None or settings.forced_eos_token_id is not None:
+        return {"min_new_tokens": new_tokens}
+    from transformers import LogitsProcessorList
+
+    columns = list(ends) if isinstance(ends, list | tuple) else [ends]
+
+    def hold_back(_ids: Any, scores: Any) -> Any:
+        for column in columns:
+            scores[:, column] = -float("inf")
+        return scores
+
+    return {"logits_processor": LogitsProcessorList([hold_back])}
 
 
 def _finished(model: Any) -> float:

@@ -9,7 +9,7 @@ are; what the 128 adds is known with the weights. oneDNN sums the products in in
 that row alone, so that a sentence is translated alike in every batch.
 
 Measured on an AMD EPYC, one thread: a weight of 1024 x 1024 is multiplied by 5 rows in 0.05 ms, 20 GB/s, and 0.02 go to
-the rounding of the rows.
+all else.
 """
 
 from __future__ import annotations
@@ -34,10 +34,13 @@ LARGEST = 127
 MIDDLE = 128
 """What stands for 0 among unsigned bytes."""
 
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 1024
 """Rows of a weight that are rounded at a time."""
 
-_ROUNDED = torch.tensor(MIDDLE + 0.5, device="cpu")  # the cast cuts
+_LARGEST = torch.tensor(float(LARGEST), device="cpu")
+_WHOLE = float(2**23 + MIDDLE)
+"""From 2^23 on float32 has whole numbers alone: a sum with it rounds, and its lowest byte is what was added to 2^23."""
+
 _NO_ZERO_POINTS = torch.zeros(0, dtype=torch.int32, device="cpu")
 
 
@@ -118,27 +121,33 @@ def int8_product(rows: Tensor, matrix: Int8Matrix, bias: Tensor | None) -> Tenso
     """
     if rows.requires_grad and torch.is_grad_enabled():
         raise _no_gradients()
-    largest = torch.linalg.vector_norm(rows, torch.inf, dim=-1, keepdim=True)
-    # 0 / 0 of a row of zeros is no number, and some byte; times its largest magnitude it is 0 again.
-    values = torch.addcdiv(_ROUNDED, rows, largest, value=LARGEST).to(torch.uint8)
+    if not rows.numel():
+        return rows.new_zeros(*rows.shape[:-1], len(matrix.scale))
+    # Every step is one that torch vectorises: a norm, fused sums of broadcast rows and a cast of floats to uint8 take 5
+    # to 20 times as long. 0 / 0 of a row of zeros is no number and some byte; times the row's magnitude it is 0 again.
+    largest = rows.abs().amax(-1, keepdim=True)
+    whole = (rows * torch.div(_LARGEST, largest)).add_(_WHOLE)
+    values = whole.view(torch.int32).to(torch.uint8)
     weight, output = (matrix.values, matrix.scale, _NO_ZERO_POINTS), (1.0, 0, torch.float32)
     product: Tensor = torch.ops.onednn.qlinear_pointwise(
         values, 1.0, 0, *weight, matrix.offset, *output, "none", [], ""
     )
-    return product.mul_(largest) if bias is None else torch.addcmul(bias, product, largest)
+    product.mul_(largest)
+    return product if bias is None else product.add_(bias)
 
 
 def quantise(weight: Tensor) -> Int8Matrix:
     """The matrix of `weight` `[out, in]`: each row rounded by its own largest magnitude; a row of zeros stays one."""
-    largest = torch.linalg.vector_norm(weight, torch.inf, dim=1).float()
     values = torch.empty(weight.shape, dtype=torch.int8)
-    units = LARGEST / largest.where(largest != 0, 1)
-    for start in range(0, len(weight), BLOCK_ROWS):
+    scale, sums = torch.empty(len(weight)), torch.empty(len(weight))
+    for start in range(0, len(weight), BLOCK_ROWS):  # what is made on the way is small
         block = slice(start, start + BLOCK_ROWS)
-        values[block] = (weight[block].float() * units[block, None]).round_()
-    scale = largest / LARGEST**2
+        part = weight[block].float()
+        largest = part.abs().amax(1)
+        values[block] = part.mul(LARGEST / largest.where(largest != 0, 1)[:, None]).round_()
+        scale[block], sums[block] = largest / LARGEST**2, values[block].sum(1)
     packed = torch.ops.onednn.qlinear_prepack(values, None)
-    return Int8Matrix(packed, scale, -MIDDLE * values.sum(1) * scale)
+    return Int8Matrix(packed, scale, -MIDDLE * sums * scale)
 
 
 def takes_int8(module: nn.Module) -> bool:

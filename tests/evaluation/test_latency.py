@@ -110,6 +110,19 @@ def test_exactly_the_tokens_asked_for(checkpoints):
     assert lengths == [6, 6]
 
 
+@pytest.mark.parametrize("ends", [2, [2, 9]])
+def test_an_end_is_held_back_as_transformers_does_it(checkpoints, ends):
+    model = load_model(next(iter(checkpoints.values())), device="cpu", dtype="float32")
+    model.generation_config.eos_token_id = ends
+    with torch.no_grad():  # whose most likely token is the end
+        model.lm_head.weight[2] *= 5
+    rows = [[5, 6, 7, 2], [8, 9, 7, 2]]
+    want = model.generate(
+        torch.tensor(rows), num_beams=3, do_sample=False, max_new_tokens=6, min_new_tokens=6
+    )
+    assert decode(model, rows, 3, 6, pad_id=1, forced_id=None) == want.tolist()
+
+
 def test_a_process_that_fails_says_why(tmp_path):
     work = {"rows": [[5, 2]], "pad_id": 1, "forced_id": None, "new_tokens": 2}
     task = MemoryTask(str(tmp_path / "nothing"), "cpu", "auto", 1, "Decoding", work, 1)

@@ -69,6 +69,11 @@ def test_a_row_is_the_same_in_every_batch() -> None:
         assert torch.equal(int8_product(x.view(3, 3, 48), matrix, None).view(9, 20), alone)
 
 
+def test_no_rows() -> None:
+    _, weight = drawn(1, 8, 4, seed=0)
+    assert int8_product(torch.zeros(2, 0, 8), quantise(weight), None).shape == (2, 0, 4)
+
+
 def test_gradients_are_refused() -> None:
     x, weight = drawn(2, 8, 4, seed=0)
     with pytest.raises(RuntimeError, match="no gradients"):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 
 def rounded(values):
-    """(whole numbers in -127 to 127, what 1 of them stands for): halves away from -infinity."""
+    """(whole numbers in -127 to 127, what 1 of them stands for): halves to the even one."""
     largest = max(map(abs, values))
     unit = largest / 127
-    return [math.floor(value / unit + 0.5) if unit else 0 for value in values], unit
+    return [round(value / unit) if unit else 0 for value in values], unit
 
 
 def product(rows, weight, bias=None):
