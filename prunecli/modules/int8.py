@@ -162,7 +162,7 @@ def is_turned(module: nn.Module) -> bool:
     return type(module) is Conv1D
 
 
-def linear_to_int8(module: nn.Module, weight: Tensor) -> None:
+def linear_to_int8(module: nn.Module, weight: Tensor) -> Int8Linear:
     """Make a linear layer an `Int8Linear` of these weights, in its place; the bias stays.
 
     Args:
@@ -174,6 +174,7 @@ def linear_to_int8(module: nn.Module, weight: Tensor) -> None:
     assert isinstance(module, Int8Linear)
     module.in_features, module.out_features = matrix.values.shape
     module.weight, module.matrix = nn.Parameter(matrix.values, requires_grad=False), matrix
+    return module
 
 
 def linears_to_int8(model: nn.Module) -> None:
@@ -184,8 +185,7 @@ def linears_to_int8(model: nn.Module) -> None:
     for module in model.modules():
         if takes_int8(module):
             assert isinstance(module.weight, Tensor)
-            linear_to_int8(module, module.weight.detach())
-            module.is_copy = True
+            linear_to_int8(module, module.weight.detach()).is_copy = True
 
 
 def experts_to_int8(module: SparseFFN, first: Sequence[Int8Matrix], second: Sequence[Int8Matrix]) -> None:

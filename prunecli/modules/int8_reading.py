@@ -32,7 +32,8 @@ def read_int8_experts(model: Any, checkpoint: Checkpoint) -> None:
 
 def fill_int8(targets: Sequence[Destination], checkpoint: Checkpoint) -> list[Destination]:
     """The weights of linear layers, which become `Int8Linear`s; returns the other targets."""
-    taken, left = [], []
+    taken: list[Destination] = []
+    left: list[Destination] = []
     for target in targets:
         (taken if target.attribute == "weight" and takes_int8(target.module) else left).append(target)
     read = _Reading(checkpoint, {target.name for target in taken})
