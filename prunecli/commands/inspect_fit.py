@@ -89,13 +89,13 @@ def _way(way: Whole | ByLayer) -> str:
 
 def _assumed(fits: Capacity) -> Iterator[str]:
     load = fits.load
-    named = "text" if not fits.layered else "sentence"
+    named = "text" if fits.is_stock else "sentence"
     sentences = f"1 {named}" if load.batch == 1 else f"{load.batch} {named}s"
     yield (
         f"Whole: {sentences} decoding, beam {load.beam}, {load.length} tokens, and 10 % of the memory free."
     )
     first = fits.wholes[0]
-    if not fits.layered:
+    if fits.is_stock:
         yield (
             f"Besides: {console.bytes_text(first.cache)} of keys, values and states, "
             f"{console.bytes_text(first.activations)} of activations."
@@ -110,7 +110,11 @@ def _assumed(fits: Capacity) -> Iterator[str]:
         )
     if not fits.layered:
         return
-    yield f"Layer by layer (--memory): batches of {BATCH_TOKENS:,} tokens, {BATCH_LENGTH} a sentence."
+    if fits.is_stock:
+        length = fits.layered[0].length
+        yield f"Layer by layer (collect-gates --memory): batches of {BATCH_TOKENS:,} tokens, {length:,} a window."
+    else:
+        yield f"Layer by layer (--memory): batches of {BATCH_TOKENS:,} tokens, {BATCH_LENGTH} a sentence."
     if tokens := [f"{way.tokens:,} in {way.dtype}" for way in fits.layered if way.tokens is not None]:
         yield f"Tokens' hidden states in memory: {', '.join(tokens)}; then a file."
 

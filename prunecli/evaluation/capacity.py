@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from prunecli.errors import PruneError
 from prunecli.evaluation.one_pass import OnePass, measure_pass, pass_document
 from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
 BATCH_TOKENS = 4096
 BATCH_LENGTH = 64
-"""Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence."""
+"""Layer by layer: padded tokens in a batch (the default of --batch-tokens), and of its longest sentence; windows of
+text are as long as the commands make them."""
 
 TEXT_RATIOS = (0.25, 0.5, 0.75)
 """Of the experts of language models: what is left of them is said whether or not the model fits."""
@@ -66,6 +68,7 @@ class ByLayer:
         weights: bytes that are held at a time, at the least.
         needed: the smallest `--memory` that works.
         tokens: whose hidden states stay in the memory asked for, on a GPU in the host's; None: it does not fit.
+        length: tokens of a batch's longest sentence or window.
     """
 
     device: str
@@ -73,6 +76,7 @@ class ByLayer:
     weights: int
     needed: int
     tokens: int | None
+    length: int = BATCH_LENGTH
 
     @property
     def fits(self) -> bool:
@@ -88,10 +92,11 @@ class Capacity:
         budget: the memory, in bytes.
         load: what decodes in it.
         wholes: the model in each type, then what is left of it where it does not fit and has experts.
-        layered: running layer by layer; none of models that prunecli does not build.
+        layered: running layer by layer, a mixture in its stock class by `collect-gates`; none: it is not done.
         one_pass: how long that takes.
         ratio: of the experts to remove in the type asked for, or as stored; None: the model has no experts.
         unknown: plain lines on what could not be counted.
+        is_stock: whether it runs in its stock class.
     """
 
     budget: int
@@ -101,13 +106,14 @@ class Capacity:
     one_pass: OnePass | None
     ratio: MemoryFit | None
     unknown: tuple[str, ...] = ()
+    is_stock: bool = False
 
 
 def what_fits(
     checkpoint: Checkpoint, budget: int, dtype: str | None, request: Request, load: Load
 ) -> Capacity:
-    """Reckon from headers; where prunecli builds the model, build it without weights, and measure the machine for
-    about two seconds.
+    """Reckon from headers; where the model is run layer by layer, build it without weights, and where prunecli builds
+    it itself, measure the machine for about two seconds.
 
     Args:
         budget: bytes.
@@ -135,14 +141,18 @@ def what_fits(
             nearest = ratio if known else nearest_ratio(checkpoint, budget, load, request, dtype=target)
             fits = [fit for fit in fits if fit.keep != nearest.keep] + [nearest]
         pruned += [_pruned(whole, fit) for fit in sorted(fits, key=lambda fit: fit.ratio)]
+    layered, unlayered = (
+        _stock_by_layer(checkpoint, budget) if stock else ((*_by_layer(checkpoint, budget),), ())
+    )
     return Capacity(
         budget,
         load,
         (*ways, *pruned),
-        () if stock else tuple(_by_layer(checkpoint, budget)),
+        layered,
         None if stock else measure_pass(checkpoint, sparse=sparse),
         ratio,
-        find_cache(checkpoint).unknown if stock else (),
+        (*find_cache(checkpoint).unknown, *unlayered) if stock else (),
+        stock,
     )
 
 
@@ -197,6 +207,18 @@ def _memory_for(total: int) -> int:
     return needed
 
 
+def _stock_by_layer(checkpoint: Checkpoint, budget: int) -> tuple[tuple[ByLayer, ...], tuple[str, ...]]:
+    """Of a mixture that runs in its stock class; none, and perhaps why, where its class or weights do not go."""
+    from prunecli.modules.stock_model import refused_by_layer
+
+    if not checkpoint.is_local or refused_by_layer(checkpoint) is not None:
+        return (), ()
+    try:
+        return tuple(_by_layer(checkpoint, budget)), ()
+    except PruneError as error:  # what else fits is said all the same
+        return (), (f"Not counted layer by layer: {error.message}.",)
+
+
 def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
     import torch
 
@@ -210,9 +232,10 @@ def _by_layer(checkpoint: Checkpoint, budget: int) -> Iterator[ByLayer]:
 
 
 def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: torch.dtype) -> ByLayer:
-    """The model run layer by layer in `budget` bytes, batches of the usual size."""
+    """The model run layer by layer in `budget` bytes, batches of the usual size; a mixture in its stock class as
+    `collect-gates` runs it."""
     from prunecli.modules.dequantised import as_run
-    from prunecli.modules.machine import available_memory
+    from prunecli.modules.machine import CONTEXT_BYTES, available_memory, resident_now
     from prunecli.modules.precision import dtype_name
     from prunecli.running.layerwise.budget import (
         MIN_BUFFERS,
@@ -222,43 +245,46 @@ def layers_in(checkpoint: Checkpoint, budget: int, device: torch.device, dtype: 
         plan_memory,
         smallest_memory,
         state_bytes,
+        stock_activation_bytes,
+        stock_state_bytes,
     )
     from prunecli.running.layerwise.parts import make_skeleton
     from prunecli.running.layerwise.runner import shape_of
+    from prunecli.running.lengths import window_length
 
     checkpoint = as_run(checkpoint, dtype)
     skeleton = make_skeleton(checkpoint, device, dtype)
     shape = shape_of(checkpoint, skeleton, dtype)
-    activations = activation_bytes(shape, BATCH_TOKENS // BATCH_LENGTH, BATCH_LENGTH, BATCH_LENGTH)
+    tokenizer, length = _tokenizer(checkpoint), BATCH_LENGTH
+    if skeleton.is_stock:
+        length = window_length(skeleton.model, tokenizer)
+        activations = stock_activation_bytes(shape, max(1, BATCH_TOKENS // length), length)
+        state = stock_state_bytes(shape, 1)
+    else:
+        activations = activation_bytes(shape, BATCH_TOKENS // BATCH_LENGTH, BATCH_LENGTH, BATCH_LENGTH)
+        state = state_bytes(shape, 1, 1)
     if not shape.experts:  # gates are collected without logits, all else needs them
         vocabulary = checkpoint.layout.sizes.count("vocab_size")
         activations = max(activations, output_bytes(shape, vocabulary, BATCH_TOKENS, backward=False))
-    demand = Demand(_process(checkpoint, device), skeleton.resident_bytes, skeleton.widest_bytes, activations)
+    process = resident_now() if device.type == "cpu" else CONTEXT_BYTES  # before any weight is read
+    demand = Demand(process, skeleton.resident_bytes, skeleton.widest_bytes, activations)
     weights = demand.resident + MIN_BUFFERS * demand.block
     needed = smallest_memory(demand)
     tokens = None
     if budget >= needed:
         states = plan_memory(budget, demand).states if device.type == "cpu" else available_memory() // 2
-        tokens = states // state_bytes(shape, 1, 1)
-    return ByLayer(device.type, dtype_name(dtype), weights, needed, tokens)
+        tokens = states // state
+    return ByLayer(device.type, dtype_name(dtype), weights, needed, tokens, length)
 
 
-def _process(checkpoint: Checkpoint, device: torch.device) -> int:
-    """Bytes before any weight is read: resident ones of this process, which has loaded what such a run loads; on a GPU
-    those of its context."""
-    from prunecli.errors import PruneError
-    from prunecli.modules.machine import CONTEXT_BYTES, resident_now
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """Its tokenizer, which a run holds too; None: there is none, so that nothing runs, but what fits can be said."""
     from prunecli.text.tokens import load_tokenizer
 
-    if device.type != "cpu":
-        return CONTEXT_BYTES
     try:
-        tokenizer = load_tokenizer(checkpoint.path)
-    except PruneError:  # without one nothing runs, but what fits can be said
-        tokenizer = None
-    now = resident_now()
-    del tokenizer
-    return now
+        return load_tokenizer(checkpoint.path)
+    except PruneError:
+        return None
 
 
 def fit_document(fits: Capacity) -> Fit:
@@ -289,7 +315,11 @@ def fit_document(fits: Capacity) -> Fit:
         **fields,
         whole=[_way(whole) for whole in fits.wholes if whole.pruned is None],
         pruned=[_way(whole) for whole in fits.wholes if whole.pruned is not None],
-        by_layer=LayerWays(batch_tokens=BATCH_TOKENS, batch_length=BATCH_LENGTH, ways=by_layer),
+        by_layer=LayerWays(
+            batch_tokens=BATCH_TOKENS,
+            batch_length=fits.layered[0].length if fits.layered else BATCH_LENGTH,
+            ways=by_layer,
+        ),
     )
 
 

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -168,7 +167,6 @@ def _measure(
     from prunecli.modules.devices import choose_device
     from prunecli.modules.loading import load_model
     from prunecli.modules.precision import choose_dtype
-    from prunecli.running.layerwise.parts import make_skeleton, make_stock_skeleton
     from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
     from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
@@ -179,8 +177,7 @@ def _measure(
         device, run_report = choose_device(options.device), RunReport()
         dtype = choose_dtype(options.dtype, checkpoint, device)
         resources = Resources(device, dtype, options.memory, options.spill_directory)
-        make = partial(make_stock_skeleton, output=True) if checkpoint.runs_stock else make_skeleton
-        runner = Layerwise(checkpoint, resources, run_report, make=make)
+        runner = Layerwise(checkpoint, resources, run_report, output=True)
     else:
         run_report = None
         runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))

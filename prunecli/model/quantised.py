@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from prunecli.errors import CheckpointError
+from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.tensors.reader import TensorInfo
 
 Scheme = Literal["scaled", "packed", "gptq", "awq", "nvfp4", "mxfp4", "bitsandbytes"]
@@ -175,6 +176,14 @@ def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | No
         return value
 
     return {key: walk(value) if key in KEYS else value for key, value in config.items()}
+
+
+def numbered_refusal(path: Path, what: Literal["experts", "layers"], text: str) -> UnsupportedModelError:
+    """The error of settings that hold numbers of parts which get others, in a text that is no name of one of them."""
+    return UnsupportedModelError(
+        f'{path}: config.json: the quantisation settings name {what} by number: "{text}"',
+        "prunecli cannot say which of them stay; write the names of single modules there.",
+    )
 
 
 def owners_of(weights: Iterable[QuantisedWeight]) -> dict[str, QuantisedWeight]:

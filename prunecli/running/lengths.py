@@ -50,7 +50,8 @@ def context_length(model: Any, tokenizer: Any) -> int | None:
     """Tokens that the model has positions for and its tokenizer allows, or None where nothing bounds them."""
     bounds = [position_count(model)]
     # A tokenizer that knows no bound says so with a number beyond all bounds.
-    bounds.append(tokenizer.model_max_length if tokenizer.model_max_length < 1 << 30 else None)
+    allowed = getattr(tokenizer, "model_max_length", 1 << 30)
+    bounds.append(allowed if allowed < 1 << 30 else None)
     return min((bound for bound in bounds if bound is not None), default=None)
 
 

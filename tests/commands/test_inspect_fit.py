@@ -113,7 +113,7 @@ def test_the_smallest_memory_by_layer_is_the_one_that_a_run_takes(
     moe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     demands: list[Demand] = []
-    monkeypatch.setattr(capacity, "_process", lambda *_: 123_456)
+    monkeypatch.setattr(machine, "resident_now", lambda: 123_456)
     monkeypatch.setattr(
         budget, "plan_memory", lambda memory, demand: (demands.append(demand), plan_memory(memory, demand))[1]
     )

@@ -12,9 +12,16 @@ from safetensors.torch import load_file
 
 from prunecli.commands.inspect import inspect
 from prunecli.commands.prune_experts import prune_experts
+from prunecli.errors import UsageError
+from prunecli.methods.experts.collect import collect_gates
+from prunecli.modules import machine
+from prunecli.running.layerwise import runner
+from prunecli.running.layerwise.budget import size_text
+from prunecli.text.corpus import Corpus
 from tests.commands.calls import call, refused
 from tests.quantising import quantise
 from tests.stock_mixtures import tiny_mixture
+from tests.tiny import write_plain_tokenizer
 
 
 def write(directory: Path, model_type: str, dtype: torch.dtype = torch.bfloat16, **config: Any) -> Path:
@@ -177,3 +184,22 @@ def test_what_is_quantised_and_how_far(tmp_path: Path) -> None:
     assert found["quantisation"]["bits_per_parameter"] == pytest.approx(8 * tensor_bytes(source) / values)
     assert "Quantised: fp8: 48 matrices scaled, 8 bits" in call(inspect, source).out
     assert json.loads(call(inspect, plain, "--json").out)["quantisation"] is None
+
+
+def test_what_is_named_layer_by_layer_is_the_least_that_collect_gates_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = write(tmp_path / "plain", "qwen3_moe", hidden_size=32, max_position_embeddings=32)
+    write_plain_tokenizer(plain)
+    source = tmp_path / "stored"
+    quantise(plain, source, tmp_path / "decoded", "fp8", lambda name: name.endswith("_proj.weight"))
+    monkeypatch.setattr(runner, "resident_now", lambda: 300 << 20)
+    monkeypatch.setattr(machine, "resident_now", lambda: 300 << 20)
+    found = fit(source, "1GiB")["by_layer"]
+    assert (found["batch_tokens"], found["batch_length"]) == (4096, 32)
+    text = Corpus("long", (Path("a"),), ("a hen " * 2000,))
+    for way in found["ways"]:
+        with pytest.raises(UsageError, match=f"the smallest that works is {size_text(way['needed_bytes'])} "):
+            collect_gates(source, [text], device="cpu", dtype=way["dtype"], memory=way["needed_bytes"] - 1)
+        assert way["fits"]
+        assert way["state_tokens"] > 0

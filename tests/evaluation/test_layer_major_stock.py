@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
 from prunecli.modules.stock_experts import own_experts
 from prunecli.pipeline import apply
-from prunecli.running.layerwise.parts import make_stock_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory
 from prunecli.text.choice import TextChoice
@@ -42,7 +40,7 @@ def layered(path: Path, dtype: torch.dtype = torch.float32, **more: Any) -> tupl
     work = RunReport()
     with open_model(path) as checkpoint:
         resources = Resources(CPU, dtype, PLENTY, more.pop("spill", None))
-        runner = Layerwise(checkpoint, resources, work, make=partial(make_stock_skeleton, output=True))
+        runner = Layerwise(checkpoint, resources, work, output=True)
         return lm_losses(runner, load_tokenizer(path), LINES, 40, **more), work
 
 

@@ -40,7 +40,6 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.results.gates import GateStatistics
 from prunecli.results.header import header
 from prunecli.results.outputs import OutputSums, outputs_path
-from prunecli.running.layerwise.parts import make_skeleton, make_stock_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.runner import InMemory, Runner
 from prunecli.tensors.documents import refuse_unwritable, write_json
@@ -144,7 +143,6 @@ def collect_gates(
                 report,
                 process_group=process_group,
                 snapshots=snapshots,
-                make=make_stock_skeleton if checkpoint.runs_stock else make_skeleton,
             )
         tokenizer = load_tokenizer(checkpoint.path)
         statistics = score(runner, checkpoint, tokenizer, material, state=state, save=save, progress=progress)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from prunecli.errors import UnsupportedModelError
 from prunecli.model.mixtures import SparseLayer
-from prunecli.model.quantised import renamed_settings
+from prunecli.model.quantised import numbered_refusal, renamed_settings
 
 _NUMBERED = re.compile(r"experts?\\?[._](?:expert_)?\d+")
 
 
 def renumbered(
-    config: Mapping[str, Any], layers: Sequence[SparseLayer], places: Mapping[str, Sequence[int]]
+    path: Path, config: Mapping[str, Any], layers: Sequence[SparseLayer], places: Mapping[str, Sequence[int]]
 ) -> dict[str, Any]:
     """config.json with every expert's name as it is after pruning; those of dropped experts are left out.
 
     Args:
+        path: of the checkpoint, for messages.
         config: names of modules are keys or texts in its settings, as in `ignore` of compressed-tensors.
         layers: that lose experts, or change their order.
         places: layer's name -> places of the experts that stay, in their new order.
@@ -43,10 +44,7 @@ def renumbered(
                 new = numbers.get(int(match[1]))
                 return None if new is None else f"{text[: match.start(1)]}{new}{text[match.end(1) :]}"
         if any(f"{name.removeprefix('model.')}." in text for name in places) or text.startswith("re:"):
-            raise UnsupportedModelError(
-                f'config.json: the quantisation settings name experts by number: "{text}"',
-                "prunecli cannot say which of them stay; write the names of single modules there.",
-            )
+            raise numbered_refusal(path, "experts", text)
         return text
 
     return renamed_settings(config, rename) if new_numbers else dict(config)

@@ -57,7 +57,8 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
         structure = structure.keeping_experts(changed, originals)
     rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
     config = with_keys(rewrite.config, _settings(checkpoint, plan))
-    return replace(rewrite, config=renumbered(config, [layers[name] for name in changed], moves.places))
+    moved = [layers[name] for name in changed]
+    return replace(rewrite, config=renumbered(checkpoint.path, config, moved, moves.places))
 
 
 def _settings(checkpoint: Checkpoint, plan: ExpertPlan) -> dict[str, int]:

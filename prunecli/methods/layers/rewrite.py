@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UsageError
 from prunecli.methods.layers.plan import LayerPlan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
-from prunecli.model.quantised import renamed_settings
+from prunecli.model.quantised import numbered_refusal, renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
@@ -68,10 +68,7 @@ def _renumbered(checkpoint: Checkpoint, config: Mapping[str, Any], rename: Renam
             if given.startswith(f"{column}."):
                 new = rename(given)
                 return new if new is None or given == text else new.removeprefix(before)
-        raise UnsupportedModelError(
-            f'{checkpoint.path}: config.json: the quantisation settings name layers by number: "{text}"',
-            "prunecli cannot say which of them stay; write the names of single modules there.",
-        )
+        raise numbered_refusal(checkpoint.path, "layers", text)
 
     return renamed_settings(config, renamed)
 

@@ -146,13 +146,20 @@ class Skeleton:
         return max(map(block_bytes, blocks))
 
 
-def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Skeleton:
+def make_skeleton(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, output: bool = False
+) -> Skeleton:
     """The model without a single weight, its floating tensors to be in `dtype` (routers in float32).
 
+    Args:
+        output: of a mixture that runs in its stock class, whether its output layer is held too, as of others it is.
+
     Raises:
-        UnsupportedModelError: the family is not declared.
+        UnsupportedModelError: the family is not declared, nor its experts.
         CheckpointError: a tensor is missing, unexpected or misshapen.
     """
+    if checkpoint.runs_stock:
+        return _make_stock_skeleton(checkpoint, device, dtype, output=output)
     model = building.assemble(checkpoint, device, dtype)
     sparse = checkpoint.mixtures
     stages = tuple(_stages(model, checkpoint, sparse, dtype))
@@ -162,17 +169,9 @@ def make_skeleton(checkpoint: Checkpoint, device: torch.device, dtype: torch.dty
     return Skeleton(model.eval(), stages, resident, device)
 
 
-def make_stock_skeleton(
-    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, output: bool = False
+def _make_stock_skeleton(
+    checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, *, output: bool
 ) -> Skeleton:
-    """The same of a mixture that runs in its stock class.
-
-    Args:
-        output: whether its output layer is held too.
-
-    Raises:
-        UnsupportedModelError, CheckpointError: as `make_stock_model`.
-    """
     made = make_stock_model(checkpoint, dtype, output=output)
     stages = []
     for path, module in made.layers:

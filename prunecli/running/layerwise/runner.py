@@ -117,10 +117,10 @@ class Layerwise:
     """Runs a checkpoint whose layers' weights stay on disk: a `Runner`.
 
     Args:
-        checkpoint: of a declared family; with `make_stock_skeleton`, of one of which the experts alone are declared.
+        checkpoint: of a declared family, or of one of which the experts alone are declared.
         resources: what each process may use.
         report: is kept up to date.
-        make: the model without its layers' weights.
+        output: as of `make_skeleton`.
         process_group: the processes that share the batches; each reads the weights for itself, in step with the others.
         snapshots: where the states of a group are kept after a layer, to go on from.
 
@@ -145,15 +145,12 @@ class Layerwise:
         *,
         process_group: ProcessGroup = ALONE,
         snapshots: Snapshots | None = None,
-        make: Callable[[Checkpoint, torch.device, torch.dtype], Skeleton] = make_skeleton,
+        output: bool = False,
     ) -> None:
         checkpoint = as_run(checkpoint, resources.dtype)
-        self.skeleton = make(checkpoint, resources.device, resources.dtype)
+        self.skeleton = make_skeleton(checkpoint, resources.device, resources.dtype, output=output)
         self.model, self.device = self.skeleton.model, resources.device
-        if checkpoint.runs_stock:
-            self.shape = stock_shape(self.skeleton, resources.dtype)
-        else:
-            self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
+        self.shape = shape_of(checkpoint, self.skeleton, resources.dtype)
         self.has_position_bias = any(
             attention.position_bias
             for stack in checkpoint.resolved.family.stacks
@@ -309,6 +306,8 @@ def _both(held: BatchCost, more: BatchCost) -> BatchCost:
 
 def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> Shape:
     """The sizes that activations depend on."""
+    if skeleton.is_stock:
+        return _stock_shape(skeleton, dtype)
     family, sizes = checkpoint.layout.family, checkpoint.layout.sizes
     # What is declared is pruned, which may be groups of heads that share keys and values.
     heads = [sizes.count(stack.attentions[0].heads) for stack in family.stacks]
@@ -324,8 +323,7 @@ def shape_of(checkpoint: Checkpoint, skeleton: Skeleton, dtype: torch.dtype) -> 
     )
 
 
-def stock_shape(skeleton: Skeleton, dtype: torch.dtype) -> Shape:
-    """The same where the experts alone are declared."""
+def _stock_shape(skeleton: Skeleton, dtype: torch.dtype) -> Shape:
     config = skeleton.model.config.get_text_config()
     widths = [int(getattr(config, key)) for key in FFN_WIDTHS if isinstance(getattr(config, key, None), int)]
     # Others make no weights of all pairs of positions, but there is a mask of them.

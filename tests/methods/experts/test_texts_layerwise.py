@@ -23,7 +23,7 @@ from prunecli.modules import grouped, threads
 from prunecli.modules.loading import load_model
 from prunecli.pipeline import apply
 from prunecli.results.gates import GateStatistics
-from prunecli.running.layerwise.parts import make_stock_skeleton
+from prunecli.running.layerwise.parts import make_skeleton
 from prunecli.running.layerwise.runner import Layerwise, Resources, RunReport
 from prunecli.running.layerwise.snapshot import Snapshots
 from prunecli.running.runner import InMemory
@@ -70,7 +70,6 @@ def by_layer(
             checkpoint,
             Resources(CPU, kind, memory, more.pop("spill", None)),
             more.pop("report", None),
-            make=make_stock_skeleton,
             **own,
         )
         return score(layers, checkpoint, load_tokenizer(path), Texts(TEXTS, options), **more)
@@ -202,7 +201,7 @@ def test_other_families_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--memory: a model of type kimi_linear is measured with the whole"):
         collect_gates(other, TEXTS, OPTIONS, device="cpu", memory=PLENTY)
     with open_model(other) as checkpoint, pytest.raises(UnsupportedModelError, match="into another tensor"):
-        make_stock_skeleton(checkpoint, CPU, torch.float32)
+        make_skeleton(checkpoint, CPU, torch.float32)
 
 
 def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path: Path, tmp_path: Path) -> None:
@@ -215,4 +214,4 @@ def test_a_checkpoint_that_lacks_a_layer_of_config_json_is_refused(path: Path, t
         open_model(deeper) as checkpoint,
         pytest.raises(CheckpointError, match=r"missing \(model"),
     ):
-        make_stock_skeleton(checkpoint, CPU, torch.float32)
+        make_skeleton(checkpoint, CPU, torch.float32)
