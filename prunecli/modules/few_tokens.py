@@ -1,14 +1,14 @@
 """Experts of the few tokens of a decoding step on a GPU, which is not asked which of them were chosen.
 
 To multiply expert after expert the host must know who has rows: it waits for the device, which then idles until the
-next kernel is started, and no CUDA graph can hold the step. Two ways do without, and copy no weights (to gather
-`weight[experts]` and multiply that moves each expert three times a row, and takes memory for a copy a row). With B the
-bytes of an expert, N experts, a = tokens x top_k rows, of d different experts:
+next kernel is started, and no CUDA graph can hold the step. Three ways do without. With B the bytes of an expert, N
+experts, a = tokens x top_k rows, of d different experts:
 
-| way | reads of memory | taken |
+| way | moved in memory | taken |
 | --- | --- | --- |
-| rows of the weights by their index | d B; a B through the caches | a <= 32 |
+| rows of the weights by their index | d B; a B through the caches | a <= 32; not in bfloat16, for want of a kernel |
 | every expert on every token | N B | a >= 2 N: few are without rows; up to 32 tokens: products hide in reading |
+| the weights of each row, gathered | 3 a B, and memory for a B | a <= 32, and 64 MiB are moved at most |
 | the experts that have rows, in turn | d B, after a wait | else: beside so many bytes a wait is little |
 """
 
@@ -23,6 +23,12 @@ from prunecli.modules.grouped import Weights, has_grouped_kernel
 
 MOST_ROWS = 32
 """Rows up to which weights are read by index: each row passes its expert's through the caches."""
+
+MOST_MOVED = 64 << 20
+"""Bytes that move in about the time of a wait and of the kernels after it, started one by one: 40 us at 1.6 TB/s."""
+
+INDEXED = (torch.float32, torch.float16)
+"""Types that torch has the kernel for which reads rows by index on a GPU."""
 
 MOST_TOKENS = 32
 """Tokens up to which a GPU multiplies a matrix about as fast as it reads it, without tensor cores too."""
@@ -40,8 +46,17 @@ def are_few(tokens: Tensor, top_k: int, weight: Tensor) -> bool:
         weight: `[num_experts, out, in]`.
     """
     rows = len(tokens) * top_k
-    pays = _by_index(rows) or (len(tokens) <= MOST_TOKENS and rows >= ROWS_PER_EXPERT * len(weight))
+    pays = _are_few_rows(rows, weight) or _take_every(len(tokens), rows, len(weight))
     return pays and tokens.is_cuda and tokens.dtype == weight.dtype and not has_grouped_kernel(tokens, weight)
+
+
+def _are_few_rows(rows: int, weight: Tensor) -> bool:
+    moved = 3 * rows * 2 * weight[0].numel() * weight.element_size()
+    return rows <= MOST_ROWS and (weight.dtype in INDEXED or moved <= MOST_MOVED)
+
+
+def _take_every(tokens: int, rows: int, num_experts: int) -> bool:
+    return tokens <= MOST_TOKENS and rows >= ROWS_PER_EXPERT * num_experts
 
 
 def run_few(
@@ -63,17 +78,14 @@ def run_few(
     chosen = experts.reshape(-1)
     own = torch.arange(count * top_k, device=tokens.device)
     token = own // top_k
-    if _by_index(len(chosen)):
-        hidden = activation(_linear_by_index(tokens, token, fc1_weight, fc1_bias, chosen))
-        return _linear_by_index(hidden, own, fc2_weight, fc2_bias, chosen)
+    if _are_few_rows(len(chosen), fc1_weight):
+        linear = _linear_by_index if fc1_weight.dtype in INDEXED else _linear_gathered
+        hidden = activation(linear(tokens, token, fc1_weight, fc1_bias, chosen))
+        return linear(hidden, own, fc2_weight, fc2_bias, chosen)
     every = tokens.expand(len(fc1_weight), -1, -1)
     hidden = activation(torch.baddbmm(fc1_bias.unsqueeze(1), every, fc1_weight.transpose(1, 2)))
     outputs = torch.baddbmm(fc2_bias.unsqueeze(1), hidden, fc2_weight.transpose(1, 2))
     return outputs[chosen, token]
-
-
-def _by_index(rows: int) -> bool:
-    return rows <= MOST_ROWS
 
 
 def _linear_by_index(inputs: Tensor, source: Tensor, weight: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
@@ -92,3 +104,10 @@ def _linear_by_index(inputs: Tensor, source: Tensor, weight: Tensor, bias: Tenso
     )
     made: Tensor = bias.index_select(0, chosen) + products.view(out, len(chosen)).t()
     return made.contiguous()
+
+
+def _linear_gathered(inputs: Tensor, source: Tensor, weight: Tensor, bias: Tensor, chosen: Tensor) -> Tensor:
+    """The same, with a copy of the weights for each row."""
+    rows = inputs.index_select(0, source).unsqueeze(2)
+    made = torch.baddbmm(bias.index_select(0, chosen).unsqueeze(2), weight.index_select(0, chosen), rows)
+    return made.squeeze(2)

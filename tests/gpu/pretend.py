@@ -47,6 +47,9 @@ WAITING = {
 }
 """Functions that read what the device has computed -> how often."""
 
+NO_KERNEL = {"_embedding_bag_per_sample_weights_backward": (torch.bfloat16,)}
+"""Functions that a GPU has not for all types that a CPU has them for."""
+
 INDEXING = ("__getitem__", "__setitem__", "index_put", "index_put_")
 MAKING = ("tensor", "as_tensor", "new_tensor", "asarray")
 MASKS = (torch.bool, torch.uint8)
@@ -189,6 +192,8 @@ class Pretend(TorchFunctionMode):
             if is_made and not (cards and asked is None and name != "new_tensor"):
                 self._count(self.uploads, name)
             if cards:
+                if cards[0].dtype in NO_KERNEL.get(name, ()):
+                    raise NotImplementedError(f'"{name}_cuda" not implemented for {cards[0].dtype}')
                 self._look(name, args, kwargs)
             if name == "histc":  # a CPU counts floating-point numbers alone
                 args = (args[0].float(), *args[1:])
