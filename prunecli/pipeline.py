@@ -16,7 +16,7 @@ from prunecli import __version__
 from prunecli.collecting import seldom
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.card import model_card
-from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.history import named
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
@@ -133,6 +133,9 @@ def apply(
         (directory / "README.md").write_text(
             _card(source, rewrite, summary, weights=weights), encoding="utf-8"
         )
+        if weights:  # what lies on the disk, not what was to be there
+            with open_model(directory) as result:
+                result.check()
         if journal is not None:
             journal.close()
     return Applied(source, rewrite, summary, output)

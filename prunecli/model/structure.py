@@ -15,11 +15,11 @@ SECOND = 2
 FIRST = 1
 """Version of a structure that the first prunecli reads too: of all layers and attentions, with a unit that it knows."""
 KEY = "prunecli"
+"""Where `Structure` lies in config.json."""
+
 STATISTICS_OF = "statistics_of"
 """In a step of history: the fingerprint of the model whose statistics it went by, where that is another form of its
 source."""
-
-"""Where `Structure` lies in config.json."""
 
 
 @dataclass(frozen=True)
