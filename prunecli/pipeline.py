@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
-from prunecli.collecting import seldom
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.card import model_card
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -73,7 +72,6 @@ class Applied:
         return stock_support(self.source, self.rewrite.structure)
 
 
-@seldom()
 def apply(
     source: Checkpoint,
     rewrite: Rewrite,

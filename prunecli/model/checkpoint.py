@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.architectures import EXPERTS_ONLY, FAMILIES, REDUCED_PREFIX, WHOLE_MIXTURES, Architecture
-from prunecli.collecting import seldom
 from prunecli.errors import CheckpointError, UnsupportedModelError, located
 from prunecli.model.declared import Sizes
 from prunecli.model.embedding import resolve_tables, resolve_ties
@@ -348,7 +347,6 @@ class Checkpoint(TensorReader):
         return samples_of(self)
 
 
-@seldom()
 def open_model(path: Path | str) -> Checkpoint:
     """Open a checkpoint: config.json and .safetensors or .bin files, single or sharded.
 

@@ -9,7 +9,6 @@ from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prunecli.collecting import seldom
 from prunecli.errors import UsageError
 from prunecli.methods.experts.aimer import aimer_values
 from prunecli.methods.experts.budget import (
@@ -95,7 +94,6 @@ class ExpertPlan:
         return sum(map(len, self.kept.values()))
 
 
-@seldom()
 def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progress = silent) -> ExpertPlan:
     """Choose the experts to keep; weights are read for the metric `aimer` alone.
 

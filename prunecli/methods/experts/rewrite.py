@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from prunecli.collecting import seldom
 from prunecli.errors import UsageError
 from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.methods.experts.quantised import renumbered
@@ -21,7 +20,6 @@ from prunecli.tensors.reader import TensorInfo
 from prunecli.tensors.stream import Copy, Expression, Output, Rows, Slices, joined
 
 
-@seldom()
 def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     """The checkpoint with only the experts that the plan keeps, its tensors in the order of the source.
 
