@@ -129,7 +129,7 @@ def find_quantised(
             make = _nvfp4 if info.dtype == "U8" else _packed
             weight = make(tensors, name, more, settings)
         elif name.endswith("_blocks") and info.dtype == "U8":
-            weight = _mxfp4(tensors, name.removesuffix("_blocks"))
+            weight = _mxfp4(tensors, name.removesuffix("_blocks"), settings)
         elif info.dtype in ("F8_E4M3", "F8_E5M2", "I8"):
             weight = _scaled(tensors, name, more, settings, blocks)
         elif own == "weight" and info.dtype == "U8" and "weight_scale_2" in more:
@@ -240,7 +240,7 @@ def _grouped(
     values, parts = tensors[name], _parts(name, more, "scales")
     scales = tensors[parts["scale"]].shape
     zeros = tensors[parts["qzeros"]].shape if "qzeros" in parts else None
-    bits = int(settings.get("bits") or settings.get("w_bit") or 4)
+    bits = _count(settings.get("bits")) or _count(settings.get("w_bit")) or 4
     if zeros is not None and len(zeros) == len(scales) == 2 and scales[1]:
         bits = zeros[1] * WORD // scales[1]
     if len(values.shape) != 2 or len(scales) != 2 or bits not in (2, 4, 8):
@@ -249,10 +249,10 @@ def _grouped(
     along_inputs = values.shape[1] == scales[1]
     rows, columns = values.shape
     inputs, outputs = (rows * per_word, columns) if along_inputs else (rows, columns * per_word)
-    if outputs != scales[1] or (zeros is not None and zeros[0] != scales[0]) or not 0 < scales[0] <= inputs:
+    if outputs != scales[1] or (zeros is not None and zeros[:1] != scales[:1]) or not 0 < scales[0] <= inputs:
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scales)}")
     stated = settings.get("group_size")
-    size = stated if isinstance(stated, int) and stated > 0 else inputs
+    size = _count(stated) or inputs
     if -(-inputs // size) != scales[0]:
         raise _unfit(
             f"{values.name}: scales {list(scales)} of {inputs} inputs are not of groups of {size}, as config.json says"
@@ -292,17 +292,21 @@ def _nvfp4(
     tensors: Mapping[str, TensorInfo], name: str, more: Mapping[str, str], _settings: Mapping[str, Any]
 ) -> QuantisedWeight:
     values, parts = tensors[name], _parts(name, more, "weight_scale")
-    shape = (*values.shape[:-1], 2 * values.shape[-1])
-    if tensors[parts["scale"]].shape != (*shape[:-1], shape[-1] // NVFP4_GROUP):
+    shape = (*values.shape[:-1], *(2 * size for size in values.shape[-1:]))
+    if not shape or tensors[parts["scale"]].shape != (*shape[:-1], shape[-1] // NVFP4_GROUP):
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales")
     return QuantisedWeight(_weight_of(name), shape, "nvfp4", parts, (1, NVFP4_GROUP))
 
 
-def _mxfp4(tensors: Mapping[str, TensorInfo], name: str) -> QuantisedWeight | None:
+def _mxfp4(
+    tensors: Mapping[str, TensorInfo], name: str, settings: Mapping[str, Any]
+) -> QuantisedWeight | None:
     """Values `[experts, outputs, groups, 16]`; the parameter is `[experts, inputs, outputs]`."""
     parts = {"values": f"{name}_blocks", "scale": f"{name}_scales"}
     values, scale = tensors[parts["values"]], tensors.get(parts["scale"])
     if scale is None:
+        if settings.get("quant_method") == "mxfp4":
+            raise _unfit(f"{values.name} is quantised, as config.json says, and has no scale")
         return None
     if len(values.shape) != 4 or values.shape[3] * 2 != MXFP4_GROUP or scale.shape != values.shape[:3]:
         raise _unfit(f"{values.name} {list(values.shape)} does not fit its scales {list(scale.shape)}")
@@ -350,7 +354,9 @@ def _block(values: TensorInfo, scale: TensorInfo, settings: Mapping[str, Any]) -
     stated = settings.get("weight_block_size") or next(
         (own.get("block_structure") for own in _weight_settings(settings) if own.get("block_structure")), None
     )
-    block = tuple(stated) if isinstance(stated, (list, tuple)) and len(stated) == 2 else None
+    block = tuple(map(_count, stated)) if isinstance(stated, (list, tuple)) and len(stated) == 2 else None
+    if block is not None and not all(block):
+        raise _unfit(f"config.json: {stated} are no rows and columns of a block")
     if block is None and len(grid) == 2 and all(grid) and not (rows % grid[0] or columns % grid[1]):
         block = rows // grid[0], columns // grid[1]
     if (
@@ -361,7 +367,12 @@ def _block(values: TensorInfo, scale: TensorInfo, settings: Mapping[str, Any]) -
             f"{values.name} {list(values.shape)} has scales of the shape {list(scale.shape)}"
             + (f", not of blocks of {list(block)}, as config.json says" if block else "")
         )
-    return int(block[0]), int(block[1])
+    return block[0], block[1]
+
+
+def _count(stated: Any) -> int:
+    """A number that config.json states; 0: it is none, or not above 0."""
+    return stated if isinstance(stated, int) and stated > 0 else 0
 
 
 def _parts(name: str, more: Mapping[str, str], scale: str) -> dict[str, str]:

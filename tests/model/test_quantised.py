@@ -59,6 +59,29 @@ def infos(*tensors: tuple[str, str, tuple[int, ...]]) -> dict[str, TensorInfo]:
             {},
             r"e.up_blocks \[4, 64, 2, 16\] does not fit its scales \[3, 64, 2\]",
         ),
+        (
+            [("e.up_blocks", "U8", (4, 64, 2, 16))],
+            {"quant_method": "mxfp4"},
+            "e.up_blocks is quantised, as config.json says, and has no scale",
+        ),
+        *(
+            (
+                [("m.weight", "F8_E4M3", (256, 512)), ("m.weight_scale_inv", "F32", (2, 4))],
+                {"quant_method": "fp8", "weight_block_size": size},
+                "are no rows and columns of a block",
+            )
+            for size in ([0, 128], ["a", 128], [-1, [2]])
+        ),
+        (
+            [("m.qweight", "I32", (64, 16)), ("m.scales", "F16", (8, 16)), ("m.qzeros", "I32", ())],
+            {"bits": "four"},
+            r"m.qweight \[64, 16\] does not fit its scales",
+        ),
+        (
+            [("m.weight", "U8", ()), ("m.weight_scale", "F8_E4M3", ()), ("m.weight_scale_2", "F32", ())],
+            {},
+            r"m.weight \[\] does not fit its scales",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(tensors: list[Any], settings: dict[str, Any], message: str) -> None:
