@@ -58,6 +58,8 @@ class HubServer:
         announced: file -> the size that is said of it, if not its own.
         lifetime: how many GETs an address of a large file is good for, at another host that the hub sends one to;
             None: the hub answers itself.
+        description: what is said of every model instead of its files; JSON, or bytes as they are.
+        headers: file -> headers of its answers, in the place of those of the same names.
         faults: of the next answers with ranges of large files, one for each: `Fault`, or None where all is well.
         tokens: what it was shown of who asks.
         longest: bytes of an answer with a range at most; None: all that were asked for.
@@ -72,6 +74,8 @@ class HubServer:
     cuts: dict[str, list[int]] = field(default_factory=dict)
     announced: dict[str, int] = field(default_factory=dict)
     lifetime: int | None = None
+    description: Any = None
+    headers: dict[str, dict[str, str]] = field(default_factory=dict)
     faults: list[Fault | None] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
     longest: int | None = None
@@ -183,7 +187,8 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             if commit := self._commit(repo, revision):
                 files = hub.models[repo][commit]
                 siblings = [_sibling(name, hub.announced.get(name), data) for name, data in files.items()]
-                body = json.dumps({"id": repo, "sha": commit, "siblings": siblings}).encode()
+                said = hub.description or {"id": repo, "sha": commit, "siblings": siblings}
+                body = said if isinstance(said, bytes) else json.dumps(said).encode()
                 self._answer(200, body, {"Content-Type": "application/json"})
 
         def _file(self, repo: str, revision: str, name: str) -> None:
@@ -226,6 +231,7 @@ def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
             headers = {"ETag": f'"{_digest(whole)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
             if name.endswith(LARGE):
                 headers |= {"X-Linked-Size": str(size), "X-Linked-Etag": headers["ETag"]}
+            headers |= hub.headers.get(name, {})
             wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
             if wanted is None:
                 self._answer(200, whole, headers, cut=self._cut(name))

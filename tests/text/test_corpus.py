@@ -102,6 +102,14 @@ def test_a_chat_needs_a_template(tokenizer: Any) -> None:
         list(token_rows(tokenizer, corpus))
 
 
+def test_a_template_reaches_nothing_of_python(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "made"
+    tokenizer.chat_template = f"{{{{ cycler.__init__.__globals__.os.system('touch {file}') }}}}"
+    with pytest.raises(DataError, match="unsafe"):
+        list(token_rows(tokenizer, Corpus("a", (), (({"role": "user", "content": "hen"},),))))
+    assert not file.exists()
+
+
 def test_the_hash_knows_texts_from_chats_and_their_order() -> None:
     chat = ({"role": "user", "content": "a"},)
     documents: list[tuple[Any, ...]] = [("a", "b"), ("b", "a"), ("a\nb",), (chat,), (json.dumps(chat),)]

@@ -14,7 +14,8 @@ from typing import Any
 from prunecli.errors import CheckpointError, HubError, OutputError
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import WEIGHT_NAMES
-from prunecli.tensors.hub.failures import host, is_offline, plain_errors, reason
+from prunecli.tensors.hub.answers import names_inside, no_description, require_description
+from prunecli.tensors.hub.failures import host, is_offline, one_line, plain_errors, reason
 from prunecli.tensors.hub.names import HubName, hub_name, snapshot_in
 from prunecli.tensors.quantities import bytes_text
 from prunecli.tensors.side_files import MODULES_FILE, WEIGHTS, belonging, module_folders
@@ -135,6 +136,8 @@ def look_up(name: HubName, say: Say = unsaid) -> Snapshot:
         with _bars(False):  # by the revision, so that the cache knows later what it stands for
             cached = _fetch(name.repo, CONFIG, name.revision)
         if cached.parent.name != answer.sha:  # it moved on between two requests
+            if name.revision == cached.parent.name:  # which a commit does not
+                raise HubError(f"{name}: {host()} answers with commit {answer.sha}")
             return look_up(HubName(name.repo, cached.parent.name), say)
     blobs = {file.rfilename: file.lfs.sha256 if file.lfs else file.blob_id or "" for file in files}
     return Snapshot(name, cached.parent, sizes, blobs)
@@ -197,14 +200,19 @@ def _shards(index: Any) -> tuple[str, ...]:
 def _ask(name: HubName) -> Any:
     """What the hub says of a model, or the error in its place."""
     from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if is_offline():
         return OfflineModeIsEnabled()
     try:
-        return HfApi(library_name="prunecli").model_info(
+        info = HfApi(library_name="prunecli").model_info(
             name.repo, revision=name.revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
         )
+        return require_description(name, info)
+    except HfHubHTTPError as error:
+        return error
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        return no_description(name, one_line(error))
     except Exception as error:
         return error
 
@@ -265,9 +273,17 @@ def _complete(
 
 
 def _fetch(repo: str, file: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import get_session, hf_hub_download
 
-    return Path(hf_hub_download(repo, file, revision=revision, library_name="prunecli"))
+    try:
+        with names_inside(get_session()):
+            return Path(hf_hub_download(repo, file, revision=revision, library_name="prunecli"))
+    except HubError as error:
+        raise HubError(f"{repo}: {file}: {error.message}", error.remedy) from error
+    except ValueError as error:
+        if type(error) is not ValueError:  # of a file that is not there
+            raise
+        raise HubError(f"{repo}: {file}: it cannot be fetched ({one_line(error)})") from error
 
 
 def _require_room(snapshot: Snapshot, cache: Path, total: int) -> None:
