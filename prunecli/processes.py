@@ -32,9 +32,14 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def started_here() -> int:
+    """How many of them are on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size()))) if world_size() > 1 else 1
+
+
 def neighbours(device: str) -> int:
     """How many of them, this one among them, share a "cpu" or a "cuda" device of this machine."""
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", str(world_size()))) if world_size() > 1 else 1
+    here = started_here()
     if device != "cuda":
         return here
     import torch
@@ -182,7 +187,7 @@ def together() -> Iterator[ProcessGroup]:
         if group.is_initialized():
             yield ProcessGroup(group.get_rank(), group.get_world_size())
             return
-        _join()
+        join()
         try:
             yield ProcessGroup(group.get_rank(), group.get_world_size())
         finally:
@@ -211,9 +216,16 @@ def leave() -> None:
         torch.distributed.destroy_process_group()
 
 
-def _join() -> None:
+def join() -> None:
+    """Have this process be one of those that were started together, where it is not yet.
+
+    Raises:
+        PruneError: they cannot reach each other.
+    """
     import torch
 
+    if torch.distributed.is_initialized():
+        return
     try:
         _letting_signals_through(lambda: torch.distributed.init_process_group("gloo", timeout=PATIENCE))
     except (RuntimeError, ValueError) as error:

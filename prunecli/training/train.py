@@ -33,6 +33,7 @@ from prunecli.training.keeping import Keep, Keeper
 from prunecli.training.loss import FeatureDistance, Objective
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import prepare, trained_parameters
+from prunecli.training.repeatable import repeatable
 from prunecli.training.result import stage
 from prunecli.training.state import (
     finished,
@@ -222,7 +223,8 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
         if last is not None and step >= steps:
             trainer.adopt(last)
         else:
-            with watch.signals(), _alone_noticed(process_group):
+            order = repeatable(arguments.device, trainer.probe, process_group, run.report)
+            with watch.signals(), _alone_noticed(process_group), order:
                 trainer.train(resume_from_checkpoint=None if last is None else str(last))
     if watch.interrupted:
         step = trainer.state.global_step

@@ -21,11 +21,12 @@ from transformers import (
 
 from prunecli.errors import UsageError
 from prunecli.modules.devices import choose_device
-from prunecli.processes import ProcessGroup
+from prunecli.processes import PATIENCE, ProcessGroup, join, started_here, world_size
 from prunecli.running.examples import IGNORED, Examples
 from prunecli.training.batches import BucketSampler, EpochLoader, loader
 from prunecli.training.loss import Objective
 from prunecli.training.options import TrainingOptions
+from prunecli.training.repeatable import fix_workspace, forwards_only
 from prunecli.training.state import TRAINER_STATE, load_weights, save_weights
 from prunecli.training.validation import Validation
 from prunecli.training.watch import REMEDY, TrainingError, Watch, require_number
@@ -58,6 +59,11 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
                 "Choose distributed_type MULTI_GPU in its config; --lora or --train take less memory.",
             )
     on_cpu = _on_cpu(options.device)
+    if not on_cpu:
+        _require_gpus()
+        fix_workspace()
+    elif world_size() > 1:
+        join()  # accelerate would, with a patience of half an hour
     if options.dtype == "bfloat16" and not on_cpu and not torch.cuda.is_bf16_supported():
         raise UsageError("--dtype bfloat16: this GPU does not know it", "Choose --dtype float32.")
     if options.dtype == "float16" and on_cpu:
@@ -80,7 +86,8 @@ def training_arguments(options: TrainingOptions, state: Path, *, validates: bool
         fp16=options.dtype == "float16",
         use_cpu=on_cpu,
         ddp_find_unused_parameters=True,  # an attention without heads, a layer that is left out at random
-        ddp_backend="gloo" if on_cpu and int(os.environ.get("WORLD_SIZE", "1")) > 1 else None,
+        ddp_backend="gloo" if on_cpu and world_size() > 1 else None,
+        ddp_timeout=int(PATIENCE.total_seconds()),  # NCCL's, while the first process saves or reads alone
         seed=options.seed,
         logging_steps=min(LOG_EVERY, every),
         logging_nan_inf_filter=False,  # it waits for the device at every step
@@ -112,6 +119,21 @@ def _on_cpu(device: str) -> bool:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no GPU here", "Try --device cpu.")
     return device == "cpu" or not torch.cuda.is_available()
+
+
+def _require_gpus() -> None:
+    """Refuse more processes than there are GPUs: NCCL takes one of each, and training fills it.
+
+    Raises:
+        UsageError: there are more on this machine.
+    """
+    processes, gpus = started_here(), torch.cuda.device_count()
+    if processes > gpus:
+        raise UsageError(
+            f"{processes} processes on this machine, and {gpus} GPU{'s' if gpus > 1 else ''}: each process trains on "
+            "one of its own",
+            f"Start {gpus} (torchrun --nproc-per-node {gpus}), with --accumulate for larger updates; or --device cpu.",
+        )
 
 
 def _mask(batch: Mapping[str, Tensor]) -> Tensor:
@@ -200,6 +222,19 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
         self.loss_sum += loss
         return loss
 
+    def probe(self) -> None:
+        """A batch forwards and back: what an update computes, and leaves nothing of it."""
+        was_training = self.model.training
+        try:
+            inputs = self._prepare_inputs(next(iter(self.get_train_dataloader())))
+            self.model.train()
+            with self.compute_loss_context_manager():
+                loss = self.objective(self.model, inputs)
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            self.model.zero_grad(set_to_none=True)
+            self.model.train(was_training)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log; the training loss is the mean over all updates since the last log, those before an interrupt too."""
         if "loss" in logs:
@@ -232,7 +267,8 @@ class FinetuneTrainer(Trainer):  # type: ignore[misc]
     ) -> dict[str, float]:
         """Validate; the best is kept."""
         assert self.validation is not None
-        found = self.validation.measure(self.model, self.process_group)
+        with forwards_only():
+            found = self.validation.measure(self.model, self.process_group)
         metrics = {f"{metric_key_prefix}_{name}": value for name, value in found.items()}
         require_number(found["loss"], self.state.global_step, "validation loss")
         self.log(metrics)
