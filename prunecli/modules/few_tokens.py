@@ -45,9 +45,10 @@ def are_few(tokens: Tensor, top_k: int, weight: Tensor) -> bool:
         top_k: experts of each.
         weight: `[num_experts, out, in]`.
     """
+    if not tokens.is_cuda or tokens.dtype != weight.dtype or has_grouped_kernel(tokens, weight):
+        return False  # first of all: on a CPU a weight in int8 is no tensor
     rows = len(tokens) * top_k
-    pays = _are_few_rows(rows, weight) or _take_every(len(tokens), rows, len(weight))
-    return pays and tokens.is_cuda and tokens.dtype == weight.dtype and not has_grouped_kernel(tokens, weight)
+    return _are_few_rows(rows, weight) or _take_every(len(tokens), rows, len(weight))
 
 
 def _are_few_rows(rows: int, weight: Tensor) -> bool:
