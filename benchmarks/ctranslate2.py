@@ -2,12 +2,12 @@
 
     python -m venv ct2 && ct2/bin/pip install ctranslate2
     python benchmarks/ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --batch 1,8,32 --threads 2
-    python benchmarks/ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --busy 2 --wait passive
+    python benchmarks/ctranslate2.py /data/m2m --ctranslate2-python ct2/bin/python --busy 2 --spins 0,1000
 
 All take turns in one run, each engine in a process of its own, so that a machine that slows down slows all of them
 alike; figures are medians. Said too: in how many sentences both engines choose the same tokens in float32, which shows
-that they run one model. `--busy N` starts N processes that do nothing but take a core each; `--wait` sets
-`OMP_WAIT_POLICY` of prunecli's process, which says whether its waiting threads spin.
+that they run one model. `--busy N` starts N processes that do nothing but take a core each; `--spins 0,1000`
+has prunecli run in turn with each of these `GOMP_SPINCOUNT`s: how long a thread that waits for another keeps its core.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ PAUSE = 0.3
 """Seconds between turns, until the threads of the engine before no longer spin."""
 
 SPIN = "while True: pass"
+OTHER = "CTranslate2"
 
 
 class Worker:
@@ -86,19 +87,20 @@ def main() -> None:
     with ExitStack() as stack:
         ours = [sys.executable, str(HERE / "ctranslate2.py"), "--serve", str(checkpoint)]
         engine = [options.ctranslate2_python, str(HERE / "ctranslate2_worker.py"), str(checkpoint)]
-        policy = {"OMP_WAIT_POLICY": options.wait} if options.wait else {}
         threads = str(options.threads)
-        workers = {
-            "prunecli": stack.enter_context(Worker([*ours, "--threads", threads], policy)),
-            "CTranslate2": stack.enter_context(Worker([*engine, threads], {})),
-        }
+        workers = {"prunecli": Worker([*ours, threads], {})} if not options.spins else {}
+        for count in options.spins:
+            workers[f"prunecli, {count} spins"] = Worker([*ours, threads], {"GOMP_SPINCOUNT": str(count)})
+        workers[OTHER] = Worker([*engine, threads], {})
+        for worker in workers.values():
+            stack.enter_context(worker)
         systems = [(name, dtype) for dtype in options.dtypes for name in workers]
         stack.enter_context(busy(options.busy))
         print(
             f"beam {options.beam}, {options.tokens} tokens, {threads} threads, {options.busy} busy neighbours"
         )
         for batch in options.batch:
-            report(batch, measure(workers, systems, batch, options), options)
+            report(batch, measure(workers, systems, batch, options), options.tokens)
 
 
 def made_checkpoint(options: argparse.Namespace) -> Path:
@@ -152,30 +154,25 @@ def measure(
             if run:
                 seconds[name, dtype].append(made["seconds"])
             chosen[name, dtype] = made["chosen"]
-    exact = [chosen[name, "float32"] for name in workers if (name, "float32") in chosen]
-    if len(exact) == 2:
+    exact = [chosen[name, "float32"] for name in (next(iter(workers)), OTHER) if (name, "float32") in chosen]
+    if exact:
         same = sum(one == other for one, other in zip(*exact, strict=True))
         print(f"batch {batch}: the same tokens in {same} of {batch} sentences")
     return seconds
 
 
-def report(
-    batch: int, seconds: Mapping[tuple[str, str], Sequence[float]], options: argparse.Namespace
-) -> None:
-    """A line for each type."""
-    for dtype in options.dtypes:
-        own, other = seconds["prunecli", dtype], seconds["CTranslate2", dtype]
-        line = f"batch {batch}, {dtype}: prunecli {rate(batch, own, options)}"
-        if other:
-            ratio = statistics.median(theirs / ours for ours, theirs in zip(own, other, strict=True))
-            line += f", CTranslate2 {rate(batch, other, options)}, speed / CTranslate2's {ratio:.2f}"
+def report(batch: int, seconds: Mapping[tuple[str, str], Sequence[float]], tokens: int) -> None:
+    """A line for each engine and type."""
+    for (name, dtype), taken in seconds.items():
+        if not taken:
+            print(f"batch {batch}, {dtype}: {name} has none on this processor")
+            continue
+        rates = [batch * tokens / value for value in (statistics.median(taken), min(taken))]
+        line = f"batch {batch}, {dtype}: {name} {rates[0]:.1f} tokens/s, at best {rates[1]:.1f}"
+        if name != OTHER and (others := seconds[OTHER, dtype]):
+            ratios = [theirs / ours for ours, theirs in zip(taken, others, strict=True)]
+            line += f"; speed / {OTHER}'s {statistics.median(ratios):.2f}"
         print(line, flush=True)
-
-
-def rate(batch: int, seconds: Sequence[float], options: argparse.Namespace) -> str:
-    """Tokens a second, of the median run and of the best."""
-    tokens = batch * options.tokens
-    return f"{tokens / statistics.median(seconds):.1f} tokens/s (best {tokens / min(seconds):.1f})"
 
 
 @contextmanager
@@ -229,7 +226,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=128112)
     parser.add_argument("--busy", type=int, default=0, help="neighbours that take a core each")
-    parser.add_argument("--wait", choices=("passive", "active"))
+    parser.add_argument("--spins", type=numbers, default=())
     return parser.parse_args()
 
 
@@ -240,6 +237,6 @@ def numbers(text: str) -> tuple[int, ...]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        serve(Path(sys.argv[2]), int(sys.argv[4]))
+        serve(Path(sys.argv[2]), int(sys.argv[3]))
     else:
         main()

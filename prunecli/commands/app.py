@@ -205,6 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A polite kill unwinds like Ctrl-C, so that nothing half-written stays behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     processes.end_with_parent()
+    processes.wait_briefly()
     gc.set_threshold(COLLECT_AFTER)
     try:
         _register(arguments)
