@@ -22,6 +22,7 @@ from prunecli.commands.options import (
     LabelledOption,
     LangsOption,
     MaxSentencesOption,
+    MeasuredTaskOption,
     NamedTextOption,
     PairsOption,
     QuietOption,
@@ -31,7 +32,6 @@ from prunecli.commands.options import (
     SplitOption,
     TableOption,
     TargetFileOption,
-    TaskOption,
     WholeFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
@@ -51,7 +51,7 @@ def evaluate(
     target_file: TargetFileOption = None,
     langs: LangsOption = None,
     pairs: PairsOption = None,
-    task: TaskOption = None,
+    task: MeasuredTaskOption = None,
     text: NamedTextOption = None,
     whole_files: WholeFilesOption = False,
     labelled: LabelledOption = None,
@@ -161,6 +161,7 @@ def evaluate(
 
     Language models, masked ones and classifiers are measured by perplexity, the loss of hidden tokens, and accuracy;
     language models also by how far their next tokens are from the first one's (KL divergence, top-1 agreement).
+    Of embedding models: cosine to the first one's vectors, Spearman's correlation, accuracy of retrieval.
 
     The first checkpoint is the baseline: the others are tested against it by paired bootstrap; with lm and mlm
     by a paired t-test, with classification by McNemar's test.

@@ -42,6 +42,13 @@ TASK_COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
         "matthews": ("MCC", ".3f"),
         "loss": ("loss, nats", ".4f"),
     },
+    "embedding": {
+        "cosine": ("cosine to first", ".4f"),
+        "cosine_5_percent": ("5 % below", ".4f"),
+        "spearman": ("Spearman", ".4f"),
+        "retrieval": ("retrieved", ".1%"),
+        "width": ("width", ",d"),
+    },
 }
 """Task -> score -> its column's title and the format of its numbers."""
 DRAWN = {
@@ -49,6 +56,11 @@ DRAWN = {
     "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
     "mlm": {"loss": "loss of the hidden tokens, nats"},
     "classification": {"accuracy": "accuracy"},
+    "embedding": {
+        "cosine": "cosine to the first",
+        "spearman": "Spearman's correlation",
+        "retrieval": "retrieved",
+    },
 }
 """Task -> score -> the title of its panel."""
 
@@ -174,7 +186,7 @@ def show_task(evaluation: Evaluation) -> None:
     """The table, and what its marks mean."""
     test, few = evaluation.significance, None
     # McNemar's test is exact: where there is too little it finds nothing.
-    if test is not None and evaluation.task != "classification":
+    if test is not None and not test["test"].startswith("McNemar"):
         few = too_few(evaluation.data["texts"], "texts")
     if few:
         test = None
@@ -237,11 +249,11 @@ def plot_evaluation(path: Path, evaluation: Evaluation, checkpoints: Mapping[str
     from prunecli.analysis.through_training import kept_of_one_training, training_figure
     from prunecli.model.checkpoint import open_model
 
-    others = evaluation.results[1:]
+    first, *others = evaluation.results
     titles = {
         name: title
         for name, title in DRAWN[evaluation.task].items()
-        if name != "kl_divergence" or (others and all(name in other.scores for other in others))
+        if evaluation.task == "translation" or all(name in other.scores for other in others or [first])
     }
     opened = [open_model(checkpoints[result.checkpoint]) for result in evaluation.results]
     unit, fractions = removed(opened)

@@ -44,6 +44,9 @@ def removed_share(text: str) -> float:
 TaskChoice = Literal["translation", "lm", "mlm", "classification"]
 """Values of --task."""
 
+MeasuredTaskChoice = Literal["translation", "lm", "mlm", "classification", "embedding"]
+"""Values of --task of `evaluate`."""
+
 TrainingTaskChoice = Literal["translation", "lm", "mlm", "classification", "feature-extraction"]
 """Values of --task of `finetune`."""
 
@@ -137,6 +140,10 @@ ContextOption = Annotated[
 ]
 TaskOption = Annotated[
     TaskChoice | None,
+    typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
+]
+MeasuredTaskOption = Annotated[
+    MeasuredTaskChoice | None,
     typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
 ]
 TrainingTaskOption = Annotated[

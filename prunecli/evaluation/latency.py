@@ -23,7 +23,7 @@ from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, TextChoice
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tasks import TaskName, task_of_all
+from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
     from prunecli.evaluation.memory import Cost
@@ -61,7 +61,7 @@ def bench_latency(
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
     if task is None:
         named = choice.files or choice.labelled is not None
-        task = task_of_all(list(directories.values())) if named else "translation"
+        task = task_of_all(list(directories.values()), task_of) if named else "translation"
     choice.check(task, {"--beam": options.beams is not None})
     data = choice.read(task, say)
     if task == "translation":

@@ -1,4 +1,4 @@
-"""Checkpoints side by side at classification, masked and causal language modelling."""
+"""Checkpoints side by side at classification, masked and causal language modelling, and vectors of texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from prunecli.errors import UsageError
 from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
-from prunecli.text.choice import Dataset
+from prunecli.text.choice import Dataset, Text
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from prunecli.evaluation.causal import CausalModels
+    from prunecli.evaluation.embedding import EmbeddingModels
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.modules.precision import Beside
     from prunecli.results.evaluation import Evaluation
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from prunecli.running.runner import Runner
 
 
-OtherTask = Literal["classification", "mlm", "lm"]
+OtherTask = Literal["classification", "mlm", "lm", "embedding"]
 """What is measured but translation, which has `prunecli.evaluation.translation`."""
 TESTS: Mapping[OtherTask, tuple[str, str]] = {
     "classification": ("McNemar, exact", "accuracy"),
@@ -60,11 +61,12 @@ def evaluate_task(
     `lm`: perplexity and bits per byte, divergence from the first (`CausalModels`); paired t-test over the texts' bits
     per byte. `mlm`: the loss of hidden tokens;
     paired t-test over the texts' mean losses. `classification`: accuracy, F1 and Matthews correlation;
-    McNemar's exact test.
+    McNemar's exact test. `embedding`: cosine to the first one's vectors; of scored pairs Spearman's correlation, of
+    aligned sentences the accuracy of retrieval, by McNemar's exact test.
 
     Args:
         checkpoints: label -> directory, the baseline first.
-        data: plain text, labelled for classification.
+        data: plain text, labelled for classification, any for embedding.
         output: None: nothing is written.
         report: called for each checkpoint that was run layer by layer with what that took.
         say: hears of the type that all are computed in, where it is not what is stored.
@@ -82,24 +84,28 @@ def evaluate_task(
         refuse_unwritable(output, force=force)
     task, text = data.task, data.text
     assert task != "translation"
-    assert not isinstance(text, ParallelText)
     opened = {label: open_model(path) for label, path in checkpoints.items()}
-    if isinstance(text, LabelledText):
+    if isinstance(text, LabelledText) and task == "classification":
         _check_labels(text, opened.values())
     if options.memory is not None:
         _check_by_layer(opened.values())
     options = replace(options, dtype=_dtype(opened, task, options, say))
     with ExitStack() as kept:
-        causal = None
+        causal = embedding = None
         if task == "lm" and isinstance(text, PlainText):
             from prunecli.evaluation.causal import CausalModels
 
             causal = kept.enter_context(CausalModels(checkpoints, text, data.context, options, say))
+        elif task == "embedding":
+            from prunecli.evaluation.embedding import EmbeddingModels
+
+            embedding = EmbeddingModels(data, options.decoding.batch_tokens, say)
         measured = {
-            label: _measure(label, checkpoint, causal, text, data.context, options, progress, report)
+            label: _measure(label, checkpoint, causal or embedding, data, options, progress, report)
             for label, checkpoint in opened.items()
         }
-    evaluation = _evaluation(opened, task, text, options, measured)
+    test = TESTS.get(task) if embedding is None else embedding.test
+    evaluation = _evaluation(opened, task, text, options, measured, test)
     if output is not None:
         write_json(output, evaluation.to_json(), force=force)
     return evaluation
@@ -157,13 +163,13 @@ def _kept_of_first(first: Checkpoint) -> Beside:
 def _measure(
     label: str,
     checkpoint: Checkpoint,
-    causal: CausalModels | None,
-    text: PlainText | LabelledText,
-    context: int | None,
+    side_by_side: CausalModels | EmbeddingModels | None,
+    data: Dataset,
     options: EvaluationOptions,
     progress: Progress,
     report: Callable[[str, RunReport], None],
 ) -> Measured:
+    from prunecli.evaluation.embedding import EmbeddingModels
     from prunecli.modules.devices import choose_device
     from prunecli.modules.loading import load_model
     from prunecli.modules.precision import choose_dtype
@@ -171,7 +177,7 @@ def _measure(
     from prunecli.running.runner import InMemory
     from prunecli.text.tokens import load_tokenizer
 
-    tokenizer = load_tokenizer(checkpoint.path)
+    text, tokenizer = data.text, load_tokenizer(checkpoint.path)
     runner: Runner
     if options.memory is not None and isinstance(text, PlainText):
         device, run_report = choose_device(options.device), RunReport()
@@ -181,12 +187,15 @@ def _measure(
     else:
         run_report = None
         runner = InMemory(load_model(checkpoint.path, device=options.device, dtype=options.dtype))
-    if isinstance(text, LabelledText):
+    if isinstance(side_by_side, EmbeddingModels):
+        measured = side_by_side.measure(label, checkpoint.path, runner, tokenizer, progress)
+    elif side_by_side is not None:
+        measured = side_by_side.measure(label, runner, tokenizer, progress)
+    elif isinstance(text, LabelledText):
         measured = _classes(runner, tokenizer, text, options, f"{label}: classifying", progress)
-    elif causal is not None:
-        measured = causal.measure(label, runner, tokenizer, progress)
     else:
-        measured = _masked(runner, tokenizer, text, context, options, f"{label}: reading", progress)
+        assert isinstance(text, PlainText)
+        measured = _masked(runner, tokenizer, text, data.context, options, f"{label}: reading", progress)
     if run_report is not None:
         report(label, run_report)
     del runner
@@ -249,9 +258,10 @@ def _classes(
 def _evaluation(
     opened: Mapping[str, Checkpoint],
     task: OtherTask,
-    text: PlainText | LabelledText,
+    text: Text,
     options: EvaluationOptions,
     measured: Mapping[str, Measured],
+    test: tuple[str, str] | None,
 ) -> Evaluation:
     from prunecli.results.evaluation import Evaluated, Evaluation
     from prunecli.results.header import header, sizes
@@ -260,8 +270,8 @@ def _evaluation(
     results = []
     for label, one in measured.items():
         compared: dict[str, Any] = {}
-        if label != baseline:
-            compared["p_value"] = _p_value(task, measured[baseline].values, one.values)
+        if label != baseline and test is not None:
+            compared["p_value"] = _p_value(test, measured[baseline].values, one.values)
         results.append(
             Evaluated(
                 checkpoint=label,
@@ -273,13 +283,14 @@ def _evaluation(
                 **compared,
             )
         )
-    test, of = TESTS[task]
-    tested = {"test": test, "of": of, "level": options.level, "baseline": baseline}
+    tested = None
+    if test is not None and len(measured) > 1:
+        tested = {"test": test[0], "of": test[1], "level": options.level, "baseline": baseline}
     return Evaluation(
         **header(Evaluation.FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
         task=task,
-        data={"files": [path.name for path in text.files], "texts": len(text), "sha256": text.sha256},
-        significance=tested if len(measured) > 1 else None,
+        data={"files": _names(text), "texts": len(text), "sha256": text.sha256},
+        significance=tested,
         results=results,
     )
 
@@ -288,8 +299,15 @@ def _rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}
 
 
-def _p_value(task: OtherTask, baseline: NDArray[Any], values: NDArray[Any]) -> float | None:
+def _names(text: Text) -> list[str]:
+    """Of what the texts were read from."""
+    if isinstance(text, ParallelText):
+        return [f"{text.split}.{language}" for language in text.languages]
+    return [path.name for path in text.files]
+
+
+def _p_value(test: tuple[str, str], baseline: NDArray[Any], values: NDArray[Any]) -> float | None:
     from prunecli.evaluation.paired import mcnemar_test, paired_t_test
 
-    p_value = (mcnemar_test if task == "classification" else paired_t_test)(baseline, values)
+    p_value = (mcnemar_test if test[0].startswith("McNemar") else paired_t_test)(baseline, values)
     return None if p_value is None else round(p_value, 6)

@@ -17,14 +17,14 @@ from prunecli.running.examples import LabelledExamples, Sequences, TextExamples,
 from prunecli.running.lengths import context_length, max_positions, vocabulary_size, window_length
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
-from prunecli.text.tasks import TASKS, TaskName
+from prunecli.text.tasks import TASKS, MeasuredTask
 from prunecli.text.tokens import encode, require_rows, tokenized
 
 AT_ONCE = 1 << 12
 """Lines that are tokenised between two reports."""
 
 
-def require_task(model: Any, task: TaskName) -> None:
+def require_task(model: Any, task: MeasuredTask) -> None:
     """Refuse a model without the head that a task needs.
 
     Raises:
@@ -34,11 +34,12 @@ def require_task(model: Any, task: TaskName) -> None:
     _require_sound(model.config)
     name = type(model).__name__
     generates, is_pair = bool(model.can_generate()), bool(getattr(model.config, "is_encoder_decoder", False))
-    able: Mapping[TaskName, bool] = {
+    able: Mapping[MeasuredTask, bool] = {
         "translation": generates and is_pair,
         "classification": name.endswith("ForSequenceClassification"),
         "mlm": name.endswith("ForMaskedLM"),
         "lm": generates and not is_pair,
+        "embedding": not is_pair,
     }
     if not able[task]:
         others = [other for other in TASKS if able[other]]

@@ -19,7 +19,7 @@ from prunecli.text.parallel import (
     read_parallel,
 )
 from prunecli.text.plain import PlainText, read_plain
-from prunecli.text.tasks import TaskName, TrainingTask
+from prunecli.text.tasks import MeasuredTask, TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText
 Pairs = tuple[tuple[str, str], ...]
@@ -39,10 +39,16 @@ _TASKS: Mapping[str, tuple[TaskName, ...]] = {
     **dict.fromkeys(("--stride", "--continuations"), ("lm",)),
 }
 """Option -> the tasks that it goes with."""
-_NEEDS: Mapping[TrainingTask, str] = {
+_OF_EMBEDDING = (
+    *("--data", "--source-file", "--target-file", "--langs", "--pairs"),
+    *("--labelled", "--text", "--whole-files", "--context"),
+)
+"""Options that go with the vectors of texts."""
+_NEEDS: Mapping[MeasuredTask | TrainingTask, str] = {
     "translation": "Give --data DIR, or --source-file, --target-file and --pairs.",
     "classification": "Give --labelled FILE: label<TAB>text on every line, or JSON lines.",
     **dict.fromkeys((*_PLAIN, "feature-extraction"), "Give --text FILE, one text a line."),
+    "embedding": "Give --text FILE, one text a line; --labelled FILE of scored pairs; or --data DIR of aligned text.",
 }
 """Task -> the text that it needs."""
 
@@ -52,12 +58,13 @@ class Dataset:
     """The text of a task.
 
     Attributes:
-        text: parallel for translation, labelled for classification, plain for the others.
-        pairs: the directions of translation.
+        text: parallel for translation, labelled for classification, plain for language models, any of them for
+            embedding.
+        pairs: the directions of parallel text.
         context: tokens of a window of plain text; None: see `window_length`.
     """
 
-    task: TaskName
+    task: MeasuredTask
     text: Text
     pairs: Pairs = ()
     context: int | None = None
@@ -137,7 +144,7 @@ class TextChoice:
 
     def check(
         self,
-        task: TrainingTask,
+        task: MeasuredTask | TrainingTask,
         more: Mapping[str, bool] | None = None,
         *,
         also_plain: tuple[TrainingTask, ...] = (),
@@ -154,14 +161,31 @@ class TextChoice:
         given = self.given | dict(more or {})
         for name, is_given in given.items():
             tasks = (*_TASKS[name], *(also_plain if _TASKS[name] == _PLAIN else ()))
-            if is_given and task not in tasks:
+            fits = name in _OF_EMBEDDING if task == "embedding" else task in tasks
+            if is_given and not fits:
                 raise UsageError(f"{name} goes with --task {' or '.join(tasks)}, not {task}", _NEEDS[task])
         if task in (*_PLAIN, *also_plain) and not self.files:
             raise UsageError(f"{task} needs text", _NEEDS[task])
         if task == "classification" and self.labelled is None:
             raise UsageError("classification needs labels", _NEEDS[task])
+        if task == "embedding":
+            self._kind_of_embedding()
 
-    def read(self, task: TaskName, say: Say = unsaid) -> Dataset:
+    def _kind_of_embedding(self) -> TaskName:
+        """The task whose text the vectors are of."""
+        kinds: dict[TaskName, bool] = {
+            "lm": bool(self.files),
+            "classification": self.labelled is not None,
+            "translation": self.data is not None or self.source_file is not None,
+        }
+        given = [task for task, is_given in kinds.items() if is_given]
+        if len(given) != 1:
+            raise UsageError(
+                "embedding: text of several kinds" if given else "embedding needs text", _NEEDS["embedding"]
+            )
+        return given[0]
+
+    def read(self, task: MeasuredTask, say: Say = unsaid) -> Dataset:
         """The text of `task`.
 
         Args:
@@ -173,12 +197,14 @@ class TextChoice:
         """
         return Dataset(task, *self.text_of(task, say), self.context)
 
-    def text_of(self, task: TrainingTask, say: Say = unsaid) -> tuple[Text, Pairs]:
+    def text_of(self, task: MeasuredTask | TrainingTask, say: Say = unsaid) -> tuple[Text, Pairs]:
         """The text of `task` and, of translation, its directions.
 
         Raises:
             UsageError, DataError: as `read`.
         """
+        if task == "embedding":
+            task = self._kind_of_embedding()
         if task == "translation":
             return self.parallel(say)
         if task != "classification":

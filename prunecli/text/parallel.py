@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +36,12 @@ class ParallelText:
     def languages(self) -> tuple[str, ...]:
         """The languages, in the order in which they were asked for."""
         return tuple(self.sentences)
+
+    @property
+    def sha256(self) -> str:
+        """A hash of the sentences."""
+        rows = (f"{name}\n{line}" for name, lines in self.sentences.items() for line in lines)
+        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
     def first(self, count: int | None) -> ParallelText:
         """The first `count` sentences; all of them where it is None.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from prunecli.errors import UnsupportedModelError, UsageError
 
@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 TaskName = Literal["translation", "classification", "mlm", "lm"]
 """What a model can be measured at."""
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
+MeasuredTask = Literal[TaskName, "embedding"]
+"""What `evaluate` measures: vectors of texts too, which need no head."""
 TrainingTask = Literal[TaskName, "feature-extraction"]
 """What a model can be trained for."""
+Task = TypeVar("Task", bound=str)
 
 _ENDINGS: Mapping[str, TrainingTask] = {
     "Model": "feature-extraction",
@@ -58,13 +61,22 @@ def task_of(checkpoint: Checkpoint) -> TaskName:
     if task == "feature-extraction":
         raise UnsupportedModelError(
             f"{checkpoint.path}: {_class_name(checkpoint)} has no head, so there is no score and no loss of it",
-            "Name a checkpoint with a head; compare-models and finetune do without one.",
+            "Name a checkpoint with a head; evaluate, compare-models and finetune do without one.",
         )
     return task
 
 
-def task_of_all(checkpoints: Sequence[Path]) -> TaskName:
+def measured_task_of(checkpoint: Checkpoint) -> MeasuredTask:
+    """What a checkpoint's model is for, one without a head for the vectors of texts."""
+    task = training_task_of(checkpoint)
+    return "embedding" if task == "feature-extraction" else task
+
+
+def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -> Task:
     """What several checkpoints' models are for.
+
+    Args:
+        of: says it of one: `task_of`, `measured_task_of`.
 
     Raises:
         UsageError: not all for the same.
@@ -72,10 +84,10 @@ def task_of_all(checkpoints: Sequence[Path]) -> TaskName:
     """
     from prunecli.model.checkpoint import open_model
 
-    paths: dict[TaskName, Path] = {}
+    paths: dict[Task, Path] = {}
     for path in checkpoints:
         with open_model(path) as checkpoint:
-            paths.setdefault(task_of(checkpoint), path)
+            paths.setdefault(of(checkpoint), path)
     if len(paths) > 1:
         (first, path), (second, other), *_ = paths.items()
         raise UsageError(f"{path} is for {first}, {other} for {second}", "Say with --task what is measured.")

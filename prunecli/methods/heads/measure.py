@@ -33,7 +33,7 @@ from prunecli.running.examples import Batch
 from prunecli.running.runner import Runner
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tasks import TaskName
+from prunecli.text.tasks import MeasuredTask, TaskName
 
 METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
     "translation": ("chrf++", "bleu", "loss"),
@@ -195,7 +195,7 @@ def _by_layer(layers: Sequence[AttentionLayer], values: Sequence[float]) -> dict
 
 def _scores(
     checkpoint: Checkpoint,
-    task: TaskName,
+    task: MeasuredTask,
     method: Method,
     layers: Sequence[AttentionLayer],
     count: int,

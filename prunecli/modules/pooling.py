@@ -1,0 +1,220 @@
+"""From the hidden states of a text's tokens to its vector, as a sentence-transformers model says it.
+
+What is known: modules of the kinds Pooling, Dense and Normalize, in `modules.json` beside or above the transformer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+
+MODULES_FILE = "modules.json"
+MODES: Mapping[str, str] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Key of an older Pooling's config.json -> what newer ones call it under `pooling_mode`."""
+
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "Tanh": torch.tanh,
+    "Identity": lambda vectors: vectors,
+    "ReLU": torch.relu,
+    "GELU": functional.gelu,
+    "SiLU": functional.silu,
+}
+"""Class of torch that a Dense names -> what it computes."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A linear layer behind the pooling.
+
+    Attributes:
+        weight: `[out, in]` float32.
+        bias: `[out]`, or None.
+        activation: applied to what comes out.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    activation: Callable[[Tensor], Tensor]
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """`[texts, in]` to `[texts, out]`."""
+        return self.activation(functional.linear(vectors, self.weight, self.bias))
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a model makes one vector of a text.
+
+    Attributes:
+        modes: of the pooling; what several make lies side by side.
+        layers: behind it.
+        normalises: whether vectors have the length 1 in the end.
+        max_tokens: of a text, which is cut there; None: what the model takes.
+        lower_case: whether texts are lower-cased first.
+        is_declared: whether the model says so; else it is the mean of the hidden states.
+    """
+
+    modes: tuple[str, ...] = ("mean",)
+    layers: tuple[Dense, ...] = ()
+    normalises: bool = False
+    max_tokens: int | None = None
+    lower_case: bool = False
+    is_declared: bool = False
+
+    def __call__(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """A vector for each text.
+
+        Args:
+            hidden: `[texts, tokens, width]`, of the last layer.
+            mask: `[texts, tokens]`, 1 where there is a token.
+
+        Returns:
+            `[texts, width of a vector]` float32, on the CPU.
+        """
+        hidden, mask = hidden.float().cpu(), mask.cpu()
+        vectors = torch.cat([_POOLED[mode](hidden, mask[..., None].float()) for mode in self.modes], dim=1)
+        for layer in self.layers:
+            vectors = layer(vectors)
+        return functional.normalize(vectors, dim=1) if self.normalises else vectors
+
+
+def read_pooling(directory: Path) -> Pooling:
+    """That of the model in `directory`: of its `modules.json`, or of one above that names the folder.
+
+    Raises:
+        CheckpointError: a file that cannot be read, or says what cannot be.
+        UnsupportedModelError: a module or a kind of pooling that is not known.
+    """
+    home = _home(directory)
+    if home is None:
+        return Pooling()
+    modes: tuple[str, ...] = ("mean",)
+    layers: list[Dense] = []
+    normalises = False
+    for entry in _json(home / MODULES_FILE):
+        kind = str(entry["type"]).rpartition(".")[2]
+        folder = home / str(entry.get("path", ""))
+        if kind == "Pooling":
+            modes = _modes(folder / "config.json")
+        elif kind == "Dense":
+            layers.append(_dense(folder))
+        elif kind == "Normalize":
+            normalises = True
+        elif kind != "Transformer":
+            raise UnsupportedModelError(f"{home / MODULES_FILE}: a module of the kind {kind} is not known")
+    about = directory / "sentence_bert_config.json"
+    settings = _json(about) if about.is_file() else {}
+    longest = settings.get("max_seq_length")
+    return Pooling(
+        modes,
+        tuple(layers),
+        normalises,
+        longest if type(longest) is int and longest > 0 else None,
+        settings.get("do_lower_case") is True,
+        True,
+    )
+
+
+def _home(directory: Path) -> Path | None:
+    """The folder whose `modules.json` has the transformer in `directory`."""
+    for home in (directory, directory.parent):
+        if not (home / MODULES_FILE).is_file():
+            continue
+        entries = _json(home / MODULES_FILE)
+        if not isinstance(entries, list) or not all(
+            isinstance(entry, dict) and "type" in entry for entry in entries
+        ):
+            raise CheckpointError(f"{home / MODULES_FILE}: is no list of modules", "Copy the file again.")
+        paths = [str(entry.get("path", "")) for entry in entries]
+        if any((home / path).resolve() == directory.resolve() for path in paths):
+            return home
+    return None
+
+
+def _modes(path: Path) -> tuple[str, ...]:
+    settings = _json(path)
+    named = settings.get("pooling_mode")
+    if named is None:
+        modes = tuple(mode for key, mode in MODES.items() if settings.get(key) is True)
+    else:
+        modes = tuple(map(str, named)) if isinstance(named, list) else (str(named),)
+    unknown = [mode for mode in modes if mode not in _POOLED]
+    if unknown or not modes:
+        raise UnsupportedModelError(f"{path}: pooling by {unknown[0] if unknown else 'nothing'} is not known")
+    return modes
+
+
+def _dense(folder: Path) -> Dense:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    settings, path = _json(folder / "config.json"), folder / "model.safetensors"
+    activation = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
+    if activation not in ACTIVATIONS:
+        raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {activation} is not known")
+    if not path.is_file():
+        raise UnsupportedModelError(
+            f"{folder}: no model.safetensors", "Have sentence-transformers save it again."
+        )
+    try:
+        found = load_file(path)
+        bias = found.get("linear.bias")
+        return Dense(
+            found["linear.weight"].float(), None if bias is None else bias.float(), ACTIVATIONS[activation]
+        )
+    except (SafetensorError, KeyError, OSError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})", "Copy the file again.") from error
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})", "Copy the file again.") from error
+
+
+def _sum(hidden: Tensor, mask: Tensor) -> Tensor:
+    return (hidden * mask).sum(dim=1)
+
+
+def _first(hidden: Tensor, mask: Tensor) -> Tensor:
+    """Of the first token: where texts are filled up on the left, it is not the first one of the row."""
+    return hidden[torch.arange(len(hidden)), mask[..., 0].argmax(dim=1)]
+
+
+def _last(hidden: Tensor, mask: Tensor) -> Tensor:
+    places = torch.arange(1, hidden.shape[1] + 1) * mask[..., 0]
+    return hidden[torch.arange(len(hidden)), places.argmax(dim=1)]
+
+
+def _weighted(hidden: Tensor, mask: Tensor) -> Tensor:
+    """The mean, the n-th token n times."""
+    weights = mask * torch.arange(1, hidden.shape[1] + 1)[None, :, None]
+    return _sum(hidden, weights) / weights.sum(dim=1)
+
+
+_POOLED: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cls": _first,
+    "mean": lambda hidden, mask: _sum(hidden, mask) / mask.sum(dim=1),
+    "max": lambda hidden, mask: hidden.masked_fill(mask == 0, -torch.inf).amax(dim=1),
+    "mean_sqrt_len_tokens": lambda hidden, mask: _sum(hidden, mask) / mask.sum(dim=1).sqrt(),
+    "weightedmean": _weighted,
+    "lasttoken": _last,
+}
+"""Mode -> `[texts, tokens, width]` and `[texts, tokens, 1]` to `[texts, width]`."""

@@ -1,0 +1,100 @@
+"""A text's vector from its tokens' hidden states, beside a loop over texts and tokens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.modules.pooling import MODES, Pooling, read_pooling
+from tests.sentence_model import WIDTH, sentence_model
+
+LOOPS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "cls": lambda tokens: tokens[0],
+    "mean": lambda tokens: sum(tokens) / len(tokens),
+    "max": lambda tokens: np.max(tokens, axis=0),
+    "mean_sqrt_len_tokens": lambda tokens: sum(tokens) / len(tokens) ** 0.5,
+    "weightedmean": lambda tokens: (
+        sum((n + 1) * token for n, token in enumerate(tokens)) / sum(range(1, len(tokens) + 1))
+    ),
+    "lasttoken": lambda tokens: tokens[-1],
+}
+"""Mode -> `[tokens, width]` of one text, without padding, to `[width]`."""
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=1, max_size=4), st.sampled_from(list(LOOPS)), st.integers(0, 2**31)
+)
+def test_modes(lengths: list[int], mode: str, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    hidden = draw.normal(size=(len(lengths), max(lengths), 5)).astype(np.float32)
+    mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+    found = Pooling((mode,))(torch.from_numpy(hidden), torch.from_numpy(mask))
+    want = [LOOPS[mode](row[:length]) for row, length in zip(hidden, lengths, strict=True)]
+    if mode != "weightedmean":  # which counts places of the row, as sentence-transformers does
+        left = [
+            np.concatenate([row[length:], row[:length]]) for row, length in zip(hidden, lengths, strict=True)
+        ]
+        turned = Pooling((mode,))(torch.from_numpy(np.stack(left)), torch.from_numpy(mask[:, ::-1].copy()))
+        np.testing.assert_allclose(turned, found, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-6)
+
+
+def test_a_published_layout(tmp_path: Path) -> None:
+    pooling = read_pooling(sentence_model(tmp_path / "model"))
+    assert (pooling.modes, pooling.normalises, pooling.max_tokens) == (("mean",), True, 24)
+    hidden = np.random.default_rng(0).normal(size=(2, 3, WIDTH)).astype(np.float32)
+    dense = load_file(tmp_path / "model" / "2_Dense" / "model.safetensors")
+    pooled = np.tanh(np.stack([hidden[0].mean(0), hidden[1, :2].mean(0)]) @ dense["linear.weight"].T)
+    want = pooled / np.sqrt((pooled**2).sum(1, keepdims=True))
+    found = pooling(torch.from_numpy(hidden), torch.tensor([[1, 1, 1], [1, 1, 0]]))
+    np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_transformer_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    sentence_model(tmp_path / "model", transformer="0_Transformer")
+    assert read_pooling(tmp_path / "model" / "0_Transformer").normalises
+    (tmp_path / "model" / "another").mkdir()
+    assert not read_pooling(tmp_path / "model" / "another").is_declared
+
+
+@pytest.mark.parametrize(("key", "mode"), MODES.items())
+def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
+    model = sentence_model(tmp_path / "model")
+    for settings in ({name: name == key for name in MODES}, {"pooling_mode": mode}, {"pooling_mode": [mode]}):
+        (model / "1_Pooling" / "config.json").write_text(json.dumps(settings))
+        assert read_pooling(model).modes == (mode,)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "error", "message"),
+    [
+        ("modules.json", "{", CheckpointError, r"modules\.json: cannot be read"),
+        ("modules.json", "{}", CheckpointError, "no list of modules"),
+        ("modules.json", '[{"path": "", "type": "a.b.CNN"}]', UnsupportedModelError, "kind CNN is not known"),
+        ("1_Pooling/config.json", '{"pooling_mode": "rank"}', UnsupportedModelError, "by rank is not known"),
+        ("1_Pooling/config.json", "{}", UnsupportedModelError, "by nothing is not known"),
+        (
+            "2_Dense/config.json",
+            '{"activation_function": "a.Odd"}',
+            UnsupportedModelError,
+            "Odd is not known",
+        ),
+        ("2_Dense/model.safetensors", "{", CheckpointError, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    file: str, text: str, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    model = sentence_model(tmp_path / "model")
+    (model / file).write_text(text)
+    with pytest.raises(error, match=message):
+        read_pooling(model)
