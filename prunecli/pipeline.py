@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import Any
 from prunecli import __version__
 from prunecli.errors import CheckpointError, HubError
 from prunecli.model.card import model_card
-from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.history import named
 from prunecli.model.mixtures import find_mixtures
 from prunecli.model.opening import SHIM_FILE, shim_classes, shim_source
@@ -24,6 +24,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.git_lfs import refuse_pointers_beside_weights
@@ -125,15 +126,15 @@ def apply(
                     progress=progress,
                 )
         _write_side_files(source, rewrite, directory)
-        write_json(directory / "config.json", _with_dtype(rewrite))
+        config = _with_dtype(rewrite)
+        write_json(directory / "config.json", config)
         if classes := shim_classes(rewrite.config):
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
         (directory / "README.md").write_text(
             _card(source, rewrite, summary, weights=weights), encoding="utf-8"
         )
-        if weights:  # what lies on the disk, not what was to be there
-            with open_model(directory) as result:
-                result.check()
+        if weights:
+            _check_written(directory, rewrite, config)
         if journal is not None:
             journal.close()
     return Applied(source, rewrite, summary, output)
@@ -180,6 +181,15 @@ def _as_read(source: Checkpoint, rewrite: Rewrite) -> tuple[Structure, dict[str,
             f"{source.path}: the result would not be what its config says: another structure"
         )
     return Structure.from_json(meant, f"{source.path}: the result"), config
+
+
+def _check_written(directory: Path, rewrite: Rewrite, config: Mapping[str, Any]) -> None:
+    """Whether what lies on the disk, opened again, is what `summarize` found to fit its config."""
+    held = {name: stored.info for file in find_weights(directory) for name, stored in file.tensors.items()}
+    meant = {output.name: output.info for output in rewrite.outputs}
+    if held != meant or read_config(directory) != json.loads(json.dumps(config)):
+        odd = next((name for name in {**meant, **held} if meant.get(name) != held.get(name)), "config.json")
+        raise CheckpointError(f"{directory}: {odd} was not written as it was to be", "Is the disk sound?")
 
 
 @contextmanager

@@ -191,6 +191,17 @@ def test_outputs_that_do_not_fit_their_structure_are_refused_first(tmp_path: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_what_lies_on_the_disk_is_compared_with_what_was_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        pipeline, "write_json", lambda path, payload: write_json(path, {**payload, "vocab_size": 1})
+    )
+    with pytest.raises(CheckpointError, match=r"config\.json was not written as it was to be"):
+        rewritten(tiny(tmp_path / "in"), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
 def test_overflow_leaves_nothing(tmp_path: Path) -> None:
     source = tiny(tmp_path / "in")
     tensors = random_tensors(config_of(source))
