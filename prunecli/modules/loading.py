@@ -63,7 +63,11 @@ def load_model(
     with open_model(path) as stored:
         named = {stored.path.resolve().name: stored}
         kind = fitting_dtype(named, devices, str(dtype), beside=holding(room), only_runs=True)
-        spread = need_of(stored, devices, kind, room).spread() if devices.others else None
+        spread = None
+        if (
+            devices.others and not need_of(stored, devices.alone, kind, room).fits()
+        ):  # others are let alone, else
+            spread = need_of(stored, devices, kind, room).spread()
         if stored.runs_stock:
             return _stock(stored, devices.first, kind, model_class, spread)
         checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)

@@ -40,18 +40,12 @@ COMMANDS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     "collect-gates": (collect_gates, ("moe", *PAIR)),
     "collect-gates text": (collect_gates, ("mixtral", "--text", "a=lines")),
     "score-heads": (score_heads, ("m2m_100", *PAIR)),
-    "score-heads ablation": (
-        score_heads,
-        ("llama", "--text", "lines", "--method", "ablation", "--beam", "1", "--batch-tokens", "16"),
-    ),
-    "evaluate": (evaluate, ("moe", *PAIR, "--beam", "2", "--max-new-tokens", "4")),
+    "evaluate": (evaluate, ("moe", *PAIR, "--beam", "2", "--max-new-tokens", "3", "--max-sentences", "4")),
     "evaluate lm": (evaluate, ("mixtral", "--task", "lm", "--text", "lines")),
     "compare-models": (compare_models, ("m2m_100", *PAIR, "--measure", "cka")),
     "prune-layers": (prune_layers, ("llama", "--text", "lines", "--metric", "cka", "--decoder", "1")),
     "prune-ffn": (prune_ffn, ("llama", "--width", "64", "--score", "activation", "--text", "lines")),
 }
-SHARES = {"score-heads ablation": 0.95}
-"""Of the weights that a card holds, where a run takes more beside them."""
 REWRITING = ("prune-layers", "prune-ffn")
 
 
@@ -116,7 +110,7 @@ def test_commands_say_so_and_find_the_same(
         output = tmp_path / f"{device}.json"
         # Below 8.0 float32 never becomes bfloat16, in which one card would hold it.
         capability = (7, 0) if name in REWRITING else (8, 0)
-        cards = two_cards(models / arguments[0], SHARES.get(name, 0.7), capability)
+        cards = two_cards(models / arguments[0], capability=capability)
         dtype = () if name in REWRITING else ("--dtype", "float32")
         with cards if device == "auto" else nullcontext():
             made = call(command, *arguments, *dtype, "--device", device, "-o", output)
@@ -194,8 +188,12 @@ def test_layers_that_are_too_large_side_by_side_are_named(
 
 
 def test_one_card_where_it_is_enough(models: Path) -> None:
-    with two_cards(models / "llama", 1.1):
+    asked: list[torch.device] = []
+    with two_cards(models / "llama", 1.1), pytest.MonkeyPatch.context() as patch:
+        stock = torch.cuda.mem_get_info
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or stock(device))
         assert devices_of(load_model(models / "llama", dtype="float32")) == (CARDS[0],)
+        assert {*asked} == {CARDS[0]}  # to ask another takes some of its memory
         assert list(devices_of(load_model(models / "llama", dtype="float32", room=1 << 18))) == CARDS
 
 
