@@ -206,7 +206,7 @@ def test_steps_of_a_training_are_drawn_against_updates(folder, monkeypatch):
         (("full", "--task", "mlm", "--text", "a.txt", "--stride", "3"), UsageError, "--stride goes with"),
         (("full", "--text", "a.txt", "--context", "65"), UsageError, "--context 65: the model has 64 pos"),
         (("c-full", "--labelled", "text.tsv", "--memory", "8GiB"), UsageError, "--memory goes with"),
-        (("bare", "--text", "a.txt"), UnsupportedModelError, "bare: BertModel has no head"),
+        (("bare", "--task", "mlm", "--text", "a.txt"), UnsupportedModelError, "BertModel, which has no head"),
         (("none", "--text", "a.txt"), CheckpointError, "none: no such directory"),
         (("full", "--text", "a,b=a.txt"), UsageError, "--text a,b=a.txt: a comma in the name"),
         (("full", "--text", "a.txt", "--continuations", "3"), UsageError, "compares checkpoints"),
