@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from prunecli.errors import UsageError
+from prunecli.errors import CheckpointError, UsageError
 
 LENGTH_FACTOR = 3
 LENGTH_MARGIN = 50
@@ -47,11 +47,20 @@ def position_count(model: Any) -> int | None:
 
 
 def context_length(model: Any, tokenizer: Any) -> int | None:
-    """Tokens that the model has positions for and its tokenizer allows, or None where nothing bounds them."""
+    """Tokens that the model has positions for and its tokenizer allows, or None where nothing bounds them.
+
+    Raises:
+        CheckpointError: what the tokenizer allows is no number.
+    """
     bounds = [position_count(model)]
     # A tokenizer that knows no bound says so with a number beyond all bounds.
     allowed = getattr(tokenizer, "model_max_length", 1 << 30)
-    bounds.append(allowed if allowed < 1 << 30 else None)
+    if not isinstance(allowed, int | float) or not allowed >= 0:
+        raise CheckpointError(
+            f"{tokenizer.name_or_path}: the tokenizer's model_max_length is {allowed!r}, not a number of tokens",
+            "Correct it in tokenizer_config.json.",
+        )
+    bounds.append(int(allowed) if allowed < 1 << 30 else None)
     return min((bound for bound in bounds if bound is not None), default=None)
 
 

@@ -53,6 +53,10 @@ WRITERS = (
     Writer(
         ("gpt2",), "factorize-embeddings gpt2 --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 3 -o out"
     ),
+    Writer(("m2m_100",), "prune-layers m2m_100 --layers encoder:1 -o out"),
+    Writer(("m2m_100",), "prune-ffn m2m_100 --ratio 0.5 -o out"),
+    Writer(("m2m_100",), "share-attention m2m_100 --encoder share -o out"),
+    Writer(("gptq",), "prune-experts gptq --metric aimer --ratio 0.5 -o out"),
     Writer(
         ("m2m_100", "data"),
         f"finetune m2m_100 {TEXT} --steps 8 --eval-every 2 --warmup 1 -o out",

@@ -8,7 +8,9 @@ from pathlib import Path
 from random import Random
 
 from tests.families import tiny_family
-from tests.tiny import tiny_nllb_moe
+from tests.quantising import quantise
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import tiny_nllb_moe, write_plain_tokenizer
 
 WORDS = (
     "the",
@@ -68,6 +70,8 @@ PREPARATION = (
     "compare-languages gates.json --ratio 0.5 -o languages.json",
     f"finetune m2m_100 {TRAIN} -o tuned",
     "run recipe.yaml",
+    "collect-gates mixture --text a=text.txt --device cpu -o mixture-gates.json",
+    "share-attention m2m_100 --encoder share --decoder share -o attention",
 )
 """In the order in which they run, in a folder that holds the models and the text."""
 
@@ -88,6 +92,7 @@ class Case:
         targets: patterns of the files of which some are damaged.
         commands: of which one runs; it writes `out` or `out.json`, if anything.
         weight: how often, beside the others.
+        served: a directory that is `SERVED` of a hub on loopback, whose answers are damaged too; empty: none.
     """
 
     kind: str
@@ -95,8 +100,10 @@ class Case:
     targets: tuple[str, ...]
     commands: tuple[str, ...]
     weight: float = 1.0
+    served: str = ""
 
 
+SERVED = "org/tiny"
 LIGHT = (
     "inspect {m}",
     "inspect {m} --json",
@@ -105,6 +112,10 @@ LIGHT = (
     "share-ffn {m} --config SharedEncSharedDec --dense-only -o out",
     "factorize-embeddings {m} --map-dim 4 --expand-dim 12 --max-groups 2 --epochs 0 -o out",
     "trim-vocabulary {m} --text text.txt -o out",
+    "prune-layers {m} --layers 1 -o out",
+    "prune-ffn {m} --ratio 0.5 --dense-only -o out",
+    "share-attention {m} --encoder share -o out",
+    "share-attention {m} --decoder share -o out",
 )
 MOE = (
     "inspect {m} --fit 100KiB",
@@ -122,6 +133,28 @@ LM = (
     "evaluate {m} --text text.txt --task lm --batch-tokens 200 -o out.json",
     "score-heads {m} --text text.txt --task lm --batch-tokens 200 -o out.json",
 )
+MIXTURE = (
+    "inspect {m}",
+    "inspect {m} --fit 60KiB",
+    "prune-experts {m} --metric random --ratio 0.5 -o out",
+    "prune-experts {m} --metric aimer --ratio 0.5 -o out",
+    "prune-experts {m} --gates mixture-gates.json --ratio 0.5 -o out",
+    "prune-layers {m} --layers 1 -o out",
+    "trim-vocabulary {m} --text text.txt -o out",
+    "collect-gates {m} --text a=text.txt --device cpu -o out.json",
+    "collect-gates {m} --text a=text.txt --device cpu --memory 4GiB -o out.json",
+    "evaluate {m} --text text.txt --task lm --batch-tokens 200 --device cpu -o out.json",
+    "evaluate {m} --text text.txt --task lm --batch-tokens 200 --device cpu --memory 4GiB -o out.json",
+)
+STREAMED = (
+    f"inspect {SERVED}",
+    f"prune-experts {SERVED} --metric random --ratio 0.5 -o out",
+    f"prune-experts {SERVED} --metric random --ratio 0.5 --stream -o out",
+    f"prune-layers {SERVED} --layers 1 --stream -o out",
+    f"trim-vocabulary {SERVED} --text text.txt --stream -o out",
+)
+QUANTISED = {"fp8": "qwen3_moe", "gptq": "mixtral", "mxfp4": "gpt_oss"}
+"""Scheme -> type of a mixture whose experts are quantised so."""
 CONFIGS = ("{m}/config.json", "{m}/generation_config.json", "{m}/tokenizer_config.json")
 WEIGHTS = ("{m}/*.safetensors", "{m}/*.index.json", "{m}/*.bin")
 
@@ -129,7 +162,7 @@ WEIGHTS = ("{m}/*.safetensors", "{m}/*.index.json", "{m}/*.bin")
 def _model(
     kind: str, name: str, targets: tuple[str, ...], commands: tuple[str, ...], weight: float = 1.0
 ) -> Case:
-    extra = ("gates.json", "data", "text.txt")
+    extra = ("gates.json", "mixture-gates.json", "data", "text.txt")
     return Case(
         kind,
         (name, *extra),
@@ -254,6 +287,13 @@ def _cases() -> tuple[Case, ...]:
             3,
         ),
     ]
+    for name in ("mixture", *QUANTISED):
+        targets = (*WEIGHTS[:2], *CONFIGS, f"{name}/tokenizer.json")
+        found.append(_model("mixtures" if name == "mixture" else "quantised", name, targets, MIXTURE, 3))
+    found.append(_model("structure", "attention", CONFIGS[:1], (*LIGHT, *SEQ2SEQ), 2))
+    for name in ("moe-sharded", "mixture"):
+        needs, targets = (name, "text.txt"), tuple(target.format(m=name) for target in (*WEIGHTS, *CONFIGS))
+        found.append(Case("hub", needs, targets, STREAMED, 4, served=name))
     return tuple(found)
 
 
@@ -268,6 +308,16 @@ def write_models(folder: Path) -> None:
     for name in ("m2m_100", "t5", "gpt2", "llama", "bert"):
         changes = {"architectures": ["BertForSequenceClassification"]} if name == "bert" else {}
         tiny_family(folder / name, name, **changes)
+    for scheme, model_type in {"mixture": "qwen3_moe", **QUANTISED}.items():
+        plain = folder / ("mixture" if scheme == "mixture" else f"plain-{scheme}")
+        plain.mkdir()
+        write_plain_tokenizer(plain)
+        tiny_mixture(model_type, intermediate_size=32, moe_intermediate_size=32).save_pretrained(plain)
+        if scheme != "mixture":
+            values = folder / f"values-{scheme}"
+            quantise(plain, folder / scheme, values, scheme, _of_experts)
+            shutil.rmtree(plain)
+            shutil.rmtree(values)
     (folder / "data").mkdir()
     for split, count in (("train", 20), ("val", 20), ("test", 20)):
         for language in ("eng_Latn", "fra_Latn"):
@@ -277,6 +327,11 @@ def write_models(folder: Path) -> None:
     lines = sentences(12, "labelled").splitlines()
     (folder / "labelled.tsv").write_text("".join(f"{i % 2}\t{line}\n" for i, line in enumerate(lines)))
     (folder / "recipe.yaml").write_text(RECIPE)
+
+
+def _of_experts(name: str) -> bool:
+    """Whether a tensor's values are quantised."""
+    return ".experts." in name and not name.endswith("bias")
 
 
 def sentences(count: int, seed: str) -> str:

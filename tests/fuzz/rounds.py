@@ -18,16 +18,22 @@ from random import Random
 from types import FrameType
 from unittest.mock import patch
 
+import pytest
+
 from prunecli.commands import app
 from prunecli.methods.experts import resume
 from prunecli.model.checkpoint import open_model
-from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, Case, copy_needed, write_models
+from prunecli.tensors.hub import ranges
+from prunecli.tensors.hub.fetch import commit_of
+from tests.fuzz.hubs import damage_hub
+from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, SERVED, Case, copy_needed, write_models
 from tests.fuzz.mutations import damage_file
+from tests.hub_server import point_at, serving
 
 OWN_NAMES = ("out", "out.json", "out.html", "out.finetune.json", "tuned", "tuned.finetune.json", "new")
 """What the commands of the cases write."""
 
-STATES = (".out.json.partial", "out.training", "tuned.training", ".prunecli")
+STATES = (".out.json.partial", "out.training", "tuned.training", ".prunecli", "cache")
 """What the commands may leave behind, so that they can go on."""
 
 
@@ -177,7 +183,8 @@ def play(
     try:
         damage = _damage(case, folder, rng)
         before, outside = contents(folder), sorted(work.iterdir())
-        ran = run(command, folder, limit_s)
+        with _hub(case, folder, rng, damage):
+            ran = run(command, folder, limit_s)
         made = Round(case.kind, command, damage, ran)
         made.faults += [*_told(ran), *_left(folder, before, ran)]
         if sorted(work.iterdir()) != outside:
@@ -185,6 +192,21 @@ def play(
         return made
     finally:
         shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def _hub(case: Case, folder: Path, rng: Random, damage: list[str]) -> Iterator[None]:
+    """The hub that the case asks for, which may answer what cannot be."""
+    if not case.served:
+        yield
+        return
+    with serving() as hub, pytest.MonkeyPatch.context() as patched:
+        point_at(hub.url, folder / "cache", patched)
+        patched.setattr(ranges, "WAITS", (0,) * 3)
+        commit_of.cache_clear()
+        hub.add(SERVED, folder / case.served)
+        damage += damage_hub(hub, rng)
+        yield
 
 
 def _damage(case: Case, folder: Path, rng: Random) -> list[str]:

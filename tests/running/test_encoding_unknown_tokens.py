@@ -129,6 +129,14 @@ def test_an_unknown_word_without_an_unknown_token_is_refused(make: Make) -> None
         encode(Without(), ["a"], "eng_Latn", vocabulary=9)
 
 
+@pytest.mark.parametrize("value", [[1], "9", -1, float("nan"), None])
+def test_a_length_of_texts_that_is_none_is_refused(make: Make, value: object) -> None:
+    tokenizer, model = make("gpt2")
+    tokenizer.model_max_length = value
+    with pytest.raises(CheckpointError, match=r"model_max_length is .*, not a number of tokens"):
+        text_examples(tokenizer, model, ["the tin"])
+
+
 def test_masked_text_gets_no_such_token(make: Make) -> None:
     tokenizer, model = make("bert")
     examples = mlm_examples(tokenizer, model, ["the tin"])
