@@ -116,10 +116,10 @@ def _dtype(
 ) -> str:
     """The type of all models: as asked, as an interrupted run had it (`earlier`), or as they fit."""
     from prunecli.modules.devices import choose_devices
-    from prunecli.modules.precision import decoding, dtype_name, fitting_dtype
+    from prunecli.modules.precision import COMPUTE, decoding, dtype_name, fitting_dtype
 
     earlier = process_group.broadcast(earlier)
-    if earlier is not None and options.dtype == "auto":
+    if earlier in COMPUTE and options.dtype == "auto":  # what a damaged state says may be none
         say(f"Computed in {earlier}, as before the interruption.")
         return earlier
     devices = choose_devices(options.device)

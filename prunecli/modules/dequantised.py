@@ -62,6 +62,10 @@ class DequantisedCheckpoint(Checkpoint):
     def _by_stored_name(self) -> dict[str, tuple[int, Stored]]:
         return {name: (0, Stored(info, 0)) for name, info in self._values.items()}
 
+    def _equal(self, _one: str, _other: str) -> bool:
+        """Of tied tensors, those that are equal are left out by the source."""
+        return False
+
     def stored_bytes(self, name: str) -> int:
         """As the source's; of a quantised weight with its scales and all."""
         weight = self._weights.get(name)

@@ -215,3 +215,16 @@ def test_threads_read_side_by_side(tmp_path: Path) -> None:
             for _ in range(5):
                 found = pool.map(lambda n: values(run, f"m{n}.weight"), range(12))
                 assert all(torch.equal(one, wanted.values) for one, wanted in zip(found, made, strict=True))
+
+
+def test_a_table_and_an_output_that_are_said_to_be_one_and_differ(tmp_path: Path) -> None:
+    tiny_mixture("qwen3_moe", moe_intermediate_size=32).save_pretrained(tmp_path / "plain")
+    quantise(
+        tmp_path / "plain", tmp_path / "fp8", tmp_path / "values", "fp8", lambda name: ".experts." in name
+    )
+    path = tmp_path / "fp8" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tie_word_embeddings": True}))
+    with open_model(tmp_path / "fp8") as stored:
+        assert {*as_run(stored, torch.float32).tensors} == {*stored.tensors} - {
+            part for weight in stored.quantised.values() for part in weight.parts.values()
+        } | {*stored.quantised}
