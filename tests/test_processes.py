@@ -171,7 +171,7 @@ def test_processes_that_cannot_join(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "spins"), [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
+    ("given", "spins"), [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)]
 )
 def test_threads_wait_briefly_unless_the_user_has_said_how(
     given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
