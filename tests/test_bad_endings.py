@@ -111,12 +111,12 @@ def test_a_failure_with_force_keeps_the_old_result(
 ) -> None:
     """Even one of the last check, when all is written."""
 
-    def fail(_directory: Path) -> NoReturn:
+    def fail(*_: object) -> NoReturn:
         raise CheckpointError("the result cannot be opened")
 
     pruned(source, tmp_path / "out")
     old = digests(tmp_path / "out")
-    monkeypatch.setattr(pipeline, "open_model", fail)
+    monkeypatch.setattr(pipeline, "_check_written", fail)
     with pytest.raises(CheckpointError, match="cannot be opened"):
         pruned(source, tmp_path / "out", "float16", force=True)
     assert names(tmp_path) == ["in", "out"]

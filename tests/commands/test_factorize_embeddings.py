@@ -276,4 +276,4 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, folder: Path) -> N
     source = tiny_family(folder / "source", "gpt2", vocab_size=20)
     result = run(source, *SMALL, "--text", "lines")
     assert result.status == 1
-    assert "its table has 20 rows" in result.err
+    assert "table has 20 rows" in result.err
