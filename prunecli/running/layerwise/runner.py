@@ -49,6 +49,9 @@ ROOMY = 1 << 30
 AHEAD = 1 << 30
 """Bytes of weights that are read beyond the next blocks, of what is to spare: while attentions compute, say."""
 
+MOST_AHEAD = 128
+"""Blocks of these at most: experts of a layer. Of small ones more would be many to make, and none is waited for."""
+
 
 @dataclass(frozen=True)
 class Resources:
@@ -265,7 +268,7 @@ class Layerwise:
             spare = plan.states - wanted - ROOMY
             if spare < 0:
                 map_large_blocks()
-            ahead = max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes
+            ahead = min(MOST_AHEAD, max(0, min(spare, AHEAD)) // self.skeleton.widest_bytes)
         with (
             limited(self._resources.device, self._resources.memory),
             StateStore(min(self.room.in_memory(plan), wanted), directory) as states,

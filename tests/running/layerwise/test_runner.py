@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,21 @@ def test_sizes_of_a_model(tmp_path: Path, path: Path) -> None:
     assert (shape.experts, shape.top_k) == (6, 2)
     assert layers_of(tiny_family(tmp_path / "t5", "t5")).has_position_bias
     assert not layers_of(path).has_position_bias
+
+
+@pytest.mark.parametrize("to_spare", [0, PLENTY])
+def test_few_blocks_are_read_ahead_however_small_they_are(
+    path: Path, monkeypatch: pytest.MonkeyPatch, to_spare: int
+) -> None:
+    layers, asked = layers_of(path, module.resident_now() + 320 * MIB + to_spare), list[int]()
+
+    class Counted(module.Reader):
+        def __init__(self, checkpoint: Any, buffers: int, buffer_bytes: int, device: torch.device) -> None:
+            asked.append(buffers)
+            super().__init__(checkpoint, buffers, buffer_bytes, device)
+
+    monkeypatch.setattr(module, "Reader", Counted)
+    (group,) = groups(layers, (0, 1000))
+    with layers.running(group) as run:
+        ids_through(layers, run)
+    assert asked == [3 + (module.MOST_AHEAD if to_spare else 0)]
