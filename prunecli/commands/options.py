@@ -138,18 +138,10 @@ ContextOption = Annotated[
         show_default=False,
     ),
 ]
-TaskOption = Annotated[
-    TaskChoice | None,
-    typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
-]
-MeasuredTaskOption = Annotated[
-    MeasuredTaskChoice | None,
-    typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
-]
-TrainingTaskOption = Annotated[
-    TrainingTaskChoice | None,
-    typer.Option("--task", help="What for; default: what the model is for.", show_default=False),
-]
+_TASK = typer.Option("--task", help="What for; default: what the model is for.", show_default=False)
+TaskOption = Annotated[TaskChoice | None, _TASK]
+MeasuredTaskOption = Annotated[MeasuredTaskChoice | None, _TASK]
+TrainingTaskOption = Annotated[TrainingTaskChoice | None, _TASK]
 BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
@@ -24,7 +23,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset
 from prunecli.text.groups import groups_of, read_groups
-from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.parallel import ParallelText, lines_sha256, pair_name
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -94,7 +93,7 @@ def evaluate_translation(
     evaluation = Evaluation(
         **header(Evaluation.FORMAT, list(opened.values()), options.seed),
         task="translation",
-        data={"split": text.split, "sentences": len(text), "sha256": _text_digest(text)},
+        data={"split": text.split, "sentences": len(text), "sha256": text.sha256},
         pairs=[pair_name(*pair) for pair in pairs],
         decoding=asdict(options.decoding),
         **score_translations(opened, translations, text, pairs, groups, metrics, options, progress),
@@ -189,20 +188,12 @@ def _key(
             "bytes": checkpoint.total_bytes,  # a float16 copy has its original's fingerprint
             "config": checkpoint.config,
             "pair": pair,
-            "sentences": _digest(sentences),
+            "sentences": lines_sha256(sentences),
             "decoding": asdict(options.decoding),
             "device": options.device,
             "dtype": options.dtype,
         }
     )
-
-
-def _digest(lines: Sequence[str]) -> str:
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _text_digest(text: ParallelText) -> str:
-    return _digest([_digest(text.sentences[language]) for language in sorted(text.sentences)])
 
 
 def hypothesis_path(directory: Path, label: str, split: str, pair: str) -> Path:

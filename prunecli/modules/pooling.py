@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.tensors.side_files import MODULES_FILE
 
-MODULES_FILE = "modules.json"
 MODES: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -101,13 +101,14 @@ def read_pooling(directory: Path) -> Pooling:
         CheckpointError: a file that cannot be read, or says what cannot be.
         UnsupportedModelError: a module or a kind of pooling that is not known.
     """
-    home = _home(directory)
-    if home is None:
+    found = _modules_of(directory)
+    if found is None:
         return Pooling()
+    home, entries = found
     modes: tuple[str, ...] = ("mean",)
     layers: list[Dense] = []
     normalises = False
-    for entry in _json(home / MODULES_FILE):
+    for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
         folder = home / str(entry.get("path", ""))
         if kind == "Pooling":
@@ -131,8 +132,8 @@ def read_pooling(directory: Path) -> Pooling:
     )
 
 
-def _home(directory: Path) -> Path | None:
-    """The folder whose `modules.json` has the transformer in `directory`."""
+def _modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:
+    """The folder whose `modules.json` has the transformer in `directory`, and the modules."""
     for home in (directory, directory.parent):
         if not (home / MODULES_FILE).is_file():
             continue
@@ -143,7 +144,7 @@ def _home(directory: Path) -> Path | None:
             raise CheckpointError(f"{home / MODULES_FILE}: is no list of modules", "Copy the file again.")
         paths = [str(entry.get("path", "")) for entry in entries]
         if any((home / path).resolve() == directory.resolve() for path in paths):
-            return home
+            return home, entries
     return None
 
 

@@ -39,9 +39,8 @@ class ParallelText:
 
     @property
     def sha256(self) -> str:
-        """A hash of the sentences."""
-        rows = (f"{name}\n{line}" for name, lines in self.sentences.items() for line in lines)
-        return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        """A hash of the sentences, whatever the order of the languages."""
+        return lines_sha256([lines_sha256(self.sentences[name]) for name in sorted(self.sentences)])
 
     def first(self, count: int | None) -> ParallelText:
         """The first `count` sentences; all of them where it is None.
@@ -51,6 +50,11 @@ class ParallelText:
         """
         require_count(count, len(self), "sentences", self.split)
         return replace(self, sentences={name: lines[:count] for name, lines in self.sentences.items()})
+
+
+def lines_sha256(lines: Sequence[str]) -> str:
+    """A hash of lines in their order."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def pair_name(source: str, target: str) -> str:
