@@ -5,52 +5,21 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.evaluation.significance import too_few
+from prunecli.results.scores import SCORES, Score
 
 if TYPE_CHECKING:
-    from prunecli.evaluation.tasks import OtherTask
     from prunecli.results.evaluation import Evaluation
     from prunecli.running.layerwise.runner import RunReport
 
-TITLES = {"chrf++": "chrF++", "chrf": "chrF", "bleu": "BLEU", "spbleu": "spBLEU", "comet": "COMET"}
 WIDE = 4
 """With more checkpoints than this, a block holds chrF++ alone, so that the table fits 120 columns."""
 LABEL_WIDTH = 12
+_TRANSLATION = SCORES["translation"]
 
-TASK_COLUMNS: Mapping[OtherTask, Mapping[str, tuple[str, str]]] = {
-    "lm": {
-        "perplexity": ("perplexity", ",.3f"),
-        "bits_per_byte": ("bits/byte", ".4f"),
-        "bits_per_character": ("bits/char.", ".4f"),
-        "tokens": ("tokens", ",d"),
-        "kl_divergence": ("KL, nats", ".4f"),
-        "top1_agreement": ("same top-1", ".1%"),
-        "tokens_until_difference": ("same until", ".1f"),
-        "equal_tokens": ("same tokens", ".1%"),
-    },
-    "mlm": {
-        "loss": ("loss, nats", ".4f"),
-        "perplexity": ("exp(loss)", ",.3f"),
-        "tokens": ("hidden tokens", ",d"),
-    },
-    "classification": {
-        "accuracy": ("accuracy", ".1%"),
-        "f1": ("macro F1", ".3f"),
-        "matthews": ("MCC", ".3f"),
-        "loss": ("loss, nats", ".4f"),
-    },
-    "embedding": {
-        "cosine": ("cosine to first", ".4f"),
-        "cosine_5_percent": ("5 % below", ".4f"),
-        "spearman": ("Spearman", ".4f"),
-        "retrieval": ("retrieved", ".1%"),
-        "width": ("width", ",d"),
-    },
-}
-"""Task -> score -> its column's title and the format of its numbers."""
 DRAWN = {
     "translation": {"chrf++": "chrF++", "bleu": "BLEU"},
     "lm": {"perplexity": "perplexity", "kl_divergence": "KL divergence, nats"},
@@ -68,11 +37,11 @@ DRAWN = {
 def mean_table(evaluation: Evaluation) -> console.Shown:
     """One row per checkpoint: the mean over the pairs, or the scores of the only pair."""
     pairs = evaluation.pairs
-    metrics = [name for name in TITLES if name in evaluation.signatures]
+    metrics = [name for name in _TRANSLATION if name in evaluation.signatures]
     compared = evaluation.significance is not None
     many = len(pairs) > 1
     over = f"mean of {len(pairs)} pairs" if many else pairs[0]
-    columns = ["checkpoint", *(TITLES[name] for name in metrics), "length", "over-gen."]
+    columns = ["checkpoint", *(_TRANSLATION[name].title for name in metrics), "length", "over-gen."]
     columns += ["worse", "better"] if compared and many else []
     rows = []
     for result in evaluation.results:
@@ -156,7 +125,8 @@ def _blocks(evaluation: Evaluation) -> list[str]:
     metrics, columns = _metrics(evaluation), []
     for result in evaluation.results:
         label = textwrap.fill(result.checkpoint, LABEL_WIDTH)
-        columns += [f"{label}\n{TITLES[metrics[0]]}", *(f"\n{TITLES[name]}" for name in metrics[1:])]
+        first, *others = (_TRANSLATION[name].title for name in metrics)
+        columns += [f"{label}\n{first}", *(f"\n{title}" for title in others)]
     return columns
 
 
@@ -207,7 +177,7 @@ def _task_table(evaluation: Evaluation, test: Mapping[str, Any] | None) -> conso
         rows.append([result.checkpoint, *_cells(columns, result.scores, marked)])
     data = evaluation.data
     title = f"{evaluation.task}, {', '.join(data['files'])}, {data['texts']:,} texts"
-    return console.table(title, ["checkpoint", *(title for title, _ in columns.values())], rows)
+    return console.table(title, ["checkpoint", *(score.title for score in columns.values())], rows)
 
 
 def _text_table(evaluation: Evaluation) -> console.Shown:
@@ -218,27 +188,24 @@ def _text_table(evaluation: Evaluation) -> console.Shown:
         for name in first.by_text
         for result in evaluation.results
     ]
-    titles = [title for title, _ in columns.values()]
+    titles = [score.title for score in columns.values()]
     return console.table("By text", ["text", "checkpoint", *titles], rows, text_columns=2, keys=2)
 
 
-def _columns(evaluation: Evaluation) -> dict[str, tuple[str, str]]:
-    """Those of the task's columns that have a value."""
-    named = TASK_COLUMNS[cast("OtherTask", evaluation.task)]
+def _columns(evaluation: Evaluation) -> dict[str, Score]:
+    """Those of the task's scores that have a value."""
     return {
-        name: column
-        for name, column in named.items()
+        name: score
+        for name, score in SCORES[evaluation.task].items()
         if any(name in result.scores for result in evaluation.results)
     }
 
 
-def _cells(
-    columns: Mapping[str, tuple[str, str]], scores: Mapping[str, Any], marked: str | None = None
-) -> list[str]:
+def _cells(columns: Mapping[str, Score], scores: Mapping[str, Any], marked: str | None = None) -> list[str]:
     """The scores as the columns show them; blank where one is missing, a star at the one that is `marked`."""
     return [
-        f"{scores[name]:{form}}{'*' if name == marked else ''}" if name in scores else ""
-        for name, (_, form) in columns.items()
+        f"{scores[name]:{score.form}}{'*' if name == marked else ''}" if name in scores else ""
+        for name, score in columns.items()
     ]
 
 

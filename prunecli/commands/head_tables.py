@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.commands import console
 from prunecli.commands.table_layout import GAP
+from prunecli.results.scores import SCORES
 
 if TYPE_CHECKING:
     from prunecli.model.attention import AttentionLayer
@@ -85,9 +86,8 @@ def _title(scores: HeadScores) -> str:
 
 
 def _metric(scores: HeadScores) -> str:
-    from prunecli.commands.evaluation_tables import TITLES
-
-    return TITLES.get(str(scores.metric), str(scores.metric))
+    known = SCORES["translation"].get(str(scores.metric))
+    return str(scores.metric) if known is None else known.title
 
 
 def draw(scores: HeadScores, layers: Any, path: Path) -> None:

@@ -118,7 +118,7 @@ def _shown(step: Step) -> str:
 def _report(plan: Recipe) -> None:
     if plan.report is None:
         return
-    from prunecli.recipes.run import closing_table
+    from prunecli.recipes.closing import closing_table
 
     columns, rows = closing_table(plan.report)
     console.show(console.table(plan.report.title, columns, rows))

@@ -96,8 +96,8 @@ class Report:
 
     title: str
     checkpoints: Mapping[str, Path]
-    evaluation: Path | None
-    latency: Path | None
+    evaluations: tuple[Path, ...] = ()
+    latency: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,10 @@ def _resolve_report(text: ReportText, variables: Mapping[str, Resolved], faults:
             for name, path in text.checkpoints.items()
             for seen in each(references([name, path]), variables, "report.checkpoints", faults)
         },
-        evaluation=None if text.evaluation is None else Path(fill("evaluation", text.evaluation)),
+        evaluations=tuple(
+            Path(fill("evaluation", file))
+            for file in ([text.evaluation] if isinstance(text.evaluation, str) else text.evaluation)
+        ),
         latency=None if text.latency is None else Path(fill("latency", text.latency)),
     )
 
@@ -306,7 +309,8 @@ def _report_faults(report: Report, steps: Sequence[Step]) -> list[str]:
     models = [model for step in steps for model in step.models]
     named = [
         *report.checkpoints.values(),
-        *(path for path in (report.evaluation, report.latency) if path is not None),
+        *report.evaluations,
+        *([] if report.latency is None else [report.latency]),
     ]
     return [
         f"report: {path} does not exist, and no step makes it"

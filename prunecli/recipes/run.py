@@ -1,4 +1,4 @@
-"""Running a recipe's steps, of which those are skipped that are up to date, and the table at its end."""
+"""Running a recipe's steps, of which those are skipped that are up to date."""
 
 from __future__ import annotations
 
@@ -11,26 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prunecli import __version__
-from prunecli.errors import OutputError, PruneError, UnsupportedModelError
-from prunecli.model.checkpoint import open_model
-from prunecli.recipes.engine import Report, Step, related
+from prunecli.errors import OutputError, PruneError
+from prunecli.recipes.engine import Step, related
 from prunecli.tensors.documents import read_json, write_json
 from prunecli.tensors.hub.fetch import commit_of
 
 FORMAT = "prunecli.run/1"
-SCORES = {
-    "chrf++": ("chrF++", ".1f"),
-    "bleu": ("BLEU", ".1f"),
-    "spbleu": ("spBLEU", ".1f"),
-    "perplexity": ("perplexity", ",.2f"),
-    "kl_divergence": ("KL", ".3f"),
-    "top1_agreement": ("top-1", ".1%"),
-    "accuracy": ("accuracy", ".1%"),
-}
-"""Score -> its column and form."""
-SIZES = ("experts", "parameters", "size")
-SPEEDS = ("tokens/s", "speed-up")
-"""Columns of the closing table before and behind the scores."""
 HASHED_WHOLE_BYTES = 16 * 2**20
 """Larger files of a directory (weights) are told apart by size and time of change: hashing 200 GB is slow."""
 
@@ -250,79 +236,3 @@ def _written(step: Step) -> dict[str, str]:
             raise OutputError(f"step {step.name!r} ended well but did not write {output}")
         contents[str(output)] = content
     return contents
-
-
-def closing_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """The columns and the rows of the table, one row per checkpoint; columns without numbers are left out.
-
-    Scores are means over the language pairs, or of each text by its name; speed is that of the first batch size
-    and beam, with its deviation over the runs: a ratio alone would not show how much of it is noise.
-
-    Raises:
-        PruneError: a file that is damaged, or that does not speak of one of the checkpoints.
-    """
-    from prunecli.evaluation.options import labels_for  # imports torch, which a run itself has no need of
-
-    labels = {path: label for label, path in labels_for(list(report.checkpoints.values())).items()}
-    evaluation = _results(report.evaluation, "prunecli.evaluation/1")
-    latency = _results(report.latency, "prunecli.latency/1")
-    cells = {
-        name: {
-            **_size(path),
-            **_scores(evaluation.get(labels[path], {})),
-            **_speed(latency.get(labels[path], {})),
-        }
-        for name, path in report.checkpoints.items()
-    }
-    texts = list(dict.fromkeys(text for result in evaluation.values() for text in result.get("by_text", {})))
-    scores = [_column(title, text) for text in (*texts, "") for title, _ in SCORES.values()]
-    columns = [
-        column for column in (*SIZES, *scores, *SPEEDS) if any(column in row for row in cells.values())
-    ]
-    return ["checkpoint", *columns], [
-        [name, *(row.get(column, "-") for column in columns)] for name, row in cells.items()
-    ]
-
-
-def _results(path: Path | None, format: str) -> dict[str, Mapping[str, Any]]:  # noqa: A002 (the key's name)
-    """Checkpoint's label -> its results."""
-    return {} if path is None else {row["checkpoint"]: row for row in read_json(path, format)["results"]}
-
-
-def _size(path: Path) -> dict[str, str]:
-    with open_model(path) as checkpoint:
-        parameters = sum(info.numel for info in checkpoint.tensors.values())
-        sizes = {
-            "parameters": f"{parameters / 1e6:,.2f}M",
-            "size": f"{checkpoint.total_bytes / 2**20:,.1f} MiB",
-        }
-        try:
-            experts = sum(layer.num_experts for layer in checkpoint.require_mixtures())
-        except UnsupportedModelError:  # a model without experts has sizes all the same
-            return sizes
-        return {"experts": str(experts), **sizes}
-
-
-def _scores(result: Mapping[str, Any]) -> dict[str, str]:
-    by_text = result.get("by_text") or {"": result.get("scores") or result.get("mean") or {}}
-    return {
-        _column(title, text): f"{scores[name]:{form}}"
-        for text, scores in by_text.items()
-        for name, (title, form) in SCORES.items()
-        if name in scores
-    }
-
-
-def _column(title: str, text: str) -> str:
-    return f"{text}\n{title}" if text else title
-
-
-def _speed(result: Mapping[str, Any]) -> dict[str, str]:
-    if not result:
-        return {}
-    timing = next(timing for timing in result["timings"] if timing.get("phase") != "prefill")
-    tokens, ratio = timing["tokens_per_second"], timing["speedup"]
-    return {
-        "tokens/s": f"{tokens['mean']:,.0f} ± {tokens['std']:,.0f}",
-        "speed-up": f"{ratio['mean']:.2f} ± {ratio['std']:.2f}",
-    }

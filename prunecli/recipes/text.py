@@ -52,11 +52,14 @@ class StepText(_Model):
 
 
 class ReportText(_Model):
-    """The closing table: what to call each checkpoint (its row), and the measurements to show."""
+    """The closing table: what to call each checkpoint (its row), and the measurements to show.
+
+    The first checkpoint is what the others are compared with.
+    """
 
     title: str = ""
     checkpoints: dict[str, str] = Field(min_length=1)
-    evaluation: str | None = None
+    evaluation: str | list[str] = []
     latency: str | None = None
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from safetensors.torch import load_file
 
 from prunecli.errors import CheckpointError, StatisticsError
+from prunecli.model.checkpoint import open_model
+from prunecli.recipes.closing import closing_table
 from prunecli.recipes.engine import Report
-from prunecli.recipes.run import closing_table
 from tests.tiny import tiny_nllb_moe
 
 
@@ -20,85 +22,158 @@ def checkpoints(tmp_path):
     }
 
 
-def write(path, kind, results):
-    path.write_text(json.dumps({"format": kind, "results": results}))
+def write(path, kind, results, **fields):
+    path.write_text(json.dumps({"format": kind, "results": results, **fields}))
     return path
 
 
+def evaluated(tmp_path, task, first, second):
+    """evaluation.json of both checkpoints."""
+    results = [{"checkpoint": "a", **first}, {"checkpoint": "b", **second}]
+    return write(tmp_path / f"{task}.json", "prunecli.evaluation/1", results, task=task)
+
+
+def timed(**fields):
+    spread = {"mean": 1234.4, "std": 56.0}
+    ratio = {"mean": 1.5, "std": 0.25}
+    return {
+        "batch_size": 1,
+        "tokens_per_second": spread,
+        "seconds_per_sentence": spread,
+        "speedup": ratio,
+    } | fields
+
+
+def latency(tmp_path, *timings):
+    """latency.json of the second checkpoint."""
+    result = {"checkpoint": "b", "parameters": 1, "checkpoint_bytes": 1, "timings": timings}
+    file = tmp_path / "latency.json"
+    return write(file, "prunecli.latency/1", [result], sentences=8, runs=5, device="cpu")
+
+
 def test_sizes_alone_need_no_measurement(checkpoints):
-    columns, rows = closing_table(Report("", checkpoints, None, None))
+    columns, (full, half) = closing_table(Report("", checkpoints))
     assert columns == ["checkpoint", "experts", "parameters", "size"]
     # 4 + 4 layers, every second one sparse: 4 layers of 8 and of 4 experts.
-    assert [row[:2] for row in rows] == [["full", "32"], ["half", "16"]]
-
-
-def test_scores_and_speed_stand_beside_the_sizes(tmp_path, checkpoints):
-    scores = {"chrf++": 81.25, "bleu": 70.0, "length_ratio": 1.0, "over_generated": 0.0}
-    evaluation = write(
-        tmp_path / "evaluation.json",
-        "prunecli.evaluation/1",
-        [{"checkpoint": "a", "mean": scores}, {"checkpoint": "b", "mean": {**scores, "bleu": 60.04}}],
-    )
-    latency = write(
-        tmp_path / "latency.json",
-        "prunecli.latency/1",
-        [
-            {
-                "checkpoint": "b",
-                "timings": [
-                    {
-                        "tokens_per_second": {"mean": 1234.4, "std": 56.0},
-                        "speedup": {"mean": 1.5, "std": 0.25},
-                    }
-                ],
-            }
-        ],
-    )
-    columns, rows = closing_table(Report("", checkpoints, evaluation, latency))
-    assert columns[4:] == ["chrF++", "BLEU", "tokens/s", "speed-up"]
-    assert [row[4:] for row in rows] == [
-        ["81.2", "70.0", "-", "-"],
-        ["81.2", "60.0", "1,234 ± 56", "1.50 ± 0.25"],
+    assert (full[:2], half[:2]) == (["full", "32"], ["half", "16"])
+    counted = [
+        sum(tensor.numel() for tensor in load_file(path / "model.safetensors").values())
+        for path in checkpoints.values()
     ]
-
-
-def test_models_that_do_not_translate_have_the_scores_of_their_task(tmp_path, checkpoints):
-    results = [
-        {"checkpoint": "a", "scores": {"perplexity": 1234.567, "bits_per_byte": 2.0}},
-        {"checkpoint": "b", "scores": {"accuracy": 0.9125, "loss": 0.3}, "mean": {}},
+    less = round(100 * counted[1] / counted[0] - 100)
+    assert [full[2].split(), half[2].split()] == [
+        [f"{counted[0] / 1e6:.2f}M", "-"],
+        [f"{counted[1] / 1e6:.2f}M", f"{less}%"],
     ]
-    evaluation = write(tmp_path / "evaluation.json", "prunecli.evaluation/1", results)
-    columns, rows = closing_table(Report("", checkpoints, evaluation, None))
+    assert len(full[2]) == len(half[2])  # right-aligned, differences stand below one another
+
+
+@pytest.mark.parametrize(
+    ("task", "first", "second", "columns", "cells"),
+    [
+        (
+            "translation",
+            {"mean": {"chrf++": 81.25, "bleu": 70.0, "length_ratio": 1.0}},
+            {"mean": {"chrf++": 81.25, "bleu": 60.04, "length_ratio": 0.9}},
+            ["chrF++", "BLEU"],
+            [["81.2     -", "70.0      -"], ["81.2  +0.0", "60.0  -10.0"]],
+        ),
+        (
+            "lm",
+            {"scores": {"perplexity": 1000.0, "bits_per_byte": 2.0}},
+            {"scores": {"perplexity": 1075.0, "kl_divergence": 0.0625, "top1_agreement": 0.875}},
+            ["perplexity", "KL, nats", "same top-1"],
+            [["1,000.000      -", "-", "-"], ["1,075.000  +7.5%", "0.0625", "87.5%"]],
+        ),
+        (
+            "mlm",
+            {"scores": {"perplexity": 8.0, "loss": 2.0}},
+            {"scores": {"perplexity": 4.0, "loss": 1.0}},
+            ["exp(loss)"],
+            [["8.000     -"], ["4.000  -50%"]],
+        ),
+        (
+            "classification",
+            {"scores": {"accuracy": 0.9125, "matthews": 0.5, "loss": 0.3}},
+            {"scores": {"accuracy": 0.9, "matthews": 0.55, "loss": 0.3}},
+            ["accuracy", "MCC"],
+            [["91.2%     -", "0.500       -"], ["90.0%  -1.2", "0.550  +0.050"]],
+        ),
+        (
+            "embedding",
+            {"scores": {"spearman": 0.8, "retrieval": 1.0}},
+            {"scores": {"cosine": 0.99, "spearman": 0.75, "retrieval": 0.75}},
+            ["cosine to first", "Spearman", "retrieved"],
+            [["-", "0.8000        -", "100.0%      -"], ["0.9900", "0.7500  -0.0500", "75.0%  -25.0"]],
+        ),
+    ],
+)
+def test_each_task_has_its_scores_and_what_they_differ_by(
+    tmp_path, checkpoints, task, first, second, columns, cells
+):
+    report = Report("", checkpoints, (evaluated(tmp_path, task, first, second),))
+    shown, rows = closing_table(report)
+    assert shown[4:] == columns
+    assert [row[4:] for row in rows] == cells
+
+
+def test_speed_is_that_of_the_first_batch_size_and_of_each_phase(tmp_path, checkpoints):
+    slow = {"mean": 1.0, "std": 0.0}
+    one = latency(tmp_path, timed(beam=5), timed(batch_size=8, beam=5, tokens_per_second=slow))
+    columns, rows = closing_table(Report("", checkpoints, latency=one))
+    assert columns[4:] == ["tokens/s", "speed-up"]
+    assert [row[4:] for row in rows] == [["-", "-"], ["1,234 ± 56", "1.50 ± 0.25"]]
+    phases = latency(tmp_path, timed(phase="prefill"), timed(phase="decode", tokens_per_second=slow))
+    columns, rows = closing_table(Report("", checkpoints, latency=phases))
+    assert columns[4:] == [
+        "prefill\ntokens/s",
+        "prefill\nspeed-up",
+        "decode\ntokens/s",
+        "decode\nspeed-up",
+    ]
+    assert rows[1][4::2] == ["1,234 ± 56", "1 ± 0"]
+    examples = latency(tmp_path, timed(examples_per_second={"mean": 20.0, "std": 1.0}))
+    assert closing_table(Report("", checkpoints, latency=examples))[0][4:] == ["examples/s", "speed-up"]
+
+
+def test_several_evaluations_stand_side_by_side(tmp_path, checkpoints):
+    lm = evaluated(tmp_path, "lm", {"scores": {"perplexity": 9.0}}, {"scores": {"perplexity": 9.0}})
+    classes = evaluated(tmp_path, "classification", {"scores": {"accuracy": 1.0}}, {"scores": {}})
+    columns, rows = closing_table(Report("", checkpoints, (lm, classes)))
     assert columns[4:] == ["perplexity", "accuracy"]
-    assert [row[4:] for row in rows] == [["1,234.57", "-"], ["-", "91.2%"]]
+    assert rows[1][4:] == ["9.000  +0.0%", "-"]
 
 
 def test_texts_with_names_have_scores_of_their_own(tmp_path, checkpoints):
     full = {"prose": {"perplexity": 20.0, "loss": 3.0}, "code": {"perplexity": 50.0}}
-    half = {
-        "prose": {"perplexity": 21.5, "kl_divergence": 0.0625, "top1_agreement": 0.875},
-        "code": {"perplexity": 60.0, "kl_divergence": 1.5, "top1_agreement": 0.5},
-    }
-    results = [
-        {"checkpoint": name, "scores": {"perplexity": 1.0}, "by_text": by_text}
-        for name, by_text in (("a", full), ("b", half))
-    ]
-    evaluation = write(tmp_path / "evaluation.json", "prunecli.evaluation/1", results)
-    columns, rows = closing_table(Report("", checkpoints, evaluation, None))
-    assert columns[4:] == [f"{text}\n{score}" for text in full for score in ("perplexity", "KL", "top-1")]
+    half = {"prose": {"perplexity": 21.0, "kl_divergence": 0.0625}, "code": {"perplexity": 60.0}}
+    file = evaluated(tmp_path, "lm", {"by_text": full}, {"by_text": half, "scores": {"perplexity": 1.0}})
+    columns, rows = closing_table(Report("", checkpoints, (file,)))
+    assert columns[4:] == ["prose\nperplexity", "prose\nKL, nats", "code\nperplexity"]
     assert [row[4:] for row in rows] == [
-        ["20.00", "-", "-", "50.00", "-", "-"],
-        ["21.50", "0.062", "87.5%", "60.00", "1.500", "50.0%"],
+        ["20.000      -", "-", "50.000     -"],
+        ["21.000  +5.0%", "0.0625", "60.000  +20%"],
     ]
+
+
+def test_a_result_belongs_to_the_checkpoint_of_its_weights(tmp_path, checkpoints):
+    models = [{"fingerprint": open_model(path).fingerprint} for path in checkpoints.values()]
+    results = [
+        {"checkpoint": name, "scores": {"perplexity": value}} for name, value in (("x", 1.0), ("y", 2.0))
+    ]
+    file = tmp_path / "evaluation.json"
+    write(file, "prunecli.evaluation/1", results[::-1], task="lm", models=models[::-1])
+    _, rows = closing_table(Report("", checkpoints, (file,)))
+    assert [row[4].split()[0] for row in rows] == ["1.000", "2.000"]
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path, checkpoints):
     wrong = write(tmp_path / "gates.json", "prunecli.gates/1", [])
     with pytest.raises(StatisticsError, match="has the format"):
-        closing_table(Report("", checkpoints, wrong, None))
+        closing_table(Report("", checkpoints, (wrong,)))
 
 
 def test_a_directory_that_is_no_checkpoint_is_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError):
-        closing_table(Report("", {"x": tmp_path / "empty"}, None, None))
+        closing_table(Report("", {"x": tmp_path / "empty"}))
