@@ -10,6 +10,7 @@ import typer
 from prunecli.commands import console
 from prunecli.commands.options import ForceOption, QuietOption
 from prunecli.commands.outputs import check_outputs
+from prunecli.tensors.hub.names import checkpoint_path
 
 
 def report(
@@ -19,6 +20,15 @@ def report(
             metavar="DIR",
             help="Directory of results and checkpoints; default: this one.",
             show_default=False,
+        ),
+    ] = None,
+    originals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--original",
+            metavar="CHECKPOINT",
+            parser=checkpoint_path,
+            help="Checkpoint that lies elsewhere, shown where a result or a history speaks of it; may be given again.",
         ),
     ] = None,
     output: Annotated[Path, typer.Option("--output", "-o", help="The page.")] = Path("report.html"),
@@ -36,9 +46,8 @@ def report(
     from prunecli.report.page import report_page, write_page
 
     check_outputs(output, force=force)
-    data = collect(
-        directory or Path(), {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}, console.progress(quiet)
-    )
+    bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
+    data = collect(directory or Path(), bundled | _labelled(originals), console.progress(quiet))
     for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
     write_page(output, report_page(data))
@@ -46,3 +55,11 @@ def report(
         checkpoints = counted(len(data.checkpoints), "checkpoint")
         results = counted(len(data.documents), "result file")
         console.note(f"{checkpoints}, {results}. Written to {output}.")
+
+
+def _labelled(originals: list[Path] | None) -> dict[str, Path]:
+    if not originals:
+        return {}
+    from prunecli.evaluation.options import labels_for  # imports torch
+
+    return labels_for(originals)

@@ -40,6 +40,10 @@ def run(
     prints: Annotated[
         bool, typer.Option("--print", help="Print the recipe, to be saved and changed; run nothing.")
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also make a page of all that the recipe made."),
+    ] = None,
     dry_run: DryRunOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -52,6 +56,7 @@ def run(
     from prunecli.commands.signatures import signatures
     from prunecli.recipes.bundled import bundled_recipes, find_recipe
     from prunecli.recipes.engine import resolve
+    from prunecli.recipes.page import page_step
     from prunecli.recipes.run import preview, read_state, run_steps, state_file
     from prunecli.recipes.text import parse_override, read_recipe
 
@@ -67,13 +72,14 @@ def run(
         return
     overrides = dict(parse_override(text) for text in assignments or [])
     plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, builtin_variables())
+    steps = plan.steps if html is None else (*plan.steps, page_step(plan.steps, html))
     state = state_file(recipe)
     if dry_run:
-        for outcome in preview(plan.steps, read_state(state), force):
+        for outcome in preview(steps, read_state(state), force):
             verdict = "up to date" if outcome.reason is None else f"would run: {outcome.reason}"
             console.out(f"{outcome.step.name}: {verdict}\n  {_shown(outcome.step)}")
         return
-    numbers = {step.name: f"[{number}/{len(plan.steps)}]" for number, step in enumerate(plan.steps, 1)}
+    numbers = {step.name: f"[{number}/{len(steps)}]" for number, step in enumerate(steps, 1)}
 
     def starting(step: Step, reason: str | None) -> None:
         if not quiet:
@@ -82,7 +88,7 @@ def run(
 
     try:
         outcomes = run_steps(
-            plan.steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
+            steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
         )
     except KeyboardInterrupt:  # the step has said so already
         console.warn(f"{recipe}: the same command goes on with this step.")

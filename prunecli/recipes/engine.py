@@ -14,6 +14,7 @@ from prunecli.recipes.text import (
     ReportText,
     Resolved,
     StepText,
+    applies,
     as_text,
     each,
     expand,
@@ -115,7 +116,7 @@ def resolve(
     overrides: Mapping[str, Resolved] | None = None,
     builtins: Mapping[str, Resolved] | None = None,
 ) -> Recipe:
-    """Fill in the variables, expand `for-each`, and check every step against the real command.
+    """Fill in the variables, expand `for-each` and `when`, and check every step against the real command.
 
     Args:
         path: the recipe's file, for messages.
@@ -132,10 +133,14 @@ def resolve(
     variables = resolve_variables(text, overrides or {}, builtins or {}, faults)
     steps: list[Step] = []
     for number, step_text in enumerate(text.steps, 1):
+        if not applies(step_text, variables, number, faults):
+            continue
         for name, values in expand(step_text, variables, number, faults):
             earlier = [output for step in steps for output in step.makes]
             step = _resolve_step(step_text, name, values, commands, earlier, faults)
             steps += [] if step is None else [step]
+    if not steps and not faults:
+        faults.append("no step is left: no `when` holds, or every `for-each` is empty")
     report = None if text.report is None else _resolve_report(text.report, variables, faults)
     settable = {name: value for name, value in variables.items() if name in text.variables}
     faults += _wiring_faults(steps) + _missing_inputs(steps, settable)

@@ -43,12 +43,17 @@ class _Model(BaseModel):
 
 
 class StepText(_Model):
-    """A step as it is written, before variables are filled in."""
+    """A step as it is written, before variables are filled in.
+
+    Attributes:
+        when: variable -> the value, or a list of values, with which the step is one of the recipe.
+    """
 
     name: str = Field(min_length=1)
     command: str
     arguments: dict[str, Value] = Field(default_factory=dict)
     for_each: dict[str, Value] = Field(default_factory=dict, alias="for-each")
+    when: dict[str, Value] = Field(default_factory=dict)
 
 
 class ReportText(_Model):
@@ -246,6 +251,19 @@ def references(value: Any) -> list[str]:
     texts = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
     names = [match[2] for text in texts for match in _REFERENCE.finditer(text) if match[2] is not None]
     return list(dict.fromkeys(names))
+
+
+def applies(step: StepText, variables: Mapping[str, Resolved], number: int, faults: list[str]) -> bool:
+    """Whether every variable of the step's `when` has one of the values there."""
+    where = f"steps[{number}].when"
+    for name, wanted in step.when.items():
+        filled = substitute(wanted, variables, f"{where}.{name}", faults)
+        values = filled if isinstance(filled, list) else [filled]
+        if name not in variables:
+            faults.append(f"{where}: there is no variable {name!r}{near(name, variables)}")
+        elif as_text(variables[name]) not in map(as_text, values):
+            return False
+    return True
 
 
 def expand(

@@ -12,9 +12,10 @@ from prunecli import demo
 from prunecli.commands.app import COMMANDS
 from prunecli.commands.report import report
 from prunecli.errors import DataError, OutputError, PruneError
+from prunecli.model.checkpoint import open_model
 from tests.report import results
 from tests.report.pages import Page
-from tests.tiny import write_json
+from tests.tiny import tiny_nllb_moe, write_json
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +46,15 @@ def test_a_directory_and_an_output(workplace):
     found = Page((workplace / "work.html").read_text())
     assert found.sections() == ["Checkpoints"]
     assert "2,433,728" in found.text
+
+
+def test_an_original_that_lies_elsewhere_is_shown_where_a_result_speaks_of_it(workplace):
+    original = tiny_nllb_moe(workplace / "models" / "large")
+    models = [{"path": "large", "fingerprint": open_model(original).fingerprint}, *results.MODELS[1:]]
+    (workplace / "work").mkdir()
+    write_json(workplace / "work" / "evaluation.json", results.evaluation(models))
+    run("work", "--original", str(original))
+    assert "Checkpoints" in Page((workplace / "report.html").read_text()).sections()
 
 
 def test_the_same_directory_makes_the_same_bytes_again(workplace):

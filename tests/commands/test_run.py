@@ -165,6 +165,13 @@ def test_a_recipe_runs_its_commands_once(workplace):
     assert (changed.returncode, changed.stdout) == (0, "")
 
 
+def test_a_page_of_what_the_recipe_made(workplace):
+    assert prunecli(workplace, "recipe.yaml", "--html", "made/page.html", "--quiet").returncode == 0
+    assert "languages.json" in (workplace / "made" / "page.html").read_text()
+    again = prunecli(workplace, "recipe.yaml", "--html", "made/page.html")
+    assert "[2/2] --html made/page.html: up to date" in again.stderr
+
+
 def test_a_failing_step_ends_the_run_with_its_status(workplace):
     (workplace / "gates.json").write_text("{")
     result = prunecli(workplace, "recipe.yaml")

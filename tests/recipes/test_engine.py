@@ -58,6 +58,36 @@ report: {checkpoints: {full: "${base}", "${kinds}, ${sizes}": "${kinds}-${sizes}
     assert {name: str(path) for name, path in recipe.report.checkpoints.items()} == {"full": "base", **rows}
 
 
+WHEN = """\
+variables: {start: "${out}/own", out: made, kind: one}
+steps:
+  - {name: train, command: prune, when: {start: "${out}/own"}, arguments: {output: "${out}/own"}}
+  - {name: shrink, command: collect, when: {kind: [one, two]}, arguments: {data: "${start}", output: small}}
+  - {name: other, command: collect, when: {kind: three}, arguments: {data: "${start}", output: small}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "names"),
+    [
+        ({}, ["train", "shrink"]),
+        ({"start": "base", "kind": "two"}, ["shrink"]),
+        ({"start": "base", "kind": "three"}, ["other"]),
+        ({"start": "base", "kind": "four"}, []),
+    ],
+)
+def test_a_step_may_depend_on_the_value_of_a_variable(workplace, overrides, names):
+    if names:
+        assert [step.name for step in resolved(workplace, WHEN, **overrides).steps] == names
+    else:
+        assert "no step is left" in refusal(workplace, WHEN, **overrides)
+
+
+def test_a_condition_on_an_unknown_variable_is_a_fault(workplace):
+    text = WHEN.replace("{kind: three}", "{kinds: three}")
+    assert "steps[3].when: there is no variable 'kinds'; did you mean 'kind'?" in refusal(workplace, text)
+
+
 def test_what_an_option_has_written_beside_the_output_is_made_by_the_step(workplace):
     steps = resolved(workplace, KEEPING).steps
     assert [[str(path) for path in step.makes] for step in steps] == [["model", "model.steps"], ["scores"]]
