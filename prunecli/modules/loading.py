@@ -19,6 +19,7 @@ from prunecli.modules.cpu_linear import pack_linears
 from prunecli.modules.dequantised import as_run
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.hops import Spread, connect
+from prunecli.modules.machine import give_back, keep_freed_blocks
 from prunecli.modules.precision import fitting_dtype, holding, need_of
 from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
@@ -60,6 +61,7 @@ def load_model(
         MemoryShortError: it does not fit in the memory that is free there; nothing has been read.
     """
     devices = device if isinstance(device, Devices) else choose_devices(str(device))
+    give_back()  # of a model before this one
     with open_model(path) as stored:
         named = {stored.path.resolve().name: stored}
         kind = fitting_dtype(named, devices, str(dtype), beside=holding(room), only_runs=True)
@@ -68,13 +70,9 @@ def load_model(
             devices.others and not need_of(stored, devices.alone, kind, room).fits()
         ):  # others are let alone, else
             spread = need_of(stored, devices, kind, room).spread()
-        if stored.runs_stock:
-            return _stock(stored, devices.first, kind, model_class, spread)
-        checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
-        if (mixture := checkpoint.layout.family.mixture) is not None:
-            stated_counts(checkpoint.layout.sizes, mixture)
-        model = build_model(checkpoint, devices.first, kind, model_class, spread)
-        model.generation_config = _generation_config(checkpoint, model)
+        model = _opened(stored, devices.first, kind, model_class, spread)
+        if devices.first.type == "cpu":
+            keep_freed_blocks(stored.total_bytes)
         return model
 
 
@@ -111,6 +109,19 @@ def no_bars() -> Iterator[None]:
     finally:
         if shown:
             logging.enable_progress_bar()
+
+
+def _opened(
+    stored: Checkpoint, device: torch.device, kind: torch.dtype, name: str | None, spread: Spread | None
+) -> Any:
+    if stored.runs_stock:
+        return _stock(stored, device, kind, name, spread)
+    checkpoint = as_run(stored, torch.float32 if kind == torch.int8 else kind)
+    if (mixture := checkpoint.layout.family.mixture) is not None:
+        stated_counts(checkpoint.layout.sizes, mixture)
+    model = build_model(checkpoint, device, kind, name, spread)
+    model.generation_config = _generation_config(checkpoint, model)
+    return model
 
 
 def _generation_config(checkpoint: Checkpoint, model: Any) -> Any:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import platform
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +105,30 @@ def test_freed_memory_goes_back_only_when_there_is_too_much() -> None:
     assert resident_now() <= kept
     assert resident_now() < full - (60 << 20)
     assert last.sum() == 1 << 14
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
+def test_freed_blocks_are_had_again_without_being_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "available_memory", lambda: 12 << 30)
+    try:
+        machine.keep_freed_blocks(1 << 30)
+        torch.ones(1 << 24)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(1 << 24)
+        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        full = resident_now()
+    finally:
+        machine.give_back()
+    assert faults < 0.1 * (64 << 20) / resource.getpagesize()
+    assert resident_now() < full - (60 << 20)
+
+
+def test_where_memory_is_not_plenty_the_c_library_is_told_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(machine, "_tell", lambda *what: told.append(what))
+    monkeypatch.setattr(machine, "available_memory", lambda: (12 << 30) - 1)
+    machine.keep_freed_blocks(1 << 30)
+    assert not told
 
 
 LONG = 1e9
