@@ -1,4 +1,3 @@
-# ruff: noqa: F401 (type checkers see the imports, everybody else the table below them)
 """prunecli: make pretrained transformers smaller and faster.
 
 The same few calls that the commands make, for a notebook or a program:
@@ -19,49 +18,71 @@ __version__ = "0.1.0"
 PACKAGE = "the Python package prunecli"
 """What cards and errors say is needed; an address belongs here once there is one. No package index has it yet."""
 
-if TYPE_CHECKING:
-    from prunecli import demo, results
-    from prunecli.errors import PruneError
-    from prunecli.evaluation.evaluate import evaluate
-    from prunecli.evaluation.latency import bench_latency
-    from prunecli.evaluation.on_text import RunOptions
-    from prunecli.evaluation.options import EvaluationOptions
-    from prunecli.evaluation.timing import LatencyOptions
-    from prunecli.methods.attention.arrange import AttentionPlan
-    from prunecli.methods.attention.plan import AttentionOptions, plan_attention
-    from prunecli.methods.attention.rewrite import rewrite_attention
-    from prunecli.methods.embeddings.factorize import fit_embeddings
-    from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan, plan_embeddings
-    from prunecli.methods.embeddings.rewrite import rewrite_embeddings
-    from prunecli.methods.experts.collect import collect_gates
-    from prunecli.methods.experts.constant import mean_outputs, rewrite_constant
-    from prunecli.methods.experts.options import Amount, ExpertOptions
-    from prunecli.methods.experts.plan import ExpertPlan, plan_experts
-    from prunecli.methods.experts.rewrite import rewrite_experts
-    from prunecli.methods.experts.score import CollectOptions
-    from prunecli.methods.ffn.arrange import FfnPlan
-    from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
-    from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
-    from prunecli.methods.ffn.rewrite import rewrite_ffn
-    from prunecli.methods.heads.collect import ScoreOptions, score_heads
-    from prunecli.methods.heads.plan import HeadOptions, HeadPlan, plan_heads
-    from prunecli.methods.heads.rewrite import rewrite_heads
-    from prunecli.methods.layers.plan import LayerOptions, LayerPlan, plan_layers
-    from prunecli.methods.layers.rewrite import rewrite_layers
-    from prunecli.methods.vocabulary.plan import VocabularyPlan, plan_vocabulary
-    from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary
-    from prunecli.methods.vocabulary.select import VocabularyOptions
-    from prunecli.model.checkpoint import Checkpoint, open_model
-    from prunecli.model.rewrite import Rewrite
-    from prunecli.model.streamed import stream_model
-    from prunecli.modules.loading import load_model
-    from prunecli.pipeline import Applied, apply
-    from prunecli.planning import plan_ffn_on_text, plan_layers_on_text, plan_widths_on_text
-    from prunecli.text.choice import Dataset, TextChoice
-    from prunecli.text.corpus import Corpus
-    from prunecli.training.finetune import Destination, finetune
-    from prunecli.training.options import LossOptions, TrainingOptions
-    from prunecli.training.start import Start
+if TYPE_CHECKING:  # a name that is given itself again is one that type checkers know as public
+    from prunecli import demo as demo
+    from prunecli import results as results
+    from prunecli.errors import PruneError as PruneError
+    from prunecli.evaluation.evaluate import evaluate as evaluate
+    from prunecli.evaluation.latency import bench_latency as bench_latency
+    from prunecli.evaluation.on_text import RunOptions as RunOptions
+    from prunecli.evaluation.options import EvaluationOptions as EvaluationOptions
+    from prunecli.evaluation.timing import LatencyOptions as LatencyOptions
+    from prunecli.methods.attention.arrange import AttentionPlan as AttentionPlan
+    from prunecli.methods.attention.plan import AttentionOptions as AttentionOptions
+    from prunecli.methods.attention.plan import plan_attention as plan_attention
+    from prunecli.methods.attention.rewrite import rewrite_attention as rewrite_attention
+    from prunecli.methods.embeddings.factorize import fit_embeddings as fit_embeddings
+    from prunecli.methods.embeddings.plan import EmbeddingOptions as EmbeddingOptions
+    from prunecli.methods.embeddings.plan import EmbeddingPlan as EmbeddingPlan
+    from prunecli.methods.embeddings.plan import plan_embeddings as plan_embeddings
+    from prunecli.methods.embeddings.rewrite import rewrite_embeddings as rewrite_embeddings
+    from prunecli.methods.experts.collect import collect_gates as collect_gates
+    from prunecli.methods.experts.constant import mean_outputs as mean_outputs
+    from prunecli.methods.experts.constant import rewrite_constant as rewrite_constant
+    from prunecli.methods.experts.options import Amount as Amount
+    from prunecli.methods.experts.options import ExpertOptions as ExpertOptions
+    from prunecli.methods.experts.plan import ExpertPlan as ExpertPlan
+    from prunecli.methods.experts.plan import plan_experts as plan_experts
+    from prunecli.methods.experts.rewrite import rewrite_experts as rewrite_experts
+    from prunecli.methods.experts.score import CollectOptions as CollectOptions
+    from prunecli.methods.ffn.arrange import FfnPlan as FfnPlan
+    from prunecli.methods.ffn.narrow import NarrowOptions as NarrowOptions
+    from prunecli.methods.ffn.narrow import plan_widths as plan_widths
+    from prunecli.methods.ffn.plan import FfnOptions as FfnOptions
+    from prunecli.methods.ffn.plan import plan_ffn as plan_ffn
+    from prunecli.methods.ffn.rewrite import rewrite_ffn as rewrite_ffn
+    from prunecli.methods.heads.collect import ScoreOptions as ScoreOptions
+    from prunecli.methods.heads.collect import score_heads as score_heads
+    from prunecli.methods.heads.plan import HeadOptions as HeadOptions
+    from prunecli.methods.heads.plan import HeadPlan as HeadPlan
+    from prunecli.methods.heads.plan import plan_heads as plan_heads
+    from prunecli.methods.heads.rewrite import rewrite_heads as rewrite_heads
+    from prunecli.methods.layers.plan import LayerOptions as LayerOptions
+    from prunecli.methods.layers.plan import LayerPlan as LayerPlan
+    from prunecli.methods.layers.plan import plan_layers as plan_layers
+    from prunecli.methods.layers.rewrite import rewrite_layers as rewrite_layers
+    from prunecli.methods.vocabulary.plan import VocabularyPlan as VocabularyPlan
+    from prunecli.methods.vocabulary.plan import plan_vocabulary as plan_vocabulary
+    from prunecli.methods.vocabulary.rewrite import rewrite_vocabulary as rewrite_vocabulary
+    from prunecli.methods.vocabulary.select import VocabularyOptions as VocabularyOptions
+    from prunecli.model.checkpoint import Checkpoint as Checkpoint
+    from prunecli.model.checkpoint import open_model as open_model
+    from prunecli.model.rewrite import Rewrite as Rewrite
+    from prunecli.model.streamed import stream_model as stream_model
+    from prunecli.modules.loading import load_model as load_model
+    from prunecli.pipeline import Applied as Applied
+    from prunecli.pipeline import apply as apply
+    from prunecli.planning import plan_ffn_on_text as plan_ffn_on_text
+    from prunecli.planning import plan_layers_on_text as plan_layers_on_text
+    from prunecli.planning import plan_widths_on_text as plan_widths_on_text
+    from prunecli.text.choice import Dataset as Dataset
+    from prunecli.text.choice import TextChoice as TextChoice
+    from prunecli.text.corpus import Corpus as Corpus
+    from prunecli.training.finetune import Destination as Destination
+    from prunecli.training.finetune import finetune as finetune
+    from prunecli.training.options import LossOptions as LossOptions
+    from prunecli.training.options import TrainingOptions as TrainingOptions
+    from prunecli.training.start import Start as Start
 
 _MODULES = {
     "errors": ("PruneError",),
@@ -109,11 +130,8 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 _PACKAGES = ("demo", "results")
 
-__all__ = [
-    "__version__",
-    *_PACKAGES,
-    *_HOME,
-]
+if not TYPE_CHECKING:  # they do not work it out, and would take nothing for public
+    __all__ = ["__version__", *_PACKAGES, *_HOME]
 
 
 def __getattr__(name: str) -> Any:
@@ -126,4 +144,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_PACKAGES, *_HOME})

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import prunecli
 
+PUBLIC = [
+    getattr(prunecli, name) for name in prunecli.__all__ if name not in ("demo", "results", "__version__")
+]
+JSON = ("config",)
+"""Names of what holds a config.json, of which nobody knows what each key is."""
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
 
 
@@ -42,3 +55,88 @@ def test_the_page_names_every_function() -> None:
     page = PAGE.read_text(encoding="utf-8")
     functions = [name for name in prunecli.__all__ if name.islower() and name not in ("demo", "results")]
     assert [name for name in functions if name not in page and name != "__version__"] == []
+
+
+@cache
+def checked_alone(module: str) -> dict[str, Any]:
+    """What a module imports for type checkers alone."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    blocks = [
+        node for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+    ]
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(ast.unparse(ast.Module(block.body, [])), names)
+    return names
+
+
+def functions_of(public: Any) -> Iterator[Any]:
+    """A function itself; the public methods and properties of a class, and how it is made."""
+    if inspect.isfunction(public):
+        yield public
+        return
+    for name, member in vars(public).items():
+        member = getattr(member, "fget", None) or getattr(member, "func", None) or member
+        member = getattr(member, "__func__", member)
+        if inspect.isfunction(member) and (not name.startswith("_") or name == "__init__"):
+            yield member
+
+
+def hints(public: Any) -> dict[str, Any]:
+    return get_type_hints(
+        public, localns=checked_alone(public.__module__) | vars(sys.modules[public.__module__])
+    )
+
+
+def holds_any(hint: Any) -> bool:
+    if hint == NDArray[np.float64]:  # of any shape
+        return False
+    return hint is Any or any(holds_any(part) for part in get_args(hint))
+
+
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
+def test_types_say_what_goes_in_and_what_comes_out(public: Any) -> None:
+    for function in functions_of(public):
+        found = hints(function)
+        untyped = set(inspect.signature(function).parameters) - {*found, "self", "cls"}
+        assert untyped == set(), function
+        assert [name for name, hint in found.items() if name not in JSON and holds_any(hint)] == [], function
+
+
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda public: public.__name__)
+def test_docstrings_say_what_each_thing_is(public: Any) -> None:
+    described = inspect.getdoc(public) or ""
+    assert described, public
+    if is_dataclass(public):
+        lacking = [
+            field.name for field in fields(public) if not re.search(rf"\b{field.name}\b[^\n]*: ", described)
+        ]
+        assert lacking == [], "Attributes"
+    elif inspect.isfunction(public):
+        several = len(inspect.signature(public).parameters) > 3
+        assert not several or "Args" in described
+        assert "Raises" in described
+    for function in functions_of(public):
+        assert function.__name__ == "__init__" or inspect.getdoc(function), function
+
+
+def test_type_checkers_know_every_name_as_public() -> None:
+    tree = ast.parse(inspect.getsource(prunecli))
+    shown = {
+        alias.asname for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert {"__version__", *shown} - {None, "Any"} == set(prunecli.__all__)
+
+
+def test_words_that_are_no_choice_are_refused() -> None:
+    for make, remedy in (
+        (lambda: prunecli.CollectOptions(mode="greedy"), "forced, beam"),
+        (lambda: prunecli.FfnOptions(encoder="merge"), "share, keep, drop"),
+        (lambda: prunecli.HeadOptions(kinds=("encoder", "self")), "encoder, decoder, cross"),
+        (lambda: prunecli.TrainingOptions(train="layers"), "all, routers, embeddings, experts"),
+    ):
+        with pytest.raises(prunecli.PruneError, match="no such choice") as caught:
+            make()
+        assert caught.value.remedy == f"Choose one of {remedy}."
+    assert prunecli.FfnOptions(width=512).width == 512
+    assert prunecli.FfnOptions(width="match").width == "match"

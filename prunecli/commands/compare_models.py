@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from prunecli.choices import paths
 from prunecli.commands import console
 from prunecli.commands.checkpoints import checkpoint_directory, checkpoints_here
 from prunecli.commands.options import (
@@ -207,7 +208,7 @@ def _portions(choice: TextChoice, checkpoints: Sequence[Path]) -> tuple[Portion,
                 "--text does not go with --data, --source-file, --target-file, --langs or --pairs",
                 "Plain text is for models with one stack; leave out one of the two.",
             )
-        return plain_portions(read_plain(choice.files).first(choice.max_sentences))
+        return plain_portions(read_plain(paths(choice.files)).first(choice.max_sentences))
     text, pairs = choice.parallel(console.note)
     if choice.pairs is None and choice.langs is None:
         pairs = pruned_pairs(checkpoints, pairs) or pairs

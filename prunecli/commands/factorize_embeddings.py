@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,11 +28,20 @@ if TYPE_CHECKING:
     from prunecli.methods.embeddings.plan import EmbeddingOptions, EmbeddingPlan
     from prunecli.methods.embeddings.quality import Quality as RowQuality
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.model.define import UnitKind
     from prunecli.results.rewriting import Factorization
     from prunecli.text.choice import Lines
 
 SideName = Literal["input", "output", "both"]
+KindName = Literal[
+    "define",
+    "hgt-no-mixing",
+    "hgt-residual",
+    "hgt-no-skip",
+    "group-linear-shuffle",
+    "group-linear",
+    "linear",
+    "projective",
+]
 
 
 def factorize_embeddings(
@@ -69,12 +78,10 @@ def factorize_embeddings(
         ),
     ] = None,
     kind: Annotated[
-        str | None,
+        KindName | None,
         typer.Option(
             "--kind",
-            metavar="KIND",
-            help="define, or one of the paper's ablations: hgt-no-mixing, hgt-no-skip, group-linear, linear, …; "
-            "projective: no expansion at all. Default: define.",
+            help="define, one of the paper's ablations of it, or projective: no expansion at all. Default: define.",
             show_default=False,
         ),
     ] = None,
@@ -170,7 +177,7 @@ def factorize_embeddings(
         expand_dim=expand_dim,
         depth=depth,
         max_groups=max_groups,
-        kind=cast("UnitKind | None", kind),  # its own check names those that there are
+        kind=kind,
         shared_blocks=shared_blocks,
         reduction=not no_reduction,
         cache=cache,

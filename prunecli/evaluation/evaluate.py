@@ -59,6 +59,8 @@ def evaluate(
     Raises:
         PruneError: a checkpoint, text, option or output that cannot be used.
     """
+    if not checkpoints:
+        raise UsageError("no checkpoint is given", "Give one or several: {label: directory}.")
     options = options or EvaluationOptions()
     output = None if output is None else Path(output)
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}

@@ -37,7 +37,7 @@ def rewritten(
     source: Checkpoint,
     structure: Structure,
     outputs: tuple[Output, ...],
-    step: Mapping[str, Any] | None = None,
+    step: Mapping[str, object] | None = None,
 ) -> Rewrite:
     """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so.
 

@@ -89,7 +89,7 @@ class Structure:
         merged = {**self.ffn, **changes}
         return replace(self, ffn={name: change for name, change in merged.items() if change != FfnChange()})
 
-    def after(self, step: Mapping[str, Any]) -> Structure:
+    def after(self, step: Mapping[str, object]) -> Structure:
         """This structure with one more step of history."""
         return replace(self, history=(*self.history, dict(step)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,6 +25,9 @@ from prunecli.modules.saving import keeping_config
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.modules.stock_model import fitted_class, load_stock_model, refused_by_layer, stock_class
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 def load_model(
     path: Path | str,
@@ -33,7 +36,7 @@ def load_model(
     dtype: str | torch.dtype = "auto",
     model_class: str | None = None,
     room: int = 0,
-) -> Any:
+) -> PreTrainedModel:
     """Open a checkpoint as a model in evaluation mode.
 
     Args:
@@ -82,7 +85,7 @@ def load_for_decoding(
     device: str | torch.device | Devices = "auto",
     dtype: str | torch.dtype = "auto",
     room: int = 0,
-) -> Any:
+) -> PreTrainedModel:
     """`load_model` for a model that will only decode: on a CPU the weights of its dense layers are packed for speed.
 
     It cannot be trained, copied, moved, cast or saved. Arguments and errors are those of `load_model`.

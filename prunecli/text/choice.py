@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.quantities import parse_names
@@ -54,10 +55,11 @@ _NEEDS: Mapping[MeasuredTask | TrainingTask, str] = {
 
 
 @dataclass(frozen=True)
-class Dataset:
+class Dataset(Choices):
     """The text of a task.
 
     Attributes:
+        task: that it is for.
         text: parallel for translation, labelled for classification, plain for language models, any of them for
             embedding.
         pairs: the directions of parallel text.
@@ -107,19 +109,19 @@ class TextChoice:
         demo: what `data` is where it is None: the demo's text; None: a text must be named.
     """
 
-    data: Path | None = None
+    data: Path | str | None = None
     split: str | None = None
-    source_file: Path | None = None
-    target_file: Path | None = None
+    source_file: Path | str | None = None
+    target_file: Path | str | None = None
     langs: str | None = None
     pairs: str | None = None
-    files: tuple[Path, ...] = ()
+    files: Path | str | Sequence[Path | str] = ()
     names: tuple[str, ...] = ()
     whole_files: bool = False
-    labelled: Path | None = None
+    labelled: Path | str | None = None
     max_sentences: int | None = None
     context: int | None = None
-    demo: Path | None = None
+    demo: Path | str | None = None
 
     @property
     def given(self) -> dict[str, bool]:
@@ -158,6 +160,8 @@ class TextChoice:
         Raises:
             UsageError: text of another task is given, or that of this one is missing.
         """
+        if task not in _NEEDS:
+            raise UsageError(f"task={task!r}: no such choice", f"Choose one of {', '.join(_NEEDS)}.")
         given = self.given | dict(more or {})
         for name, is_given in given.items():
             tasks = (*_TASKS[name], *(also_plain if _TASKS[name] == _PLAIN else ()))
@@ -208,7 +212,7 @@ class TextChoice:
         if task == "translation":
             return self.parallel(say)
         if task != "classification":
-            plain = read_plain(self.files, whole_files=self.whole_files, names=self.names)
+            plain = read_plain(paths(self.files), whole_files=self.whole_files, names=self.names)
             return plain.first(self.max_sentences), ()
         if self.labelled is None:
             raise UsageError("classification needs labels", _NEEDS[task])
@@ -239,13 +243,14 @@ class TextChoice:
 
     def _directory(self, say: Say) -> Path:
         if self.data is not None:
-            return self.data
+            return Path(self.data)
         if self.demo is None:
             raise UsageError("no text is given", _NEEDS["translation"])
+        demo = Path(self.demo)
         # In which languages: a model of the user's own knows others.
-        names = ", ".join(languages_of(self.demo, "val"))
+        names = ", ".join(languages_of(demo, "val"))
         say(f"No --data given: using the demo's text, in {names}; give yours with --data.")
-        return self.demo
+        return demo
 
     def selecting(self, task: TrainingTask, data: Path | None, split: str | None) -> TextChoice | None:
         """The text that something is chosen on, where it is another than that which it is reported on.
@@ -299,7 +304,7 @@ class TextChoice:
                 text = read_parallel(data, split, asked or languages_of(data, split))
                 texts += [line for lines in text.sentences.values() for line in lines if line.strip()]
                 languages |= dict.fromkeys(text.languages)
-        plain = read_plain(self.files) if self.files else None
+        plain = read_plain(paths(self.files)) if self.files else None
         if plain is not None:
             texts += plain.texts
         return Lines(tuple(texts), splits, asked, tuple(languages), plain)

@@ -14,7 +14,7 @@ JSON_LINES = (".jsonl", ".ndjson")
 """Endings of the names of such files, which `.gz` may follow."""
 _REMEDY = 'A line is {"text": "…"}, or {"messages": [{"role": "user", "content": "…"}, …]}.'
 
-Chat = tuple[dict[str, Any], ...]
+Chat = tuple[dict[str, object], ...]
 """Messages: {"role": "user", "content": "…"}, and what else the tokenizer's chat template reads."""
 
 

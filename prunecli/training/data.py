@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from prunecli.evaluation.decoding import DecodingOptions
@@ -71,7 +72,8 @@ def read_training_data(
     """
     train, pairs = choice.text_of(task, say)
     if isinstance(train, ParallelText):
-        data = None if choice.source_file is not None else choice.data or choice.demo
+        named = None if choice.source_file is not None else choice.data or choice.demo
+        data = None if named is None else Path(named)
         if data is None or (valid.split is None and not has_split(data, VALID_SPLIT)):
             say(f"No split {VALID_SPLIT!r}, no validation: the last model is the result.")
             return TrainingData(task, train, None, pairs)

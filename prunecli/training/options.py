@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from prunecli.choices import Choices
+
 ValidationMetric = Literal["loss", "chrf++"]
 
 TrainedPart = Literal["all", "routers", "embeddings", "experts"]
@@ -35,18 +37,22 @@ class LossOptions:
 
 
 @dataclass(frozen=True)
-class TrainingOptions:
+class TrainingOptions(Choices):
     """How a model is trained.
 
     Attributes:
+        loss: what is made small.
         steps: updates of the weights.
         epochs: passes over the text, where `steps` is None.
         minutes: stop after so long, or None.
         batch_tokens: padded tokens of a batch's longer side, on each process.
         accumulate: batches of an update, on each process.
-        learning_rate: the highest, reached after `warmup` updates; from there it falls with 1/sqrt(updates).
+        learning_rate: the highest, from which it falls with 1/sqrt(updates).
+        warmup: updates until it is reached.
+        betas: Adam's.
         clip_norm: longest gradient; 0: any.
         dtype: "float32"; "bfloat16", or "float16" with a scaled loss, for autocast with weights kept in float32.
+        device: "auto", "cpu", "cuda": one for each process.
         eval_every: updates between two validations, each of which keeps the state.
         metric: by which the best model is chosen.
         patience: stop after so many validations without a better one; None: never.
@@ -57,6 +63,7 @@ class TrainingOptions:
         train: the part whose parameters learn.
         lora: rank of the updates that learn in the place of weights; None: weights learn.
         gradient_checkpointing: compute a layer's activations again on the way back, rather than keep them.
+        seed: of the order of the batches, of dropout and of what is masked.
     """
 
     loss: LossOptions = field(default_factory=LossOptions)

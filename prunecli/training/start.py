@@ -66,7 +66,7 @@ class Start:
         assert path is not None
         return path
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> dict[str, object]:
         """What it is, as JSON.
 
         Raises:
@@ -86,7 +86,7 @@ class Start:
                 "config": _digest(checkpoint.config),
             }
 
-    def files(self, identity: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    def files(self, identity: Mapping[str, object]) -> dict[str, dict[str, str]]:
         """Key of `identity` -> the file or directory that it is of -> its value, for messages."""
         start = str(self.path)
         paths = dict.fromkeys(("source", "bytes"), start) | {

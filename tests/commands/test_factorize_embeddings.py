@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from prunecli import demo
-from prunecli.commands.factorize_embeddings import factorize_embeddings
+from prunecli.commands.factorize_embeddings import KindName, factorize_embeddings
 from prunecli.commands.inspect import inspect
+from prunecli.model.define import UNIT_KINDS
 from tests.commands.calls import call
 from tests.contracts.method_contract import digests, logits
 from tests.families import tiny_family
@@ -230,7 +231,7 @@ def test_a_mixture_of_experts(folder: Path) -> None:
         (("--map-dim", "33"), "The map dimension 33 is above the model's width 32"),
         (("--map-dim", "32", "--kind", "projective"), "The map dimension 32 is the model's width"),
         (("--map-dim", "6"), "The map dimension 6 cannot be split"),
-        (("--kind", "deep"), "'deep' is no kind of unit"),
+        (("--kind", "deep"), "Invalid value for '--kind'"),
         (("--split", "train"), "--split and --langs go with --data."),
         (("--data", "data", "--langs", "eng,,deu"), "an empty name"),
         (("--data", "data", "--langs", "xyz"), "xyz"),
@@ -277,3 +278,7 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, folder: Path) -> N
     result = run(source, *SMALL, "--text", "lines")
     assert result.status == 1
     assert "table has 20 rows" in result.err
+
+
+def test_kinds_of_the_option_are_those_of_the_library() -> None:
+    assert get_args(KindName) == UNIT_KINDS

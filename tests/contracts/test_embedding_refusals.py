@@ -58,10 +58,10 @@ def test_a_side_that_the_class_lacks(model_type: str, name: str, side: str, tmp_
         ({"expand_dim": 2}, r"below the map dimension \d+\nGive --expand-dim \d+ or more"),
         ({"depth": 0}, "The depth is 0\nGive --depth 1"),
         ({"max_groups": 0}, "The number of groups is 0\nGive --max-groups 1"),
-        ({"kind": "deep"}, "is no kind of unit"),
+        ({"kind": "deep"}, "kind='deep': no such choice"),
         ({"side": "output", "cache": True}, "--cache writes the rows of the input's unit"),
         ({"side": "output"}, "are of the input's unit"),
-        ({"side": "left"}, "No side 'left'"),
+        ({"side": "left"}, "side='left': no such choice"),
     ],
 )
 def test_what_cannot_be(options: dict[str, Any], message: str, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from prunecli.errors import UsageError
 from prunecli.methods.sharing import Order, Treatment, in_groups, owners, refuse_parting
@@ -73,7 +73,7 @@ class AttentionPlan:
     groups: tuple[AttentionGroup, ...]
     removed: tuple[str, ...] = ()
     dtype: str | None = None
-    step: Mapping[str, Any] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
 

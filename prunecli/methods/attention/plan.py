@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures.records import Side
+from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.attention.arrange import AttentionPlan, Init, Request, arrange_attentions
 from prunecli.methods.sharing import CONFIGURATIONS, Order, Treatment, find_configuration
@@ -25,7 +26,7 @@ DEFAULT_CONFIG = {"both": "SharedEncSharedDec", "encoder": "SharedEnc", "decoder
 
 
 @dataclass(frozen=True)
-class AttentionOptions:
+class AttentionOptions(Choices):
     """What `share-attention` is asked.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
+from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.embeddings.source import checkpoint_table, described, zero_padding_id
 from prunecli.model.changes import EmbeddingChange, InputChange, OutputChange
@@ -19,7 +20,6 @@ from prunecli.text.choice import Lines
 
 COMMAND = "factorize-embeddings"
 Sides = Literal["input", "output", "both"]
-SIDES: tuple[Sides, ...] = get_args(Sides)
 
 NARROWER, WIDER = 8, 2
 """Where no dimensions are given: k is 2 m, as in the paper's translation model (4.2: k = 1024, m = 512); n is
@@ -27,7 +27,7 @@ m / 8, half of the n = 128 there."""
 
 
 @dataclass(frozen=True)
-class EmbeddingOptions:
+class EmbeddingOptions(Choices):
     """What `factorize-embeddings` is asked.
 
     Attributes:
@@ -88,7 +88,7 @@ class EmbeddingPlan:
     epochs: int | None
     seed: int
     text: Lines | None
-    step: Mapping[str, Any]
+    step: Mapping[str, object]
     reasons: tuple[str, ...]
 
     @property
@@ -201,8 +201,6 @@ def _sides(
         UnsupportedModelError: no class runs the result.
     """
     side = options.side or ("both" if is_tied else "input")
-    if side not in SIDES:
-        raise UsageError(f"No side {side!r}.", f"Choose one of {', '.join(SIDES)}.")
     found: frozenset[Literal["input", "output"]] = (
         frozenset({"input", "output"}) if side == "both" else frozenset({side})
     )

@@ -30,6 +30,9 @@ def rewrite_embeddings(
         checkpoint: the source.
         plan: for this checkpoint.
         factors: what was fitted for it; None: zeros in their place, for a dry run.
+
+    Raises:
+        UnsupportedModelError, UsageError: as `rewritten`.
     """
     target = None if plan.dtype is None else parse_dtype(plan.dtype)
     structure = replace(checkpoint.structure, embedding=plan.change)

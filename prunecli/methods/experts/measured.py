@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.granularity import aggregate, aggregate_texts, default_granularity
+from prunecli.methods.experts.granularity import Granularity, aggregate, aggregate_texts, default_granularity
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.model.mixtures import SparseLayer
 from prunecli.results.gate_matching import check_matches, numbered
@@ -41,7 +41,7 @@ class Measured:
     values: Mapping[str, Values]
     metric: str
     mode: Mode | None = None
-    granularity: str | None = None
+    granularity: Granularity | None = None
     few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     of: str | None = None
 
@@ -49,7 +49,7 @@ class Measured:
 def measure_languages(
     statistics: GateStatistics,
     metric: str | None,
-    granularity: str | None,
+    granularity: Granularity | None,
     sources: Sequence[str],
     targets: Sequence[str],
 ) -> Measured:

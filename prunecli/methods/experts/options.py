@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from prunecli.architectures.classes import SEQ2SEQ
+from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Strategy
+from prunecli.methods.experts.granularity import Granularity
 from prunecli.methods.experts.measured import MIN_TOKENS
+from prunecli.methods.experts.metrics import MetricName
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
@@ -41,11 +44,11 @@ class Amount:
 
 
 @dataclass(frozen=True)
-class ExpertOptions:
+class ExpertOptions(Choices):
     """What `prune-experts` is asked.
 
     Attributes:
-        gates: statistics, or files of them, merged; not looked at for the metrics `random` and `aimer`.
+        gates: statistics, or one file of them or several, merged; not looked at for the metrics `random` and `aimer`.
         experts: a file of expert ids, instead of statistics and amount.
         amount: how many experts go.
         metric: a name of METRICS, `aimer` or `random`; None: `importance`, or `reap` of language models.
@@ -67,14 +70,14 @@ class ExpertOptions:
         load: `batch`, `beam` and `length` that `fit` reckons with.
     """
 
-    gates: tuple[Path, ...] | GateStatistics = (Path("gates.json"),)
-    experts: Path | None = None
+    gates: GateStatistics | Path | str | Sequence[Path | str] = "gates.json"
+    experts: Path | str | None = None
     amount: Amount = field(default_factory=Amount)
-    metric: str | None = None
+    metric: MetricName | None = None
     strategy: Strategy = "per-layer"
     balance: Fraction | None = None
     minimum: int | None = None
-    granularity: str | None = None
+    granularity: Granularity | None = None
     sources: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
@@ -90,7 +93,7 @@ class ExpertOptions:
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of statistics; none where they are given themselves."""
-        return () if isinstance(self.gates, GateStatistics) else self.gates
+        return () if isinstance(self.gates, GateStatistics) else paths(self.gates)
 
 
 def of_language_model(checkpoint: Checkpoint) -> bool:

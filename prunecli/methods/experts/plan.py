@@ -80,7 +80,7 @@ class ExpertPlan:
     kept: Mapping[str, Sequence[int]]
     dtype: str | None = None
     thresholds: Mapping[str, float] = field(default_factory=dict)
-    step: Mapping[str, Any] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     fit: MemoryFit | None = None
     warning: str | None = None
@@ -109,7 +109,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     layers, dropped = _layers(checkpoint, options)
     originals = [layer.original_experts for layer in layers]
     if options.experts is not None:
-        return _from_ids(checkpoint, options.experts, options, layers, originals, dropped)
+        return _from_ids(checkpoint, Path(options.experts), options, layers, originals, dropped)
     request, fit = _request(checkpoint, options, layers)
     measured = _measured(checkpoint, options, layers, is_text, progress)
     if is_text and options.strategy != "per-layer" and any(layer.is_predicting for layer in layers):
@@ -285,7 +285,9 @@ def _measured(
         return Measured(aimer_values(checkpoint, layers, progress=progress), AIMER)
     gates = options.gates
     statistics = (
-        given(checkpoint, gates) if isinstance(gates, GateStatistics) else read_all(checkpoint, gates, layers)
+        given(checkpoint, gates)
+        if isinstance(gates, GateStatistics)
+        else read_all(checkpoint, options.files, layers)
     )
     if is_text:
         measured = measure_texts(statistics, options.metric, options.texts, layers, options.min_tokens)

@@ -15,6 +15,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 
 from prunecli.architectures.records import Side
+from prunecli.choices import Choices
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.experts.observer import LayerSums
 from prunecli.model.checkpoint import Checkpoint
@@ -32,7 +33,7 @@ Entry = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class CollectOptions:
+class CollectOptions(Choices):
     """How statistics are collected.
 
     Attributes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
@@ -114,7 +114,7 @@ class FfnPlan:
     units: Mapping[str, Sequence[int]] = field(default_factory=dict)
     dtype: str | None = None
     seed: int = 0
-    step: Mapping[str, Any] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
     @property

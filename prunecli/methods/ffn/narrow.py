@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from prunecli.architectures.records import Side
+from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group
 from prunecli.methods.ffn.score import best_units, unit_norms
@@ -33,7 +34,7 @@ Activations = Callable[[], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class NarrowOptions:
+class NarrowOptions(Choices):
     """What `prune-ffn` is asked.
 
     Attributes:
@@ -59,7 +60,7 @@ class NarrowOptions:
     dense_only: bool = False
     dtype: str | None = None
     seed: int = 0
-    text: Mapping[str, Any] | None = None
+    text: Mapping[str, object] | None = None
 
 
 def plan_widths(
@@ -189,8 +190,6 @@ def _scores(
         return {owner: generator.random(group.width) for owner, group in groups.items()}
     if options.score == "norms":
         return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}
-    if options.score not in UNIT_SCORES:
-        raise UsageError(f"No score {options.score!r}.", f"Choose one of {', '.join(UNIT_SCORES)}.")
     if activations is None:
         raise UsageError(f"--score {options.score} needs text.", "Give --data or --text.")
     measured = activations()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from prunecli.architectures.records import Side
+from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Init, Request, arrange_ffn
 from prunecli.methods.ffn.score import best_units, unit_norms
@@ -31,7 +32,7 @@ Activations = Callable[[FfnPlan], Mapping[str, np.ndarray]]
 
 
 @dataclass(frozen=True)
-class FfnOptions:
+class FfnOptions(Choices):
     """What `share-ffn` is asked.
 
     Attributes:
@@ -62,7 +63,7 @@ class FfnOptions:
     dense_only: bool = False
     dtype: str | None = None
     seed: int = 0
-    text: Mapping[str, Any] | None = None
+    text: Mapping[str, object] | None = None
 
 
 def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activations | None = None) -> FfnPlan:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import torch
 
+from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
+from prunecli.methods.heads.effects import Metric
 from prunecli.methods.heads.measure import (
     AblationOptions,
     LoadedModel,
@@ -42,7 +44,7 @@ from prunecli.text.tokens import load_tokenizer
 
 
 @dataclass(frozen=True)
-class ScoreOptions:
+class ScoreOptions(Choices):
     """How heads are scored.
 
     Attributes:
@@ -62,7 +64,7 @@ class ScoreOptions:
 
     method: Method = "gradient"
     per: Per | None = None
-    metric: str | None = None
+    metric: Metric | None = None
     beam: int = 4
     batch_tokens: int = 4096
     samples: int = 1000

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from prunecli.choices import Choices, paths
 from prunecli.errors import StatisticsError, UsageError
 from prunecli.methods.heads.select import Importance, Normalize, Request, random_importance, select_heads
 from prunecli.methods.heads.selection import read_selection
@@ -23,19 +24,18 @@ COMMAND = "prune-heads"
 DEFAULT_RATIO = 0.2
 """What goes without a noticeable loss in both of the paper's models (4.2)."""
 
-IMPORTANCE = "importance"
-RANDOM = "random"
-METRICS = (IMPORTANCE, RANDOM)
+HeadMetric = Literal["importance", "random"]
+METRICS: tuple[HeadMetric, ...] = get_args(HeadMetric)
 DEFAULT_NORMALIZE: dict[Method, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 
 
 @dataclass(frozen=True)
-class HeadOptions:
+class HeadOptions(Choices):
     """What `prune-heads` is asked.
 
     Attributes:
-        scores: scores, or files of them, merged; not looked at for the metric `random`.
+        scores: scores, or one file of them or several, merged; not looked at for the metric `random`.
         heads: a saved selection, instead of scores, metric and amount.
         ratio: fraction of the heads of these kinds to remove; with neither it nor `count`: DEFAULT_RATIO.
         count: heads to remove.
@@ -48,22 +48,22 @@ class HeadOptions:
         seed: of the metric `random`.
     """
 
-    scores: tuple[Path, ...] | HeadScores = (Path("heads.json"),)
-    heads: Path | None = None
+    scores: HeadScores | Path | str | Sequence[Path | str] = "heads.json"
+    heads: Path | str | None = None
     ratio: float | None = None
     count: int | None = None
     kinds: tuple[AttentionKind, ...] = KINDS
     minimum: int = 0
     uniform: bool = False
     normalize: Normalize | None = None
-    metric: str = IMPORTANCE
+    metric: HeadMetric = "importance"
     dtype: str | None = None
     seed: int = 0
 
     @property
     def files(self) -> tuple[Path, ...]:
         """The files of scores; none where they are given themselves."""
-        return () if isinstance(self.scores, HeadScores) else self.scores
+        return () if isinstance(self.scores, HeadScores) else paths(self.scores)
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class HeadPlan:
 
     kept: Mapping[str, Sequence[int]]
     dtype: str | None = None
-    step: Mapping[str, Any] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
     @property
@@ -100,7 +100,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
         raise UsageError("Give one of --ratio and --count.", "Each says how many heads go.")
     layers = checkpoint.layout.own_attentions
     if options.heads is not None:
-        return _from_selection(checkpoint, options.heads, options, layers)
+        return _from_selection(checkpoint, Path(options.heads), options, layers)
     importance, scores = _importance(checkpoint, options, layers)
     default: Normalize = "none" if scores is None else DEFAULT_NORMALIZE[scores.method]
     ratio = DEFAULT_RATIO if options.ratio is None and options.count is None else options.ratio
@@ -157,19 +157,17 @@ def _from_selection(
 def _importance(
     checkpoint: Checkpoint, options: HeadOptions, layers: Sequence[AttentionLayer]
 ) -> tuple[Importance, HeadScores | None]:
-    if options.metric == RANDOM:
+    if options.metric == "random":
         return random_importance({layer.name: layer.original_heads for layer in layers}, options.seed), None
-    if options.metric != IMPORTANCE:
-        raise UsageError(f"No metric {options.metric!r}.", f"Choose one of {', '.join(METRICS)}.")
     if isinstance(options.scores, HeadScores):
         scores = numbered(options.scores, checkpoint)
         check_matches(scores, checkpoint, layers)
         return scores.importance(), scores
-    scores = read_all(checkpoint, options.scores, layers)
+    scores = read_all(checkpoint, options.files, layers)
     try:
         return scores.importance(), scores
     except StatisticsError as error:
-        raise StatisticsError(f"{options.scores[0]}: {error.message}", error.remedy) from error
+        raise StatisticsError(f"{options.files[0]}: {error.message}", error.remedy) from error
 
 
 def read_all(

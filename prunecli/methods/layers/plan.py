@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prunecli.architectures.records import Side
+from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.layers.select import (
     Distances,
@@ -51,7 +52,7 @@ Measure = Callable[[Metric], Measured]
 
 
 @dataclass(frozen=True)
-class LayerOptions:
+class LayerOptions(Choices):
     """What `prune-layers` is asked.
 
     Attributes:
@@ -79,7 +80,7 @@ class LayerOptions:
     contiguous: bool = False
     dtype: str | None = None
     seed: int = 0
-    text: Mapping[str, Any] | None = None
+    text: Mapping[str, object] | None = None
 
     @property
     def is_named(self) -> bool:
@@ -107,7 +108,7 @@ class LayerPlan:
     kept: Mapping[Side, Sequence[int]]
     scores: Scores = field(default_factory=dict)
     dtype: str | None = None
-    step: Mapping[str, Any] = field(default_factory=dict)
+    step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
 
 
@@ -248,8 +249,6 @@ def _measured(
         return Measured(random_scores(depths, options.seed))
     if metric == "last":
         return Measured(last_scores(depths))
-    if metric not in METRICS:
-        raise UsageError(f"No metric {metric!r}.", f"Choose one of {', '.join(METRICS)}.")
     if measure is None:
         raise UsageError(f"--metric {metric} needs text.", "Give --data or --text, or --metric last.")
     return measure(metric)

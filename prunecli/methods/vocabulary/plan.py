@@ -44,7 +44,7 @@ class VocabularyPlan:
     dtype: str | None = None
 
     @property
-    def step(self) -> Mapping[str, Any]:
+    def step(self) -> Mapping[str, object]:
         """The entry for `Structure.history`."""
         return self.tokens.step
 
@@ -56,6 +56,11 @@ def plan_vocabulary(
     progress: Progress = silent,
 ) -> VocabularyPlan:
     """Count, choose, make the smaller tokenizer, and compare both.
+
+    Args:
+        checkpoint: the source; its weights are not read.
+        lines: the text whose tokens stay, and that both tokenizers are compared on.
+        options: see there.
 
     Raises:
         UnsupportedModelError: the family, or the kind of tokenizer, is not known.

@@ -64,7 +64,11 @@ def vocabulary_axes(checkpoint: Checkpoint) -> dict[str, int]:
 
 
 def rewrite_vocabulary(checkpoint: Checkpoint, plan: VocabularyPlan) -> Rewrite:
-    """The checkpoint with only the tokens that the plan keeps, its tensors in the order of the source."""
+    """The checkpoint with only the tokens that the plan keeps, its tensors in the order of the source.
+
+    Raises:
+        CheckpointError, UnsupportedModelError, UsageError: a config.json or table that cannot be cut; see `rewritten`.
+    """
     whole = rewritten(
         checkpoint, checkpoint.structure, trimmed_tensors(checkpoint, plan.tokens.kept, plan.dtype), plan.step
     )

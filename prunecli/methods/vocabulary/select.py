@@ -54,7 +54,7 @@ class TokenChoice:
     size: int
     parts: Mapping[str, int]
     share: float
-    step: Mapping[str, Any]
+    step: Mapping[str, object]
 
     @property
     def renumbering(self) -> Renumbering:
