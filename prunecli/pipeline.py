@@ -24,6 +24,7 @@ from prunecli.model.rewrite import Rewrite
 from prunecli.model.stock import StockSupport, stock_support
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.results.decisions import with_decision
 from prunecli.tensors.directory import find_weights, read_config
 from prunecli.tensors.documents import write_json
 from prunecli.tensors.dtypes import config_dtype
@@ -101,6 +102,7 @@ def apply(
         OutputError: `output` exists, overlaps the source, or the disk lacks room.
         CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
     """
+    rewrite = with_decision(source, rewrite)
     if output is None:
         return Applied(source, rewrite, summarize(source, rewrite), None)
     refuse_pointers_beside_weights(source.path)

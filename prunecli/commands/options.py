@@ -261,6 +261,12 @@ ConfigOnlyOption = Annotated[
         help="Write the result without its weights: what finetune --from-scratch trains from random ones.",
     ),
 ]
+ExplainOption = Annotated[
+    bool,
+    typer.Option(
+        "--explain", help="Also show by what was chosen what stays: values, ranks, where each place was cut."
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No notes, no progress, no table.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 

@@ -15,6 +15,7 @@ from prunecli.commands.options import (
     ConfigOnlyOption,
     DryRunOption,
     DtypeOption,
+    ExplainOption,
     FitBatchOption,
     FitBeamOption,
     FitLengthOption,
@@ -239,6 +240,7 @@ def prune_experts(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-experts"),
     dry_run: DryRunOption = False,
+    explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -276,7 +278,7 @@ def prune_experts(
         seed=seed,
         load=fit_load(fit, fit_batch, fit_beam, fit_length),
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint, demo, stream=stream) as opened:
         if options.experts is None and options.amount == Amount():
             how.note(

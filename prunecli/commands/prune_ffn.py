@@ -17,6 +17,7 @@ from prunecli.commands.options import (
     DeviceOption,
     DryRunOption,
     DtypeOption,
+    ExplainOption,
     ForceOption,
     JsonOption,
     LangsOption,
@@ -106,6 +107,7 @@ def prune_ffn(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-ffn"),
     dry_run: DryRunOption = False,
+    explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -145,7 +147,7 @@ def prune_ffn(
     refuse_contradictions(options)
     if options.score not in MEASURED and named is not None:
         raise UsageError(f"{named}: --score {options.score} looks at no text.", "Leave it out.")
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")

@@ -14,6 +14,7 @@ from prunecli.commands.options import (
     ConfigOnlyOption,
     DryRunOption,
     DtypeOption,
+    ExplainOption,
     ForceOption,
     JsonOption,
     QuietOption,
@@ -111,6 +112,7 @@ def prune_heads(
         Path, typer.Option("--output", "-o", metavar="DIR", help="The pruned checkpoint.")
     ] = Path("pruned-heads"),
     dry_run: DryRunOption = False,
+    explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -138,7 +140,7 @@ def prune_heads(
         dtype=dtype,
         seed=seed,
     )
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint) as opened:
         if heads is None and ratio is None and count is None:
             how.note("No --ratio given: removing 20 % of the heads.")

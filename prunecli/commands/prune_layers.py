@@ -16,6 +16,7 @@ from prunecli.commands.options import (
     DeviceOption,
     DryRunOption,
     DtypeOption,
+    ExplainOption,
     ForceOption,
     JsonOption,
     LangsOption,
@@ -128,6 +129,7 @@ def prune_layers(
     ] = Path("pruned-layers"),
     stream: StreamOption = False,
     dry_run: DryRunOption = False,
+    explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -173,7 +175,7 @@ def prune_layers(
             f"--stream: --metric {metric or 'cosine'} runs the model, all of which has to be here for that.",
             "Leave --stream out, or choose by --metric last, random or by name.",
         )
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint, stream=stream) as opened:
         _run(opened, options, choice, RunOptions(batch_tokens, device), how)
 

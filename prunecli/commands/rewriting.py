@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class How:
-    """--output (None: --dry-run was given), --force, --quiet, --json and `weights`: not --config-only."""
+    """--output (None: --dry-run was given), --force, --quiet, --json, `weights`: not --config-only, and --explain."""
 
     output: Path | None
     force: bool
     quiet: bool
     json: bool
     weights: bool = True
+    explain: bool = False
 
     @property
     def progress(self) -> Progress:
@@ -84,7 +85,7 @@ class How:
         if (traffic := source.traffic) is not None:
             came, stored = console.bytes_text(traffic.received), console.bytes_text(source.total_bytes)
             self.note(f"Fetched {came} of {stored}, in {traffic.requests:,} requests.")
-        return Shown(result, self.weights)
+        return Shown(result, self.weights, self.explain)
 
     def check(self, source: Checkpoint) -> None:
         """Refuse before anything heavy a model that is not known, and an output that cannot be written."""
@@ -101,12 +102,15 @@ class Shown:
 
     result: Applied
     weights: bool = True
+    explain: bool = False
 
     def document(self, kind: type[Document], seed: int | None, **fields: Any) -> Document:
         """What `--json` prints: the fields that every kind has, and its own."""
+        from prunecli.results.decisions import record
         from prunecli.results.header import header
 
-        result = self.result
+        result, decision = self.result, self.result.rewrite.decision
+        decided: dict[str, Any] = {} if decision is None else {"decision": record(decision, full=True)}
         return kind(
             **header(kind.FORMAT, [result.source], seed),
             left_out=[*result.left_out],
@@ -115,6 +119,7 @@ class Shown:
             arguments=dict(result.rewrite.structure.history[-1]["arguments"]),
             **asdict(result.summary),
             **fields,
+            **decided,
         )
 
     def rows(self) -> list[list[str]]:
@@ -133,6 +138,10 @@ class Shown:
     def show_place(self, dry: str = "nothing is written") -> None:
         """Whether it is a stock model, where it is, and what opens it."""
         support, output = self.result.stock_support, self.result.output
+        if self.explain:
+            from prunecli.commands.decision_tables import show_decision
+
+            show_decision(self.result.rewrite.decision)
         console.out(support.line)
         what = opened_by(support) if self.weights else f"no weights: finetune --from-scratch {output}"
         console.out(f"Dry run: {dry}." if output is None else f"Written: {output} ({what})")

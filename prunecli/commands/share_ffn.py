@@ -17,6 +17,7 @@ from prunecli.commands.options import (
     DeviceOption,
     DryRunOption,
     DtypeOption,
+    ExplainOption,
     ForceOption,
     JsonOption,
     LangsOption,
@@ -126,6 +127,7 @@ def share_ffn(
         "shared-ffn"
     ),
     dry_run: DryRunOption = False,
+    explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -169,7 +171,7 @@ def share_ffn(
             f"{named} goes with --keep-units activations: nothing else looks at text.", "Leave it out."
         )
     running = RunOptions(batch_tokens, device)
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint) as opened:
         if checkpoint is None and not dense_only:
             how.note("It is a mixture of experts: only its dense FFNs are touched (--dense-only).")

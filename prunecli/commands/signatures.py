@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prunecli.recipes.engine import Parameter
 
 COMMANDS = {
-    "Look": ("inspect",),
+    "Look": ("inspect", "explain"),
     "Prune experts (2212.09811)": ("collect-gates", "prune-experts", "compare-languages"),
     "Prune heads (1905.10650)": ("score-heads", "prune-heads", "compare-heads"),
     "Share FFNs and attention (2309.01826)": ("share-ffn", "share-attention"),

@@ -15,6 +15,7 @@ from prunecli.commands.options import (
     DataOption,
     DryRunOption,
     DtypeOption,
+    ExplainOption,
     ForceOption,
     JsonOption,
     QuietOption,
@@ -90,6 +91,7 @@ def trim_vocabulary(
     ] = Path("trimmed-vocabulary"),
     stream: StreamOption = False,
     dry_run: DryRunOption = False,
+    explain: ExplainOption = False,
     config_only: ConfigOnlyOption = False,
     force: ForceOption = False,
     quiet: QuietOption = False,
@@ -111,7 +113,7 @@ def trim_vocabulary(
                 "No text is given, and it says which tokens stay.", "Give --data DIR, --text FILE, or both."
             )
         choice = replace(choice, split=split or DEMO_SPLIT, demo=demo.DATA)
-    how = How(None if dry_run else output, force, quiet, json, not config_only)
+    how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint, stream=stream) as opened:
         how.check(opened)
         options = VocabularyOptions(

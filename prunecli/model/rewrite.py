@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint
@@ -14,6 +14,9 @@ from prunecli.model.stock import stock_support
 from prunecli.model.structure import Structure
 from prunecli.tensors.dtypes import config_dtype
 from prunecli.tensors.stream import Copy, Output, is_plain_copy, sources
+
+if TYPE_CHECKING:
+    from prunecli.model.decision import Decision
 
 
 @dataclass(frozen=True)
@@ -25,12 +28,14 @@ class Rewrite:
         outputs: every tensor of the result.
         config: config.json of the result, but for the type of its weights.
         files: side files that differ from the source's, by name; None: it is left out.
+        decision: by what it was chosen what stays; None: nothing was chosen.
     """
 
     structure: Structure
     outputs: tuple[Output, ...]
     config: Mapping[str, Any]
     files: Mapping[str, bytes | None] = field(default_factory=dict)
+    decision: Decision | None = None
 
 
 def rewritten(
@@ -38,6 +43,7 @@ def rewritten(
     structure: Structure,
     outputs: tuple[Output, ...],
     step: Mapping[str, object] | None = None,
+    decision: Decision | None = None,
 ) -> Rewrite:
     """The rewrite of `source` to this structure, `step` added to its history, with the config.json that says so.
 
@@ -59,7 +65,7 @@ def rewritten(
     _refuse_quantised(source, outputs)
     if step:
         structure = structure.after(step)
-    return Rewrite(structure, outputs, result_config(source, structure))
+    return Rewrite(structure, outputs, result_config(source, structure), decision=decision if step else None)
 
 
 def _refuse_quantised(source: Checkpoint, outputs: tuple[Output, ...]) -> None:

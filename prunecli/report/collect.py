@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prunecli.errors import DataError, PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.decision import Decision
 from prunecli.model.inventory import Inventory, take_inventory
 from prunecli.model.opening import SHIM_FILE
 from prunecli.model.structure import KEY
 from prunecli.progress import Progress, silent
 from prunecli.results import formats
+from prunecli.results.decisions import FILE, Decisions, read_decisions
 from prunecli.results.evaluation import Evaluation
 from prunecli.results.heads import HeadScores
 from prunecli.results.inspection import Inspection
@@ -49,12 +51,14 @@ class CheckpointEntry:
         checkpoint: closed.
         inventory: what it holds.
         fingerprint: of its tensors.
+        decisions: number of a step of its history -> by what it chose.
     """
 
     name: str
     checkpoint: Checkpoint
     inventory: Inventory
     fingerprint: str
+    decisions: Mapping[int, Decision] = field(default_factory=dict)
 
     @property
     def history(self) -> tuple[Mapping[str, Any], ...]:
@@ -173,7 +177,12 @@ def _in_folder(folder: Path, directory: Path) -> Iterator[CheckpointEntry | Resu
     if (folder / "config.json").is_file():
         try:
             if _is_checkpoint(folder):
-                yield _entry(name, folder)
+                entry = _entry(name, folder)
+                try:
+                    yield replace(entry, decisions=_decisions(folder, entry))
+                except PruneError as error:
+                    yield entry
+                    yield Unreadable((Path(name) / FILE).as_posix(), _reason(error, folder / FILE))
         except (PruneError, OSError) as error:
             yield Unreadable(name, _reason(error, folder))
     for path in sorted(folder.glob("*.json")):
@@ -205,7 +214,9 @@ def read_document(name: str, path: Path) -> ResultFile | None:
         return None
     kinds = {known.rpartition("/")[0]: kind for known, kind in formats().items()}
     kind = kinds.get(format_.rpartition("/")[0])
-    if kind is None or issubclass(kind, (Inspection, Rewriting)):  # the checkpoints themselves are shown
+    if kind is None or issubclass(
+        kind, (Decisions, Inspection, Rewriting)
+    ):  # the checkpoints themselves are shown
         return None
     if format_ not in formats():
         read_json(path, kind.FORMAT)  # raises: of another version
@@ -255,6 +266,17 @@ def _entry(name: str, path: Path) -> CheckpointEntry:
         ]
         refuse_many(path, max(counts, default=0))
         return CheckpointEntry(name, checkpoint, inventory, checkpoint.fingerprint)
+
+
+def _decisions(folder: Path, entry: CheckpointEntry) -> dict[int, Decision]:
+    found = read_decisions(folder, entry.history)
+    for decision in found.values():
+        if decision.part in ("expert", "head", "layer"):
+            refuse_many(
+                folder / FILE,
+                1 + max((int(place.ids.max(initial=0)) for place in decision.places), default=0),
+            )
+    return found
 
 
 def _reason(error: PruneError | OSError, path: Path) -> str:

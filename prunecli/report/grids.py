@@ -60,6 +60,7 @@ def heat_map(
     scale: Scale,
     *,
     told: tuple[str, str] = ("", ""),
+    gone: Sequence[Sequence[bool]] | None = None,
 ) -> Html:
     """Cells coloured by value, named along both sides; empty ones are grey.
 
@@ -69,6 +70,7 @@ def heat_map(
         rows, columns: their names.
         scale: of the colours.
         told: before the names of a row and a column where a cell's value is told: ("layer ", "head ").
+        gone: [rows][columns]: cells with a stroke through them, of what was dropped.
     """
     width, height = _cell_size(len(columns)), _cell_size(len(rows))
     if len(columns) != len(rows):
@@ -91,16 +93,21 @@ def heat_map(
     gap = 1.0 if min(width, height) >= 8 else 0.0
     is_told = sum(map(len, grid)) <= MOST_CELLS
     outlines: dict[str, list[str]] = {}
+    strokes: list[str | float] = []
     for line, values in enumerate(grid):
         for column, value in enumerate(values):
             kind = "gone" if value is None else scale.step(value)
             area = left + width * column, height * line, width - gap, height - gap
+            is_gone = gone is not None and gone[line][column]
+            strokes += ["M", *area[:2], "l", *area[2:]] if is_gone else []
             if is_told:
                 said = "nothing" if value is None else f"{value:.4g}"
+                said += ", dropped" if is_gone else ""
                 parts.append(box(*area, kind, f"{told[0]}{rows[line]}, {told[1]}{columns[column]}: {said}"))
             else:
                 outlines.setdefault(kind, []).append(cell(*area))
     parts += [path(*cells, kind=kind) for kind, cells in sorted(outlines.items())]
+    parts += [path(*strokes, kind="whisker")] if strokes else []
     below = 12 + LETTER * min(NAME_LETTERS, longest) if turned else 18.0
     return figure(caption, left + width * len(columns) + 12, bottom + below, parts)
 

@@ -9,6 +9,7 @@ from prunecli import __version__
 from prunecli.report.collect import ReportData
 from prunecli.report.comparisons import languages_section, similarity_section, texts_section
 from prunecli.report.costs import sizes_section, speed_section, training_section
+from prunecli.report.decisions import decisions_section
 from prunecli.report.history import history_section
 from prunecli.report.markup import Html, counted, element, table
 from prunecli.report.parts import experts_section, heads_section
@@ -33,6 +34,7 @@ SECTIONS: Mapping[str, Callable[[ReportData], Html | None]] = {
     "Quality, size and speed": quality_section,
     "Checkpoints": sizes_section,
     "Pruning history": history_section,
+    "By what was chosen": decisions_section,
     "Speed and memory": speed_section,
     "Experts": experts_section,
     "Attention heads": heads_section,

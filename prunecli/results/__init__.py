@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 def read(path: Path | str) -> Tabled:
     """Read evaluation.json, latency.json, similarity.json, languages.json, texts.json, heads.json,
-    head-comparison.json, gates.json, a training's log, or what `inspect --json` or a rewriting command's `--json`
-    printed.
+    head-comparison.json, gates.json, prunecli_decisions.json, a training's log, or what `--json` of `inspect`,
+    `explain` or a rewriting command printed.
 
     Returns:
         A value of the format's class: `Evaluation`, `Latency`, `Similarity`, `Languages`, `Texts`,
-        `HeadScores`, `HeadComparison`, `GateStatistics`, `Training`, `Inspection`, or one of those in
-        `results.rewriting` and `results.sharing`.
+        `HeadScores`, `HeadComparison`, `GateStatistics`, `Decisions`, `Explanation`, `Training`, `Inspection`, or one
+        of those in `results.rewriting` and `results.sharing`.
 
     Raises:
         DataError: missing, cut short, not a result of this version, or with fields that no run writes.
@@ -50,7 +50,9 @@ def read(path: Path | str) -> Tabled:
 
 def formats() -> Mapping[str, type[Tabled]]:
     """Format -> its class."""
+    from prunecli.results.decisions import Decisions
     from prunecli.results.evaluation import Evaluation
+    from prunecli.results.explanations import Explanation
     from prunecli.results.gates import GateStatistics
     from prunecli.results.head_comparison import HeadComparison
     from prunecli.results.heads import HeadScores
@@ -87,6 +89,8 @@ def formats() -> Mapping[str, type[Tabled]]:
         AttentionSharing,
         Factorization,
         VocabularySelection,
+        Decisions,
+        Explanation,
     )
     return {**{kind.FORMAT: kind for kind in classes}, GateStatistics.TEXT_FORMAT: GateStatistics}
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from prunecli.architectures.records import Side
 from prunecli.errors import StatisticsError
 from prunecli.results.arrays import checked_array
+from prunecli.results.header import asked
 from prunecli.results.tabled import Tabled, Tables
 
 ANY = "X"
@@ -141,6 +142,7 @@ class GateStatistics(Tabled):
         lacks: names of the sums that the file does not give; zeros stand for them.
         dtype: that the model was computed in; None where the file does not say it.
         routers: `router_fingerprint` of the checkpoint that was run; None where the file does not say it.
+        split: of the text, where the command line of the file names it.
     """
 
     FORMAT: ClassVar[str] = "prunecli.gates/1"
@@ -157,6 +159,7 @@ class GateStatistics(Tabled):
     lacks: frozenset[str] = frozenset()
     dtype: str | None = None
     routers: str | None = None
+    split: str | None = None
 
     @property
     def format(self) -> str:
@@ -199,6 +202,7 @@ class GateStatistics(Tabled):
                 entries=entries,
                 dtype=payload.get("dtype"),
                 routers=str(model["routers"]) if "routers" in model else None,
+                split=asked(payload, "--split"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             missing = f"lacks {error}" if isinstance(error, KeyError) else f"is damaged ({error})"
@@ -313,7 +317,13 @@ def merge(parts: Sequence[GateStatistics], names: Sequence[str] | None = None) -
         for pair, sums in part.entries.items():
             found.setdefault(pair, []).append(sums)
     entries = {pair: combine(held, first.mode) for pair, held in found.items()}
-    return replace(first, entries=entries, lacks=frozenset[str]().union(*(part.lacks for part in parts)))
+    splits = dict.fromkeys(part.split for part in parts if part.split is not None)
+    return replace(
+        first,
+        entries=entries,
+        lacks=frozenset[str]().union(*(part.lacks for part in parts)),
+        split=" and ".join(splits) or None,
+    )
 
 
 def _short(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from prunecli import __version__
@@ -37,6 +37,16 @@ def header(
         ],
         "seed": seed,
     }
+
+
+def asked(payload: Mapping[str, Any], option: str) -> str | None:
+    """What the command line of a document gave an option: `--split dev` or `--split=dev`; None: it did not."""
+    command = payload.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    for word, following in zip(words, [*words, ""][1:], strict=True):
+        if word == option or word.startswith(f"{option}="):
+            return (following if word == option else word.partition("=")[2]) or None
+    return None
 
 
 def sizes(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from prunecli.errors import StatisticsError
 from prunecli.results.arrays import checked_array
+from prunecli.results.header import asked
 from prunecli.results.tabled import Row, Tabled, Tables
 from prunecli.tensors.documents import read_json
 
@@ -75,6 +76,7 @@ class HeadScores(Tabled):
         dtype: that the model was computed in; None where the file does not say it.
         also: of the same: scores in other metrics, from the same runs.
         reported: of all-but-one, where heads were chosen on other text than is reported.
+        texts, split: what they were scored on, where the command line of the file names it.
     """
 
     FORMAT: ClassVar[str] = "prunecli.heads/1"
@@ -94,6 +96,8 @@ class HeadScores(Tabled):
     dtype: str | None = None
     also: tuple[HeadScores, ...] = ()
     reported: ReportedHeads | None = None
+    texts: tuple[str, ...] = ()
+    split: str | None = None
 
     @property
     def sign(self) -> int:
@@ -154,6 +158,8 @@ class HeadScores(Tabled):
                 heads=heads,
                 values=_arrays(payload[key], heads, f"{path}: {key}", signed=method != "gradient"),
                 dtype=payload.get("dtype"),
+                texts=_texts(payload),
+                split=asked(payload, "--split"),
             )
             if method == "gradient":
                 scores = _with_tokens(scores, payload, path)
@@ -244,6 +250,13 @@ class HeadScores(Tabled):
                 row |= {"only": reported.only[name], "p_value": reported.p_value[name]}
                 row["change"] = row["only"] - reported.base
         return rows
+
+
+def _texts(payload: Mapping[str, Any]) -> tuple[str, ...]:
+    """The pairs, languages or files that the command line names."""
+    options = ("--pairs", "--langs", "--text", "--labelled")
+    found = next((value for option in options if (value := asked(payload, option)) is not None), "")
+    return tuple(name.strip() for name in found.split(",") if name.strip())
 
 
 def _lists(arrays: Mapping[str, Array]) -> dict[str, list[float]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field
 
 from prunecli.errors import StatisticsError
+from prunecli.results.decisions import DecisionRecord, decision_rows
 from prunecli.results.document import Count, Document, Record
 from prunecli.results.tabled import Row, Tables, scalars
 
@@ -32,6 +33,7 @@ class Rewriting(Document):
         output: where it lies; None: nowhere, this was a dry run.
         stock: whether plain transformers opens it, and why not.
         arguments: those of the step that the result's config.json holds in "history".
+        decision: by what was chosen what stays, each component with its rank and margin; None: nothing was chosen.
     """
 
     LAST: ClassVar[tuple[str, ...]] = ()
@@ -44,22 +46,24 @@ class Rewriting(Document):
     parameters_after: Count | None = None
     bytes_before: Count | None = None
     bytes_after: Count | None = None
+    decision: DecisionRecord | None = None
 
     def to_json(self) -> dict[str, Any]:
         fields = super().to_json()
-        names = (*SIZES, *self.LAST, *(self.model_extra or {}))
+        names = (*SIZES, *self.LAST, "decision", *(self.model_extra or {}))
         last = {name: fields.pop(name) for name in names if name in fields}
         return {**fields, **last}
 
     def _tables(self) -> Tables:
-        """`sizes`: a row for each figure that is given before and after; then the format's own."""
+        """`sizes`: a row for each figure that is given before and after; the format's own; `decision`: components."""
         fields = self.to_json()
         stems = [name.removesuffix(BEFORE) for name in fields if name.endswith(BEFORE)]
         sizes = [
             {"quantity": stem, "before": fields[stem + BEFORE], "after": fields[stem + AFTER]}
             for stem in stems
         ]
-        return {"sizes": sizes, **self._own_tables()}
+        decided = [] if self.decision is None else decision_rows(self.decision)
+        return {"sizes": sizes, **self._own_tables(), "decision": decided}
 
     @abstractmethod
     def _own_tables(self) -> Tables:

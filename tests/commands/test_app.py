@@ -177,7 +177,7 @@ def test_no_word_of_a_help_is_cut(
     room = 80 if columns == 80 else 15  # a word of more letters than this may be cut on 60 columns
     assert [word for word in re.findall(r"(\S*\w)…", shown) if len(word) < room] == []
     named = re.findall(r"│ (--[\w-]+) +(-\w +)?(\S+)?", shown)
-    assert len(named) > 3
+    assert len(named) > 1
     function = getattr(import_module(f"prunecli.commands.{name.replace('-', '_')}"), name.replace("-", "_"))
     names = {option: metavar for option, _, metavar in named}
     for key, (metavar, _) in value_names(function).items():

@@ -56,6 +56,7 @@ def test_trims_to_the_text(model: Path, folder: Path) -> None:
         "generation_config.json",
         "model.safetensors",
         "modeling_prunecli.py",
+        "prunecli_decisions.json",
         "tokenizer.json",
         "tokenizer_config.json",
     ]

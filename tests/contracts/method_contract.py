@@ -16,6 +16,7 @@ from prunecli.errors import PruneError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
+from prunecli.results.decisions import FILE
 from prunecli.tensors.dtypes import numpy_dtype
 from prunecli.tensors.reader import TensorInfo
 from tests.families import tiny_family
@@ -153,7 +154,8 @@ class WrittenFiles(Method):
             assert count > 1
             assert weights == {f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)}
             weights.add("model.safetensors.index.json")
-        own = {"config.json", "README.md"}
+        with open_model(source) as opened:
+            own = {"config.json", "README.md", *([FILE] if self.reduce(opened).decision is not None else [])}
         if "auto_map" in json.loads((out / "config.json").read_text()):  # no stock model
             own.add("modeling_prunecli.py")
         carried = {"generation_config.json", "tokenizer.json", "tokenizer_config.json"}

@@ -307,7 +307,11 @@ def test_real_reductions_have_strips_and_head_maps(tmp_path):
         tmp_path / "small",
     )
     found = page(tmp_path)
-    assert found.sections() == ["Checkpoints", "Pruning history", "Experts", "Attention heads"]
+    expected = ["Checkpoints", "Pruning history", "By what was chosen", "Experts", "Attention heads"]
+    assert found.sections() == expected
+    mapped = "Heads by importance by gradient, over the l2 norm of its attention"
+    assert mapped in found.figures
+    assert found.text.count(", dropped") == 3  # of heads that were ranked; the experts were named
     assert "Experts kept by fewer: 16 of 32" in found.figures
     assert "Experts kept by small: 16 of 32" in found.figures
     assert "21 of 24" in found.text
@@ -369,7 +373,9 @@ def test_equal_directories_make_equal_bytes(tmp_path):
         tiny_nllb_moe(work / "model")
         pages.append(report_page(collect(work)))
     assert pages[0] == pages[1]
-    assert len(Page(pages[0]).sections()) == len(SECTIONS) - 3  # no history, no experts, no texts
+    assert (
+        len(Page(pages[0]).sections()) == len(SECTIONS) - 4
+    )  # no history, no decisions, no experts, no texts
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path):

@@ -109,7 +109,7 @@ def rewrite_constant(checkpoint: Checkpoint, plan: ExpertPlan, means: Means) -> 
     if gone:
         ids = {name: tuple(layers[name].experts[place] for place in places) for name, places in gone.items()}
         structure = replace(structure, constants=ids)
-    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
     stated = {str(layers[name].layer): list(places) for name, places in gone.items()}
     mixture = checkpoint.resolved.family.mixture
     assert mixture is not None

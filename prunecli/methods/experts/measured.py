@@ -12,7 +12,7 @@ from prunecli.methods.experts.granularity import Granularity, aggregate, aggrega
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
 from prunecli.model.mixtures import SparseLayer
 from prunecli.results.gate_matching import check_matches, numbered
-from prunecli.results.gates import GateStatistics, GateSums, Mode, merge
+from prunecli.results.gates import GateStatistics, GateSums, Mode, merge, side_of
 from prunecli.results.published import read_gates
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ MIN_TOKENS = 100
 expert's tokens by its mean, and neighbours in the order by REAP differ by 7 to 8 %: judged by 10 successive tokens of
 its own, an expert is 22 to 29 % off and moves by 2 to 4 places of 32, by 100 of them 7 to 13 % and 1 to 2 places."""
 LAYERS_SHOWN = 6
+MOST_ALONE = 16
+"""Languages or texts whose values alone are told beside those of all; of more, none are."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,11 @@ class Measured:
         granularity: that languages were summed by; None: of texts, or without statistics.
         few: layer's name -> experts that it holds and that fewer than the least number of tokens were routed to.
         of: fingerprint of the model that was run, where the checkpoint is a quantised copy of it; else None.
+        texts: pairs of languages, languages, or texts that were summed.
+        split: of the text, where it is known.
+        tokens: layer's name -> that were routed, where they were counted.
+        alone: language or text of several that were asked for -> the values that it alone gives, of the layers that it
+            counts in.
     """
 
     values: Mapping[str, Values]
@@ -44,6 +51,10 @@ class Measured:
     granularity: Granularity | None = None
     few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     of: str | None = None
+    texts: tuple[str, ...] = ()
+    split: str | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
+    alone: Mapping[str, Mapping[str, Values]] = field(default_factory=dict)
 
 
 def measure_languages(
@@ -62,7 +73,53 @@ def measure_languages(
     granularity = granularity or default_granularity(sources, targets)
     metric = metric or default_metric(statistics)
     sums = aggregate(statistics, granularity, sources, targets)
-    return Measured(metric_values(metric, sums, statistics), metric, statistics.mode, granularity)
+    texts = tuple(statistics.entries)
+    if sources or targets:
+        texts = (f"{', '.join(sources) or 'any'} to {', '.join(targets) or 'any'}, by {granularity}",)
+    return Measured(
+        metric_values(metric, sums, statistics),
+        metric,
+        statistics.mode,
+        granularity,
+        texts=_named(texts),
+        split=statistics.split,
+        tokens={} if statistics.mode == "published" else _tokens(statistics, sums),
+        alone=_languages_alone(statistics, metric, granularity, sources, targets),
+    )
+
+
+def _languages_alone(
+    statistics: GateStatistics,
+    metric: str,
+    granularity: str,
+    sources: Sequence[str],
+    targets: Sequence[str],
+) -> dict[str, dict[str, Values]]:
+    """By language, the encoder's layers for each source and the decoder's for each target; by pair, all for each."""
+    found: dict[str, dict[str, Values]] = {}
+    if granularity == "pair":
+        pairs = [(source, target) for source in sources for target in targets if source != target]
+        for source, target in pairs if 1 < len(pairs) <= MOST_ALONE else ():
+            sums = aggregate(statistics, granularity, (source,), (target,))
+            found[f"{source}-{target}"] = metric_values(metric, sums, statistics)
+    elif granularity == "language" and len(sources) + len(targets) <= MOST_ALONE:
+        for side, word, names in (("encoder", "from", sources), ("decoder", "into", targets)):
+            for name in names if len(names) > 1 else ():
+                sums = aggregate(
+                    statistics, granularity, *((name,), ()) if side == "encoder" else ((), (name,))
+                )
+                values = metric_values(metric, sums, statistics)
+                found[f"{word} {name}"] = {of: own for of, own in values.items() if side_of(of) == side}
+    return found
+
+
+def _tokens(statistics: GateStatistics, sums: GateSums) -> dict[str, int]:
+    return {layer: int(count) for layer, count in zip(statistics.layers, sums.tokens, strict=True)}
+
+
+def _named(texts: Sequence[str]) -> tuple[str, ...]:
+    """The names, or of many how many there are."""
+    return tuple(texts) if len(texts) <= MOST_ALONE else (f"{len(texts):,} pairs or texts",)
 
 
 def measure_texts(
@@ -81,7 +138,18 @@ def measure_texts(
     metric = metric or default_metric(statistics)
     sums = aggregate_texts(statistics, texts)
     few = scarce(statistics, sums, layers, min_tokens)
-    return Measured(metric_values(metric, sums, statistics), metric, statistics.mode, few=few)
+    names = sorted(set(texts or statistics.entries))
+    alone = {name: metric_values(metric, aggregate_texts(statistics, (name,)), statistics) for name in names}
+    return Measured(
+        metric_values(metric, sums, statistics),
+        metric,
+        statistics.mode,
+        few=few,
+        texts=_named(names),
+        split=statistics.split,
+        tokens=_tokens(statistics, sums),
+        alone=alone if 1 < len(names) <= MOST_ALONE else {},
+    )
 
 
 def scarce(

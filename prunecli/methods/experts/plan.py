@@ -20,6 +20,7 @@ from prunecli.methods.experts.budget import (
     least_experts,
     starved,
 )
+from prunecli.methods.experts.decision import Chosen, by_file, by_values
 from prunecli.methods.experts.measured import (
     Measured,
     given,
@@ -40,6 +41,7 @@ from prunecli.methods.experts.options import (
 )
 from prunecli.methods.experts.select import Selection, select_experts
 from prunecli.methods.experts.selection import read_experts
+from prunecli.model.decision import Decision
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
 from prunecli.model.mixtures import SparseLayer, predicting_tensors
@@ -75,6 +77,7 @@ class ExpertPlan:
         few: layer's name -> experts that saw fewer tokens than `ExpertOptions.min_tokens`.
         mtp: whether layers that predict further tokens are dropped; they then keep no expert.
         active: experts that the router picks for a token from now on; None: as many as before.
+        decision: by what; None: the experts are given.
     """
 
     kept: Mapping[str, Sequence[int]]
@@ -87,6 +90,7 @@ class ExpertPlan:
     few: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     mtp: Predicting = "prune"
     active: int | None = None
+    decision: Decision | None = None
 
     @property
     def count(self) -> int:
@@ -140,6 +144,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     if measured.of is not None:
         step[STATISTICS_OF] = measured.of
         reasons = (*reasons, OF_ANOTHER_FORM.format(path=checkpoint.path, fingerprint=measured.of))
+    decision = by_values(Chosen(layers, kept, step), measured, request, selection, options)
     return ExpertPlan(
         kept,
         options.dtype,
@@ -151,6 +156,7 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         few=measured.few,
         mtp=options.mtp,
         active=options.active,
+        decision=decision,
     )
 
 
@@ -207,7 +213,15 @@ def _from_ids(
     }
     step = _step(checkpoint, arguments, (path,), layers, kept)
     reasons = (f"Experts by {path}{_languages(options)}.",)
-    return ExpertPlan(kept, options.dtype, step=step, reasons=reasons, mtp=options.mtp, active=options.active)
+    return ExpertPlan(
+        kept,
+        options.dtype,
+        step=step,
+        reasons=reasons,
+        mtp=options.mtp,
+        active=options.active,
+        decision=by_file(Chosen(layers, kept, step), path, originals, options.sources, options.targets),
+    )
 
 
 def _step(

@@ -53,7 +53,7 @@ def rewrite_experts(checkpoint: Checkpoint, plan: ExpertPlan) -> Rewrite:
     if changed:
         originals = {name: layers[name].original_experts for name in changed}
         structure = structure.keeping_experts(changed, originals)
-    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
     config = with_keys(rewrite.config, _settings(checkpoint, plan))
     moved = [layers[name] for name in changed]
     return replace(rewrite, config=renumbered(checkpoint.path, config, moved, moves.places))

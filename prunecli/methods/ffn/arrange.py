@@ -14,6 +14,7 @@ from typing import Literal, get_args
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.sharing import SIDES, Order, Treatment, in_groups, owners, refuse_parting
+from prunecli.model.decision import Decision
 from prunecli.model.ffn import FfnLayer
 
 Init = Literal["mean", "first", "last", "concat"]
@@ -106,6 +107,7 @@ class FfnPlan:
         seed: of new hidden units.
         step: the entry for `Structure.history`.
         reasons: plain lines that say what was chosen for the user.
+        decision: by what hidden units were chosen; None: none were.
     """
 
     groups: tuple[Group, ...]
@@ -116,6 +118,7 @@ class FfnPlan:
     seed: int = 0
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    decision: Decision | None = None
 
     @property
     def merged(self) -> tuple[Group, ...]:

@@ -14,7 +14,8 @@ from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group
-from prunecli.methods.ffn.score import best_units, unit_norms
+from prunecli.methods.ffn.score import best_units, ranked_units, unit_norms
+from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
 
@@ -96,6 +97,14 @@ def plan_widths(
         owner: Group(group.members, group.sources, None, group.width, widths.get(owner, group.width))
         for owner, group in groups.items()
     }
+    is_random = options.score == "random"
+    decision = Decision(
+        "unit",
+        ranked_units(by_name, own, units, None if is_random else scores),
+        None if is_random else options.score,
+        f"drawn at random (seed {options.seed})" if is_random else _rule(options),
+        origin=Origin.of_text(options.text),
+    )
     return FfnPlan(
         groups=tuple(narrowed.values()),
         removed=tuple(layer.name for layer in layers if layer.removed),
@@ -105,6 +114,7 @@ def plan_widths(
         seed=options.seed,
         step=history_step(COMMAND, checkpoint, given(_arguments(options))),
         reasons=_reasons(options),
+        decision=decision,
     )
 
 
@@ -245,6 +255,13 @@ def _arguments(options: NarrowOptions) -> dict[str, Any]:
         "seed": options.seed if options.score == "random" else None,
         "dtype": options.dtype,
     }
+
+
+def _rule(options: NarrowOptions) -> str:
+    """How many units stay, and which."""
+    if options.per_layer:
+        return "the highest of each FFN stay, as many as there are of it among the best of all FFNs"
+    return "the same part of each FFN stays, the highest of it"
 
 
 def _reasons(options: NarrowOptions) -> tuple[str, ...]:

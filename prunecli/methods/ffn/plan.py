@@ -11,9 +11,10 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Init, Request, arrange_ffn
-from prunecli.methods.ffn.score import best_units, unit_norms
+from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Group, Init, Request, arrange_ffn
+from prunecli.methods.ffn.score import best_units, ranked_units, unit_norms
 from prunecli.methods.sharing import Order, Treatment, find_configuration
+from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
 
@@ -85,9 +86,20 @@ def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activatio
         raise CheckpointError(f"{checkpoint.path}: config.json names no layers", "Copy the file again.")
     name, request = _request(options, {layer.side for layer in layers.values()})
     plan = arrange_ffn(tuple(layers.values()), request)
+    narrowed = {group.owner: group for group in plan.groups if group.width < group.init_width}
+    scores = _scores(checkpoint, layers, plan, narrowed, options, activations)
+    units = {owner: best_units(scores[owner], group.width) for owner, group in narrowed.items()}
+    decision = Decision(
+        "unit",
+        ranked_units(layers, narrowed, units, scores),
+        options.keep_units or "norms",
+        "the highest of each FFN as --init makes it stay",
+        origin=Origin.of_text(options.text),
+    )
     return replace(
         plan,
-        units=_units(checkpoint, layers, plan, options, activations),
+        units=units,
+        decision=decision if narrowed else None,
         dtype=options.dtype,
         seed=options.seed,
         step=history_step(COMMAND, checkpoint, given(_arguments(name, options, request))),
@@ -146,14 +158,15 @@ def _groups(groups: tuple[int, ...] | None, request: Request) -> dict[Side, int]
     return {"encoder": groups[0], "decoder": groups[-1]}
 
 
-def _units(
+def _scores(
     checkpoint: Checkpoint,
     layers: Mapping[str, FfnLayer],
     plan: FfnPlan,
+    narrowed: Mapping[str, Group],
     options: FfnOptions,
     activations: Activations | None,
-) -> dict[str, tuple[int, ...]]:
-    narrowed = [group for group in plan.groups if group.width < group.init_width]
+) -> Mapping[str, np.ndarray]:
+    """Owner -> `[init_width]`, of the groups that get narrower: what each hidden unit is worth."""
     if not narrowed:
         if options.keep_units is not None:
             raise UsageError(
@@ -164,10 +177,8 @@ def _units(
         if activations is None:
             raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
-        scores = activations(replace(plan, groups=tuple(whole)))
-    else:
-        scores = {group.owner: unit_norms(checkpoint, layers, group) for group in narrowed}
-    return {group.owner: best_units(scores[group.owner], group.width) for group in narrowed}
+        return activations(replace(plan, groups=tuple(whole)))
+    return {owner: unit_norms(checkpoint, layers, group) for owner, group in narrowed.items()}
 
 
 def _arguments(name: str | None, options: FfnOptions, request: Request) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def rewrite_ffn(checkpoint: Checkpoint, plan: FfnPlan) -> Rewrite:
             continue
         outputs.append(Output(name, info.cast(target).dtype, info.shape, Copy(name)))
     structure = checkpoint.structure.changing_ffn(changes(checkpoint, plan, layers))
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
 
 
 def changes(checkpoint: Checkpoint, plan: FfnPlan, layers: Mapping[str, FfnLayer]) -> dict[str, FfnChange]:

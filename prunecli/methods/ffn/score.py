@@ -9,6 +9,7 @@ import numpy as np
 from prunecli.methods.ffn.arrange import Group
 from prunecli.methods.ffn.rewrite import is_output, tensor_expression
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.model.decision import Ranked
 from prunecli.model.ffn import FfnLayer
 from prunecli.tensors.computing import values
 
@@ -49,6 +50,31 @@ def unit_norms(
                 squares += np.square(rows).sum(axis=0)
         product *= np.sqrt(squares)
     return product
+
+
+def ranked_units(
+    layers: Mapping[str, FfnLayer],
+    groups: Mapping[str, Group],
+    units: Mapping[str, Sequence[int]],
+    scores: Mapping[str, np.ndarray] | None,
+) -> tuple[Ranked, ...]:
+    """The hidden units of each group, by its owner, with what they were compared by; scores None: by nothing.
+
+    Args:
+        layers: the FFNs by name.
+        groups: owner -> group.
+        units: owner -> those that stay; one that is left out keeps all.
+        scores: owner -> `[init_width]`.
+    """
+    return tuple(
+        Ranked.of(
+            (owner, layers[owner].side, layers[owner].layer),
+            range(group.init_width),
+            units.get(owner, range(group.init_width)),
+            None if scores is None else scores[owner],
+        )
+        for owner, group in groups.items()
+    )
 
 
 def best_units(scores: Sequence[float] | np.ndarray, width: int) -> tuple[int, ...]:

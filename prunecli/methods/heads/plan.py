@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prunecli.choices import Choices, paths
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.heads.select import Importance, Normalize, Request, random_importance, select_heads
+from prunecli.methods.heads.select import (
+    Importance,
+    Normalize,
+    Request,
+    random_importance,
+    ranked_heads,
+    select_heads,
+)
 from prunecli.methods.heads.selection import read_selection
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
+from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 from prunecli.model.stock import uniform_heads
 from prunecli.results.head_matching import check_matches, merge, numbered
@@ -75,12 +83,14 @@ class HeadPlan:
         dtype: type of the result's floating-point tensors (`float16`, `F16`, …); None: as stored.
         step: the entry for `Structure.history`.
         reasons: plain lines that say how the heads were chosen.
+        decision: by what; None: the heads are given.
     """
 
     kept: Mapping[str, Sequence[int]]
     dtype: str | None = None
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    decision: Decision | None = None
 
     @property
     def count(self) -> int:
@@ -117,7 +127,30 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
         reasons += (
             f"{each} heads stay in every layer; a stock model may keep {', '.join(map(str, uniform))}.",
         )
-    return HeadPlan(kept, options.dtype, history_step(COMMAND, checkpoint, given(arguments), files), reasons)
+    step = history_step(COMMAND, checkpoint, given(arguments), files)
+    places = ranked_heads(layers, None if scores is None else importance, request, kept)
+    return HeadPlan(kept, options.dtype, step, reasons, _decision(places, options, request, scores, step))
+
+
+def _decision(
+    places: tuple[Ranked, ...],
+    options: HeadOptions,
+    request: Request,
+    scores: HeadScores | None,
+    step: Mapping[str, Any],
+) -> Decision:
+    if scores is None:
+        return Decision("head", places, how=f"drawn at random (seed {options.seed})")
+    by = "" if request.normalize == "none" else ", over the l2 norm of its attention"
+    origin = Origin(texts=scores.texts, split=scores.split, sentences=scores.examples)
+    return Decision(
+        "head",
+        tuple(replace(place, tokens=scores.tokens.get(place.name)) for place in places),
+        f"importance by {scores.method}{by}",
+        "as many stay in every attention" if options.uniform else "the lowest of all attentions go",
+        f"every attention keeps {request.minimum} at least" if request.minimum else "",
+        origin=origin.read_from(step),
+    )
 
 
 def _removed(layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]]) -> int:
@@ -151,7 +184,9 @@ def _from_selection(
     kept = read_selection(path, layers)
     arguments = {"removed": _removed(layers, kept), "dtype": options.dtype}
     step = history_step(COMMAND, checkpoint, given(arguments), (path,))
-    return HeadPlan(kept, options.dtype, step, (f"Heads by {path}.",))
+    places = ranked_heads(layers, None, Request(), kept)
+    named = Decision("head", places, how=f"named in {path.name}", origin=Origin().read_from(step))
+    return HeadPlan(kept, options.dtype, step, (f"Heads by {path}.",), named)
 
 
 def _importance(

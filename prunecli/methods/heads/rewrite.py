@@ -52,7 +52,7 @@ def rewrite_heads(checkpoint: Checkpoint, plan: HeadPlan) -> Rewrite:
     structure = checkpoint.structure
     if changed:
         structure = structure.keeping_heads(changed, {name: layers[name].original_heads for name in changed})
-    return rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    return rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
 
 
 def head_ranges(

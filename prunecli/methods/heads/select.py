@@ -16,6 +16,7 @@ import numpy as np
 
 from prunecli.errors import UsageError
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
+from prunecli.model.decision import Ranked
 
 Normalize = Literal["per-layer", "none"]
 NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
@@ -119,6 +120,28 @@ def select_heads(
         layer.name: tuple(head for head in layer.heads if head not in gone.get(layer.name, ()))
         for layer in layers
     }
+
+
+def ranked_heads(
+    layers: Sequence[AttentionLayer],
+    importance: Importance | None,
+    request: Request,
+    kept: Mapping[str, Sequence[int]],
+) -> tuple[Ranked, ...]:
+    """The heads that were up for the choice, by what they were compared; importance None: by nothing."""
+    values = normalized(importance or {}) if request.normalize == "per-layer" else importance or {}
+    return tuple(
+        Ranked.of(
+            (layer.name, layer.stack.side, layer.layer),
+            layer.heads,
+            kept[layer.name],
+            None if importance is None else [values[layer.name][head] for head in layer.heads],
+            kind=layer.kind,
+            cut="" if request.uniform is not None else "heads",
+        )
+        for layer in layers
+        if layer.kind in request.kinds
+    )
 
 
 def _each(layers: Sequence[AttentionLayer], removed: int, request: Request) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prunecli.architectures.records import Side
@@ -12,13 +12,16 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.layers.select import (
     Distances,
     Scores,
+    best_runs,
     last_scores,
     lowest,
     nearest_run,
     parse_layers,
     random_scores,
+    ranked_layers,
     removed_count,
 )
+from prunecli.model.decision import Decision, Origin
 from prunecli.model.depth import PRUNE_LAYERS
 from prunecli.model.history import given, history_step
 
@@ -41,10 +44,12 @@ class Measured:
     Attributes:
         scores: of each layer, by the metric.
         distances: of the states before any two layers; None where the metric is none of states.
+        tokens: side -> real tokens that went through its layers, where they were counted.
     """
 
     scores: Scores
     distances: Distances | None = None
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 Measure = Callable[[Metric], Measured]
@@ -103,6 +108,7 @@ class LayerPlan:
         dtype: type of the result's floating-point tensors; None: as stored.
         step: the entry for `Structure.history`.
         reasons: plain lines that say how the layers were chosen.
+        decision: by what; None: the layers are given.
     """
 
     kept: Mapping[Side, Sequence[int]]
@@ -110,6 +116,7 @@ class LayerPlan:
     dtype: str | None = None
     step: Mapping[str, object] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
+    decision: Decision | None = None
 
 
 def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure | None = None) -> LayerPlan:
@@ -127,12 +134,14 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
     sizes = checkpoint.layout.sizes
     depths = {stack.side: sizes.depth(stack) for stack in sizes.family.stacks}
     refuse_contradictions(options)
-    scores: Scores = {}
+    counts: dict[tuple[Side, ...], int] = {(side,): 0 for side in depths}
+    measured = Measured({})
     if options.is_named:
         gone = _named(options, depths)
         reasons: tuple[str, ...] = ()
     else:
-        gone, scores, reasons = _ranked(options, depths, measure)
+        counts = _counts(options, depths)
+        gone, measured, reasons = _ranked(options, depths, counts, measure)
     kept = {
         side: tuple(number for number in range(depth) if number not in gone.get(side, ()))
         for side, depth in depths.items()
@@ -148,7 +157,38 @@ def plan_layers(checkpoint: Checkpoint, options: LayerOptions, measure: Measure 
         )
     removed = {side: list(numbers) for side, numbers in gone.items() if numbers}
     step = history_step(PRUNE_LAYERS, checkpoint, given(_arguments(options, removed)))
-    return LayerPlan(kept, scores, options.dtype, step, reasons)
+    decision = _decision(options, depths, kept, measured, counts)
+    return LayerPlan(kept, measured.scores, options.dtype, step, reasons, decision)
+
+
+def _decision(
+    options: LayerOptions,
+    depths: Mapping[Side, int],
+    kept: Mapping[Side, Sequence[int]],
+    measured: Measured,
+    counts: Mapping[tuple[Side, ...], int],
+) -> Decision:
+    metric = None if options.is_named else options.metric or "cosine"
+    if metric is None or metric not in MEASURED:
+        named = "--layers" if options.layers is not None else "--keep"
+        ways = {None: f"named by {named}", "random": f"drawn at random (seed {options.seed})"}
+        places = ranked_layers(depths, kept, {}, counts)
+        return Decision("layer", places, how=ways.get(metric, "by its place: the last layers of a stack go"))
+    values, name, how = measured.scores, f"{metric} score", "the lowest go"
+    if options.contiguous and measured.distances is not None:
+        values = {
+            side: best_runs(measured.distances[side], max(count, 1)) for (side,), count in counts.items()
+        }
+        name, how = "angle of its best run", "the run of layers side by side whose angle is least goes"
+    places = ranked_layers(depths, kept, values, counts)
+    return Decision(
+        "layer",
+        tuple(replace(place, tokens=measured.tokens.get(place.side)) for place in places),
+        name,
+        how,
+        "one layer of each stack stays",
+        origin=Origin.of_text(options.text),
+    )
 
 
 def refuse_contradictions(options: LayerOptions) -> None:
@@ -194,11 +234,13 @@ def _named(options: LayerOptions, depths: Mapping[Side, int]) -> dict[Side, tupl
 
 
 def _ranked(
-    options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
-) -> tuple[dict[Side, tuple[int, ...]], Scores, tuple[str, ...]]:
-    """Layers that go, the scores of all, and lines that say how."""
+    options: LayerOptions,
+    depths: Mapping[Side, int],
+    counts: Mapping[tuple[Side, ...], int],
+    measure: Measure | None,
+) -> tuple[dict[Side, tuple[int, ...]], Measured, tuple[str, ...]]:
+    """Layers that go, what was measured of all, and lines that say how."""
     metric = options.metric or "cosine"
-    counts = _counts(options, depths)
     if options.contiguous and any(len(sides) > 1 for sides in counts):
         raise UsageError(
             "--contiguous: how many layers of each stack?", "Give --encoder N and --decoder M, or --side."
@@ -224,7 +266,7 @@ def _ranked(
         and options.decoder is None
     ):
         lines.insert(0, f"No --ratio given: removing {DEFAULT_RATIO:.0%} of the layers.")
-    return gone, scores, tuple(lines)
+    return gone, measured, tuple(lines)
 
 
 def _counts(options: LayerOptions, depths: Mapping[Side, int]) -> dict[tuple[Side, ...], int]:

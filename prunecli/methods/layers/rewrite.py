@@ -44,7 +44,7 @@ def rewrite_layers(checkpoint: Checkpoint, plan: LayerPlan) -> Rewrite:
         if (new := rename(moved.get(name, name))) is not None
     ]
     structure = keeping_layers(layout.sizes, checkpoint.structure, kept)
-    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step)
+    rewrite = rewritten(checkpoint, structure, tuple(outputs), plan.step, plan.decision)
     return replace(rewrite, config=_renumbered(checkpoint, rewrite.config, rename))
 
 

@@ -164,6 +164,7 @@ class StateObserver:
             PruneError: they are not finite.
         """
         results = {side: sums.result() for side, sums in self._sums.items()}
+        tokens: dict[str, int] = {side: sums.tokens for side, sums in self._sums.items()}
         self._sums = {}
         for side, (scores, _) in results.items():
             if not np.isfinite(scores).all():
@@ -173,7 +174,7 @@ class StateObserver:
                 )
         distances = {side: found for side, (_, found) in results.items() if found is not None}
         return Measured(
-            {side: tuple(scores.tolist()) for side, (scores, _) in results.items()}, distances or None
+            {side: tuple(scores.tolist()) for side, (scores, _) in results.items()}, distances or None, tokens
         )
 
     def _add(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from math import ceil
 from typing import get_args
@@ -12,9 +12,13 @@ import numpy as np
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
+from prunecli.model.decision import Ranked
 
 Scores = Mapping[Side, Sequence[float]]
 """Side -> one score a layer: what is lost without it; the lowest go first."""
+
+LARGEST = 1e15
+"""Of a score, where it is told."""
 
 Distances = Mapping[Side, np.ndarray]
 """Side -> `[depth + 1, depth + 1]`: how far the hidden states before layer i are from those before layer j."""
@@ -67,6 +71,42 @@ def nearest_run(distances: np.ndarray, count: int) -> tuple[int, ...]:
     starts = range(len(distances) - count)
     start = min(starts, key=lambda start: float(distances[start, start + count]))
     return tuple(range(start, start + count))
+
+
+def best_runs(distances: np.ndarray, count: int) -> tuple[float, ...]:
+    """Of each layer, how near the input and output of the best run of `count` layers are that it lies in.
+
+    Those of `nearest_run` have the least.
+    """
+    runs = [float(distances[start, start + count]) for start in range(len(distances) - count)]
+    return tuple(min(runs[max(0, number - count + 1) : number + 1]) for number in range(len(distances) - 1))
+
+
+def ranked_layers(
+    depths: Mapping[Side, int],
+    kept: Mapping[Side, Sequence[int]],
+    values: Scores,
+    together: Iterable[tuple[Side, ...]],
+) -> tuple[Ranked, ...]:
+    """The layers of each stack, by what they were compared.
+
+    Args:
+        depths: layers of each side of the model.
+        kept: side -> numbers that stay.
+        values: side -> one a layer; one that is left out was compared by nothing.
+        together: sides whose layers are compared with each other.
+    """
+    return tuple(
+        Ranked.of(
+            ("", side, None),
+            range(depths[side]),
+            kept[side],
+            np.minimum(values[side], LARGEST) if side in values else None,  # a loss may be infinite
+            cut=" and ".join(sides),
+        )
+        for sides in together
+        for side in sides
+    )
 
 
 def random_scores(depths: Mapping[Side, int], seed: int) -> dict[Side, tuple[float, ...]]:

@@ -70,7 +70,11 @@ def rewrite_vocabulary(checkpoint: Checkpoint, plan: VocabularyPlan) -> Rewrite:
         CheckpointError, UnsupportedModelError, UsageError: a config.json or table that cannot be cut; see `rewritten`.
     """
     whole = rewritten(
-        checkpoint, checkpoint.structure, trimmed_tensors(checkpoint, plan.tokens.kept, plan.dtype), plan.step
+        checkpoint,
+        checkpoint.structure,
+        trimmed_tensors(checkpoint, plan.tokens.kept, plan.dtype),
+        plan.step,
+        plan.tokens.decision,
     )
     return replace(whole, config=trimmed_config(checkpoint, whole.config, plan.tokens), files=plan.files)
 

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
 from prunecli.methods.vocabulary.rewrite import vocabulary_size
 from prunecli.methods.vocabulary.vocabulary import Vocabulary
+from prunecli.model.decision import Decision, Origin, Ranked
 from prunecli.model.history import given, history_step
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
 COMMAND = "trim-vocabulary"
+IN_TEXT = "in the text"
+"""Why a token stays: often enough."""
+NO_TOKEN = "no token"
+"""Why an id stays that the tokenizer has no token for: a config names it."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class TokenChoice:
         parts: why -> how many tokens stay for it, each counted once, under the first reason.
         share: of the running tokens that the vocabulary has, those that stay.
         step: the entry for `Structure.history`.
+        decision: by what they were chosen.
     """
 
     kept: tuple[int, ...]
@@ -55,6 +63,7 @@ class TokenChoice:
     parts: Mapping[str, int]
     share: float
     step: Mapping[str, object]
+    decision: Decision | None = None
 
     @property
     def renumbering(self) -> Renumbering:
@@ -94,7 +103,7 @@ def select_tokens(
     parts["up to a multiple"] = _filling(kept, vocabulary, options.multiple_of, len(rows))
     kept |= parts["up to a multiple"]
     ids = tuple(sorted(rows | {vocabulary.ids[token] for token in kept}))
-    sizes = {name: len(part) for name, part in parts.items()} | {"no token": len(rows)}
+    sizes = {name: len(part) for name, part in parts.items()} | {NO_TOKEN: len(rows)}
     sizes = {name: number for name, number in sizes.items() if number}
     return TokenChoice(
         kept=ids,
@@ -103,6 +112,54 @@ def select_tokens(
         parts=sizes,
         share=TokenCounts({t: n for t, n in counts.counts.items() if t in vocabulary.ids}).share(kept),
         step=_step(checkpoint, text, options, (size, len(ids)), sizes),
+        decision=_decision(text, counts, options, ranked_tokens(vocabulary, counts, parts, size, ids)),
+    )
+
+
+def ranked_tokens(
+    vocabulary: Vocabulary,
+    counts: TokenCounts,
+    parts: Mapping[str, Collection[str]],
+    size: int,
+    kept: Sequence[int],
+) -> Ranked:
+    """Every id, how often its token occurs, and for what it stays where that is not the reason."""
+    labels, occurring, reason = [""] * size, np.zeros(size), np.zeros(size, np.uint8)
+    reasons = [name for name in (*parts, NO_TOKEN) if name != IN_TEXT]
+    for token, number in vocabulary.ids.items():
+        labels[number] = token
+        occurring[number] = counts.counts.get(token, 0)
+    reason[[number for number in kept if not labels[number]]] = 1 + reasons.index(NO_TOKEN)
+    for name, tokens in parts.items():
+        if name != IN_TEXT:
+            reason[[vocabulary.ids[token] for token in tokens]] = 1 + reasons.index(name)
+    return Ranked.of(
+        ("", "", None),
+        range(size),
+        kept,
+        occurring,
+        reasons=tuple(reasons),
+        reason=reason,
+        labels=tuple(labels),
+    )
+
+
+def _decision(text: Text, counts: TokenCounts, options: VocabularyOptions, place: Ranked) -> Decision:
+    origin = Origin(
+        texts=(*text.languages, *text.files),
+        split=" and ".join(text.splits) or None,
+        sentences=text.sentences,
+        tokens=counts.total,
+        sha256=text.sha256,
+    )
+    how = f"those stay that occur {options.min_count} times or more, and what is needed"
+    return Decision(
+        "token",
+        (place,),
+        "count",
+        how.replace(" 1 times or more", ""),
+        bound=options.min_count,
+        origin=origin,
     )
 
 
@@ -131,7 +188,7 @@ def _parts(
     seen = {token for token, count in counts.counts.items() if count >= options.min_count}
     parts = {
         "special and added": set(vocabulary.special) | named,
-        "in the text": seen,
+        IN_TEXT: seen,
         "asked for": set(options.keep),
         "characters and bytes": set(segmentation.always),
     }

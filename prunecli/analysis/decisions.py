@@ -1,0 +1,281 @@
+"""Decisions in words and rows: why a component stayed or went, and where each place was cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prunecli.model.attention import KIND_NAMES
+from prunecli.model.decision import Decision, Origin, Ranked
+
+NEEDED: Mapping[str, str] = {
+    "special and added": "it is a special or added token, or a config names it",
+    "asked for": "--keep asks for it",
+    "characters and bytes": "single characters and bytes always stay",
+    "on the way to them": "tokens that stay are merged from it",
+    "up to a multiple": "--multiple-of fills up with it",
+    "no token": "a config names this id",
+}
+"""Reason for which a token stays -> in words."""
+DIGITS = 12
+"""Of a SHA-256 that are shown."""
+
+
+@dataclass(frozen=True)
+class PlaceRow:
+    """Where one place was cut.
+
+    Attributes:
+        place: in words.
+        count, kept: components before and after.
+        cutoff: see `Cut`.
+        lowest_kept, highest_dropped: id and value of those of this place on either side of its cut; None: none is.
+        gap: the value of the one less that of the other.
+        sure: `gap` over the standard deviation of the place's values: near 0 another text may choose otherwise.
+    """
+
+    place: str
+    count: int
+    kept: int
+    cutoff: float | None
+    lowest_kept: tuple[int, float] | None
+    highest_dropped: tuple[int, float] | None
+    gap: float | None
+    sure: float | None
+
+
+def place_rows(decision: Decision) -> list[PlaceRow]:
+    """A row for each place."""
+    return [_row(decision, index) for index in range(len(decision.places))]
+
+
+def _row(decision: Decision, index: int) -> PlaceRow:
+    place, cut = decision.places[index], decision.cuts[index]
+    kept, dropped = nearest(decision, index, 1)
+    values = place.values
+    lowest = (int(place.ids[kept[0]]), float(values[kept[0]])) if values is not None and len(kept) else None
+    highest = (
+        (int(place.ids[dropped[0]]), float(values[dropped[0]]))
+        if values is not None and len(dropped)
+        else None
+    )
+    gap = None if lowest is None or highest is None else lowest[1] - highest[1]
+    spread = 0.0 if values is None else float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
+    sure = gap / spread if gap is not None and spread > 0 else None
+    return PlaceRow(
+        place_name(decision, place), len(place.ids), place.num_kept, cut.cutoff, lowest, highest, gap, sure
+    )
+
+
+def nearest(decision: Decision, index: int, most: int) -> tuple[list[int], list[int]]:
+    """Where in a place those stand that stay with the lowest values, and those that go with the highest: nearest first.
+
+    Those that stay for another reason than their value are left out.
+    """
+    place, cutoff = decision.places[index], decision.cuts[index].cutoff
+    if place.values is None:
+        return [], []
+    known = np.isfinite(place.values)
+    by_value = place.kept & known
+    if place.reason is not None:
+        by_value &= place.reason == 0
+    if cutoff is not None:
+        by_value &= place.values >= cutoff
+    kept, dropped = np.flatnonzero(by_value), np.flatnonzero(~place.kept & known)
+    lowest = kept[np.argsort(place.values[kept], kind="stable")][:most]
+    highest = dropped[np.argsort(-place.values[dropped], kind="stable")][:most]
+    return lowest.tolist(), highest.tolist()
+
+
+def place_name(decision: Decision, place: Ranked) -> str:
+    """`encoder layer 3`; `decoder layer 1, cross-attention`; `decoder layers`; `vocabulary`."""
+    if decision.part == "token":
+        return "vocabulary"
+    if decision.part == "layer":
+        return f"{place.side} layers"
+    where = f"{place.side} layer {place.layer}"
+    if place.kind == "cross":
+        where += f", {KIND_NAMES['cross']}"
+    group = place.cut.rpartition(", ")[2]
+    return f"{where}, {group}" if group.startswith("group ") else where
+
+
+def component_name(
+    decision: Decision, place: Ranked, number: int, layer: int | None, then: bool = True
+) -> str:
+    """`Expert 7 of encoder layer 3`.
+
+    Args:
+        decision: which chose.
+        place: where.
+        number: its id there.
+        layer: the number that its layer, or of a layer that it itself, had in the original model; None: the same.
+        then: whether to name the number that it had at the step, too, where that is another.
+    """
+    other = place.layer if decision.part != "layer" else number
+    shown = other if layer is None else layer
+    was = f" (then {other})" if then and shown != other else ""
+    if decision.part == "token":
+        label = "" if place.labels is None else place.labels[number]
+        return f'Token "{label}" (id {number})' if label else f"Id {number}"
+    if decision.part == "layer":
+        return f"{place.side.capitalize()} layer {shown}{was}"
+    of = {"expert": "", "unit": "the FFN of "}.get(decision.part, "")
+    if decision.part == "head":
+        of = f"the {'cross-attention' if place.kind == 'cross' else 'self-attention'} of "
+    return f"{decision.part.capitalize()} {number} of {of}{place.side} layer {shown}{was}"
+
+
+def sentence(decision: Decision, index: int, at: int, subject: str) -> str:
+    """Why one component stayed or went, in one or two sentences.
+
+    Args:
+        decision: which chose.
+        index: of the place.
+        at: where the component stands in it.
+        subject: it, in words.
+    """
+    place, cut = decision.places[index], decision.cuts[index]
+    verb = "was kept" if place.kept[at] else "was dropped"
+    if place.values is None:
+        said = f"{subject} {verb}: {decision.how}; it has no value"
+        return f"{said}{_origin_words(decision.origin, None, '; ')}.{_alone(place, at)}"
+    value = float(place.values[at])
+    if not np.isfinite(value):
+        return f"{subject} {verb}; nothing is known of its {decision.metric}."
+    if decision.part == "token":
+        return f"{subject} {verb}: {_token_words(decision, place, at)}{measured_on(decision, place)}."
+    rank = decision.ranks[index]
+    assert rank is not None
+    metric = f"score by {decision.metric}" if decision.part == "unit" else place.metric or decision.metric
+    ranked = f"its {metric} {number_text(value)} is rank {int(rank[at]):,} of {cut.count:,}"
+    if cut.highest_dropped is None:
+        told = f"{verb}, as all {cut.count:,} were: {ranked}"
+    elif cut.cutoff is None:
+        told = f"{verb}, although {ranked}: {decision.least}" if place.kept[at] else f"{verb}: {ranked}"
+    else:
+        apart = (
+            f"{number_text(abs(value - cut.cutoff))} {'above' if value > cut.cutoff else 'below'} the cut-off"
+        )
+        apart = "the cut-off itself" if value == cut.cutoff else apart
+        at_least = f"those kept have {number_text(cut.cutoff)} or more"
+        if place.kept[at] and value < cut.cutoff:
+            told = f"{verb}, although {ranked}, {apart}: {decision.least}; the others of {at_least}"
+        else:
+            own = f"the {cut.kept:,} kept have at least {number_text(cut.cutoff)}"
+            told = f"{verb}: {ranked}, {apart}; {at_least if _spared(decision, index, cut.cutoff) else own}"
+    more = f"{_equal(decision, index, value)}{_mass(decision, place, at)}{_alone(place, at)}"
+    return f"{subject} {told}{measured_on(decision, place)}.{more}"
+
+
+def _equal(decision: Decision, index: int, value: float) -> str:
+    """That no value decided, where some of one value stay and others go."""
+    if value != decision.cuts[index].highest_dropped:
+        return ""
+    equal = [
+        place.kept[place.values == value] for place in decision.together(index) if place.values is not None
+    ]
+    kept, count = sum(int(part.sum()) for part in equal), sum(map(len, equal))
+    return f" {count:,} have this value, of which {kept:,} stay: their order decided." if kept else ""
+
+
+def _spared(decision: Decision, index: int, cutoff: float) -> bool:
+    """Whether any that is compared with those of this place stays below the cut-off."""
+    return any(
+        place.values is not None and (place.kept & (place.values < cutoff)).any()
+        for place in decision.together(index)
+    )
+
+
+def _token_words(decision: Decision, place: Ranked, at: int) -> str:
+    assert place.values is not None
+    count, bound = int(place.values[at]), int(decision.bound or 1)
+    needed = "once" if bound == 1 else f"{bound:,} times"
+    times = "does not occur" if count == 0 else "occurs once" if count == 1 else f"occurs {count:,} times"
+    if place.reason is not None and place.reason[at]:
+        reason = place.reasons[int(place.reason[at]) - 1]
+        return f"{NEEDED.get(reason, reason)}; it {times}"
+    if count >= bound:
+        return f"it {times}, and those stay that occur {needed} or more"
+    return f"it {times}, and those that do not occur {needed} or more go, unless they are needed"
+
+
+def _mass(decision: Decision, place: Ranked, at: int) -> str:
+    """By what a threshold says how many of a layer stay (2212.09811, eq. 5)."""
+    theta = decision.thresholds.get("model", decision.thresholds.get(place.side))
+    if theta is None or place.values is None:
+        return ""
+    values = np.nan_to_num(place.values)
+    rank = np.lexsort((~place.kept, -values))
+    before = float(values[rank[: int(np.flatnonzero(rank == at)[0])]].sum() / (values.sum() or 1.0))
+    spared = f", but {decision.least}" if place.kept[at] and before > theta and decision.least else ""
+    metric = place.metric or decision.metric
+    return (
+        f" Those before it hold {before:.2%} of the layer's {metric}; the threshold is {theta:.2%}{spared}."
+    )
+
+
+def _alone(place: Ranked, at: int) -> str:
+    """For which of several languages or texts it would stay."""
+    own = {name: bool(marked[at]) for name, marked in place.alone.items()}
+    stays, goes = ([name for name, is_kept in own.items() if is_kept is wanted] for wanted in (True, False))
+    if not own:
+        return ""
+    if not stays or not goes:
+        return f" {'Each' if stays else 'None'} alone would keep it: {', '.join(stays or goes)}."
+    return f" Alone, {', '.join(stays)} would keep it; {', '.join(goes)} would not."
+
+
+def measured_on(decision: Decision, place: Ranked) -> str:
+    """`; measured on 4,096 tokens of eng_Latn-fra_Latn, split dev, in gates.json (sha256 1a2b3c4d5e6f…)`."""
+    if place.metric:  # another one than elsewhere: of the weights
+        return "; of the weights alone"
+    return _origin_words(decision.origin, place.tokens, "; measured on ") or "; of the weights alone"
+
+
+def origin_text(origin: Origin, tokens: int | None = None) -> str:
+    """What values were measured on; empty: on no text."""
+    return _origin_words(origin, tokens, "")
+
+
+def _origin_words(origin: Origin, tokens: int | None, before: str) -> str:
+    tokens = origin.tokens if tokens is None else tokens
+    counts = [
+        f"{count:,} {what}" for count, what in ((tokens, "tokens"), (origin.sentences, "sentences")) if count
+    ]
+    texts = ", ".join(origin.texts)
+    parts = [" in ".join(counts) + (" of " if counts and texts else "") + texts]
+    parts += [f"split {origin.split}"] if origin.split else []
+    files = " and ".join(f"{name} (sha256 {digest[:DIGITS]}…)" for name, digest in origin.files)
+    parts += [f"{'in ' if any(parts) else ''}{files}"] if files else []
+    parts += [f"sha256 {origin.sha256[:DIGITS]}…"] if origin.sha256 else []
+    said = ", ".join(part for part in parts if part)
+    return f"{before}{said}" if said else ""
+
+
+def number_text(value: float) -> str:
+    """A value with so many digits as tell it apart."""
+    return f"{value:,.0f}" if float(value).is_integer() and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def summary(decision: Decision) -> Sequence[str]:
+    """Plain lines: what was chosen by what, how, measured on what."""
+    chosen = f"{sum(place.num_kept for place in decision.places):,} of "
+    chosen += f"{sum(len(place.ids) for place in decision.places):,} {decision.part}s kept"
+    if decision.metric is None:
+        lines = [f"{chosen}: {decision.how}; no values."]
+    else:
+        lines = [f"{chosen} by {decision.metric}; {decision.how}."]
+    if decision.least:
+        lines.append(f"But {decision.least}.")
+    if decision.thresholds:
+        named = ", ".join(f"{side} {theta:.4f}" for side, theta in decision.thresholds.items())
+        lines.append(f"Threshold theta: {named}.")
+    tokens = [place.tokens for place in decision.places if place.tokens is not None]
+    found = origin_text(decision.origin, max(tokens, default=None))
+    if found or decision.metric is not None:
+        most = "at most " if len(set(tokens)) > 1 else ""
+        lines.append(f"Measured on {most}{found}." if found else "Of the weights alone.")
+    return lines

@@ -1,0 +1,90 @@
+"""A decision as lines and tables: where each place was cut, and the components on either side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from prunecli.commands import console
+
+if TYPE_CHECKING:
+    from prunecli.analysis.decisions import PlaceRow
+    from prunecli.model.decision import Decision
+
+EITHER_SIDE = 4
+"""Components on each side of a cut that --explain shows; all of a place of no more than twice that."""
+COLUMNS = ("Place", "Before", "Kept", "Cut-off", "Lowest kept", "Highest dropped", "Gap / spread")
+
+
+def show_decision(decision: Decision | None) -> None:
+    """All of it, on stdout: the cut of each place, then the components near it."""
+    if decision is None:
+        console.out("Nothing was chosen by a value, or among parts: the options say it all.")
+        return
+    show_cuts(decision)
+    if decision.metric is not None:
+        show_components(decision)
+
+
+def show_cuts(decision: Decision) -> None:
+    """What was chosen by what, and a row for each place."""
+    from prunecli.analysis.decisions import place_rows, summary
+
+    for line in summary(decision):
+        console.out(line)
+    if decision.metric is not None:
+        rows = [_cells(row) for row in place_rows(decision)]
+        console.show(console.table("Where each place was cut", COLUMNS, rows))
+
+
+def _cells(row: PlaceRow) -> list[str]:
+    from prunecli.analysis.decisions import number_text
+
+    def known(value: float | None) -> str:
+        return "-" if value is None else number_text(value)
+
+    def named(one: tuple[int, float] | None) -> str:
+        return "-" if one is None else f"{one[0]}: {number_text(one[1])}"
+
+    sure = "-" if row.sure is None else f"{row.sure:.3f}"
+    return [
+        row.place,
+        f"{row.count:,}",
+        f"{row.kept:,}",
+        known(row.cutoff),
+        named(row.lowest_kept),
+        named(row.highest_dropped),
+        sure,
+    ]
+
+
+def show_components(decision: Decision) -> None:
+    """The components on either side of each cut, highest first; all of small places."""
+    from prunecli.analysis.decisions import nearest, number_text, place_name
+
+    rows, is_cut = [], False
+    for index, place in enumerate(decision.places):
+        if place.values is None:
+            continue
+        ranks, margins = decision.ranks[index], decision.margins(index)
+        count = len(place.ids)
+        chosen = [*range(count)]
+        if count > 2 * EITHER_SIDE:
+            kept, dropped = nearest(decision, index, EITHER_SIDE)
+            chosen, is_cut = [*kept, *dropped], True
+        for at in sorted(chosen, key=lambda at: 0 if ranks is None else ranks[at]):
+            name = str(place.ids[at])
+            if place.labels is not None:
+                name = f"{name} {place.labels[at]}"
+            rows.append(
+                [
+                    place_name(decision, place),
+                    name,
+                    number_text(float(place.values[at])),
+                    "-" if ranks is None else f"{ranks[at]:,}",
+                    "-" if margins is None else number_text(float(margins[at])),
+                    "kept" if place.kept[at] else "dropped",
+                ]
+            )
+    columns = ("Place", decision.part.capitalize(), "Value", "Rank", "Margin", "")
+    title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
+    console.show(console.table(title, columns, rows))

@@ -1,0 +1,423 @@
+"""prunecli_decisions.json, beside config.json of a result: by what each step of its history chose what stays.
+
+The same record of one decision is in what the pruning commands print with `--json`, there with ranks and margins.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from prunecli import __version__
+from prunecli.errors import CheckpointError, DataError
+from prunecli.model.decision import Decision, Origin, Part, Ranked
+from prunecli.results.document import Count, Document, Number, Record
+from prunecli.results.tabled import Row, Tables
+from prunecli.tensors.documents import read_json
+
+if TYPE_CHECKING:
+    from prunecli.model.checkpoint import Checkpoint
+    from prunecli.model.rewrite import Rewrite
+
+FILE = "prunecli_decisions.json"
+LONGEST_LIST = 65_536
+"""Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
+MOST_COMPONENTS = 1 << 25
+"""In a file; no model has more, and those of a hostile file would fill the memory."""
+LARGEST_BYTES = 256 << 20
+REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
+
+DTYPES: Mapping[str, str] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Packed(Record):
+    """Numbers, little-endian, of `dtype` (bits: eight in a byte, the first one highest), by zlib and base64.
+
+    Attributes:
+        scale: what they are to be multiplied by.
+    """
+
+    dtype: Literal["float16", "int32", "uint8", "bits"]
+    count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
+    scale: Finite = 1.0
+    data: str
+
+    @classmethod
+    def of(cls, values: NDArray[Any]) -> Packed:
+        """Of booleans, of whole numbers, or of others, which are rounded."""
+        if values.dtype == np.bool_:
+            return cls(dtype="bits", count=len(values), data=_deflated(np.packbits(values).tobytes()))
+        if values.dtype == np.uint8:
+            return cls(dtype="uint8", count=len(values), data=_deflated(values.tobytes()))
+        largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+        if np.isfinite(values).all() and (values == np.rint(values)).all() and largest < 1 << 31:
+            return cls(dtype="int32", count=len(values), data=_deflated(values.astype("<i4").tobytes()))
+        scale = largest or 1.0
+        rounded = (np.where(np.isfinite(values), values, np.nan) / scale).astype("<f2")
+        return cls(dtype="float16", count=len(values), scale=scale, data=_deflated(rounded.tobytes()))
+
+    def array(self) -> NDArray[Any]:
+        """The numbers.
+
+        Raises:
+            ValueError: other than so many of them.
+        """
+        dtype = np.dtype(DTYPES[self.dtype])
+        size = -(-self.count // 8) if self.dtype == "bits" else self.count * dtype.itemsize
+        values = np.frombuffer(_inflated(self.data, size, size), dtype)
+        if self.dtype == "bits":
+            return np.unpackbits(values, count=self.count).astype(np.bool_)
+        return values.astype(np.float64) * self.scale if self.dtype == "float16" else values
+
+
+class PackedText(Record):
+    """Texts: a JSON list of them, by zlib and base64."""
+
+    count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
+    data: str
+
+    @classmethod
+    def of(cls, texts: Sequence[str]) -> PackedText:
+        """Of these."""
+        return cls(count=len(texts), data=_deflated(json.dumps(list(texts)).encode()))
+
+    def texts(self) -> tuple[str, ...]:
+        """The texts.
+
+        Raises:
+            ValueError: other than so many of them.
+        """
+        found = json.loads(_inflated(self.data, 0, min(1024 * self.count + 2, LARGEST_BYTES)))
+        if (
+            not isinstance(found, list)
+            or len(found) != self.count
+            or not all(isinstance(t, str) for t in found)
+        ):
+            raise ValueError(f"other than {self.count} texts")
+        return tuple(found)
+
+
+Ids = list[Annotated[int, Field(ge=0, le=1 << 40)]]
+
+
+class PlaceRecord(Record):
+    """See `Ranked`. Lists go by the order of the ids; kept ids are named, packed ones marked.
+
+    Attributes:
+        ids: left out: all numbers below `count`.
+        ranks, margins: in what is printed only.
+    """
+
+    name: str = ""
+    side: str = ""
+    layer: Count | None = None
+    kind: str = ""
+    cut: str = ""
+    count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
+    cutoff: Number | None = None
+    tokens: Count | None = None
+    metric: str = ""
+    ids: Ids | Packed | None = None
+    kept: Ids | Packed
+    values: list[Number | None] | Packed | None = None
+    ranks: Ids | None = None
+    margins: list[Number | None] | None = None
+    alone: dict[str, Ids | Packed] = Field(default_factory=dict)
+    reasons: list[str] = Field(default_factory=list)
+    reason: Ids | Packed | None = None
+    labels: PackedText | None = None
+
+    def ranked(self) -> Ranked:
+        """The value that it stands for.
+
+        Raises:
+            ValueError: lists of other lengths, ids that are not there or not in order.
+        """
+        ids = np.arange(self.count) if self.ids is None else _array(self.ids).astype(np.int64)
+        values = None if self.values is None else _array(self.values).astype(np.float64)
+        reason = None if self.reason is None else _array(self.reason).astype(np.uint8)
+        labels = None if self.labels is None else self.labels.texts()
+        lengths = {len(part) for part in (ids, values, reason, labels) if part is not None}
+        if lengths != {self.count} or (len(ids) > 1 and (np.diff(ids) <= 0).any()):
+            raise ValueError(f"{self.name or self.side}: lists of other than {self.count} components")
+        if reason is not None and int(reason.max(initial=0)) > len(self.reasons):
+            raise ValueError(f"{self.name or self.side}: a reason without its words")
+        return Ranked(
+            self.name,
+            self.side,
+            self.layer,
+            self.kind,
+            ids,
+            self._marked(self.kept, ids),
+            values,
+            self.cut,
+            self.tokens,
+            self.metric,
+            {name: self._marked(own, ids) for name, own in self.alone.items()},
+            tuple(self.reasons),
+            reason,
+            labels,
+        )
+
+    def _marked(self, own: Ids | Packed, ids: NDArray[np.int64]) -> NDArray[np.bool_]:
+        array = _array(own)
+        if isinstance(own, Packed):
+            if own.dtype != "bits" or len(array) != self.count:
+                raise ValueError(f"{self.name or self.side}: lists of other than {self.count} components")
+            return array
+        if len(set(own)) != len(own) or not np.isin(array, ids).all():
+            raise ValueError(f"{self.name or self.side}: ids that were not there")
+        return np.isin(ids, array)
+
+
+class OriginRecord(Record):
+    """See `Origin`."""
+
+    files: list[tuple[str, str]] = Field(default_factory=list)
+    texts: list[str] = Field(default_factory=list)
+    split: str | None = None
+    sentences: Count | None = None
+    tokens: Count | None = None
+    sha256: str | None = None
+
+
+class DecisionRecord(Record):
+    """See `Decision`.
+
+    Attributes:
+        step: number of the entry in the history of config.json, from 0.
+        command: of that entry.
+    """
+
+    step: Count | None = None
+    command: str = ""
+    part: Part
+    metric: str | None = None
+    how: str = ""
+    least: str = ""
+    bound: Number | None = None
+    thresholds: dict[str, Number] = Field(default_factory=dict)
+    origin: OriginRecord = Field(default_factory=OriginRecord)
+    places: list[PlaceRecord]
+
+    def decision(self) -> Decision:
+        """The value that it stands for.
+
+        Raises:
+            ValueError: what goes together does not.
+        """
+        found = self.origin
+        origin = Origin(
+            tuple(found.files), tuple(found.texts), found.split, found.sentences, found.tokens, found.sha256
+        )
+        places = tuple(place.ranked() for place in self.places)
+        return Decision(
+            self.part, places, self.metric, self.how, self.least, self.bound, dict(self.thresholds), origin
+        )
+
+
+def record(
+    decision: Decision, *, step: int | None = None, command: str = "", full: bool = False
+) -> DecisionRecord:
+    """What is written of a decision; `full`: with ranks and margins, as it is printed."""
+    is_long = sum(len(place.ids) for place in decision.places) > LONGEST_LIST
+    places = [_place(decision, index, is_long=is_long, full=full) for index in range(len(decision.places))]
+    fields: dict[str, Any] = {
+        "metric": decision.metric,
+        "how": decision.how,
+        "least": decision.least,
+        "bound": decision.bound,
+        "thresholds": dict(decision.thresholds),
+        "origin": OriginRecord(**_said(asdict(decision.origin))),
+    }
+    head: dict[str, Any] = {} if step is None else {"step": step, "command": command}
+    return DecisionRecord(**head, part=decision.part, **_said(fields), places=places)
+
+
+def _place(decision: Decision, index: int, *, is_long: bool, full: bool) -> PlaceRecord:
+    place, cut = decision.places[index], decision.cuts[index]
+    is_range = np.array_equal(place.ids, np.arange(len(place.ids)))
+    is_told = full and not is_long
+
+    def numbers(values: NDArray[Any] | None) -> Any:
+        if values is None:
+            return None
+        return Packed.of(values) if is_long else _listed(values)
+
+    def marked(values: NDArray[np.bool_]) -> Any:
+        return Packed.of(values) if is_long else place.ids[values].tolist()
+
+    fields: dict[str, Any] = {
+        "name": place.name,
+        "side": place.side,
+        "layer": place.layer,
+        "kind": place.kind,
+        "cut": place.cut,
+        "cutoff": cut.cutoff,
+        "tokens": place.tokens,
+        "metric": place.metric,
+        "ids": None if is_range else numbers(place.ids),
+        "values": numbers(place.values),
+        "ranks": numbers(decision.ranks[index]) if is_told else None,
+        "margins": numbers(decision.margins(index)) if is_told else None,
+        "alone": {name: marked(own) for name, own in place.alone.items()},
+        "reasons": list(place.reasons),
+        "reason": numbers(place.reason),
+        "labels": None if place.labels is None else PackedText.of(place.labels),
+    }
+    return PlaceRecord(**_said(fields), count=len(place.ids), kept=marked(place.kept))
+
+
+class Decisions(Document):
+    """prunecli_decisions.json.
+
+    Attributes:
+        decisions: at most one of each step of the history.
+    """
+
+    FORMAT: ClassVar[str] = "prunecli.decisions/1"
+
+    decisions: list[DecisionRecord]
+
+    @classmethod
+    def from_json(cls, payload: Any, path: Path) -> Decisions:
+        found = super().from_json(payload, path)
+        if sum(place.count for one in found.decisions for place in one.places) > MOST_COMPONENTS:
+            raise DataError(f"{path}: more than {MOST_COMPONENTS:,} components, as no model has", REMEDY)
+        return found
+
+    def _tables(self) -> Tables:
+        """`decisions`: a component that was up for a choice."""
+        return {"decisions": [row for one in self.decisions for row in decision_rows(one)]}
+
+
+def decision_rows(one: DecisionRecord) -> list[Row]:
+    """A row for each component: where, its value and rank, the cut-off, its margin, whether it stays."""
+    decision = one.decision()
+    head = {} if one.step is None else {"step": one.step}
+    rows: list[Row] = []
+    for index, place in enumerate(decision.places):
+        columns: dict[str, Sequence[Any]] = {one.part: place.ids.tolist()}
+        if place.labels is not None:
+            columns["text"] = place.labels
+        for name, values in (
+            ("value", place.values),
+            ("rank", decision.ranks[index]),
+            ("margin", decision.margins(index)),
+        ):
+            if values is not None:
+                columns[name] = _listed(values)
+        columns["kept"] = place.kept.tolist()
+        where = {"place": place.name, "side": place.side, "layer": place.layer}
+        cutoff = {"cutoff": decision.cuts[index].cutoff}
+        rows += [
+            {**head, **where, **cutoff, **dict(zip(columns, values, strict=True))}
+            for values in zip(*columns.values(), strict=True)
+        ]
+    return rows
+
+
+def read_decisions(directory: Path, history: Sequence[Mapping[str, Any]]) -> dict[int, Decision]:
+    """Number of a step of the history -> by what it chose; empty where the directory has no such file.
+
+    Raises:
+        CheckpointError: the file is damaged, or not of this history.
+    """
+    records = _records(directory, history)
+    try:
+        return {int(one.step or 0): one.decision() for one in records}
+    except (ValueError, zlib.error, RecursionError) as error:
+        raise CheckpointError(f"{directory / FILE}: is damaged ({error})", REMEDY) from error
+
+
+def document(decisions: Mapping[int, Decision], history: Sequence[Mapping[str, Any]]) -> Decisions:
+    """What is printed of the decisions of a history: with ranks and margins."""
+    records = [
+        record(decision, step=step, command=str(history[step].get("command", "")), full=True)
+        for step, decision in sorted(decisions.items())
+    ]
+    return Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=records)
+
+
+def with_decision(source: Checkpoint, rewrite: Rewrite) -> Rewrite:
+    """The rewrite with the file of its decision, and of those before it, among its files.
+
+    Raises:
+        CheckpointError: the source's file is damaged, or not of its history.
+    """
+    if rewrite.decision is None:
+        return rewrite
+    history = rewrite.structure.history
+    earlier = _records(source.path, source.structure.history)
+    last = record(rewrite.decision, step=len(history) - 1, command=str(history[-1]["command"]))
+    made = Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=[*earlier, last])
+    content = json.dumps(made.to_json(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return replace(rewrite, files={**rewrite.files, FILE: f"{content}\n".encode()})
+
+
+def _records(directory: Path, history: Sequence[Mapping[str, Any]]) -> list[DecisionRecord]:
+    path = directory / FILE
+    if not path.is_file():
+        return []
+    if path.stat().st_size > LARGEST_BYTES:
+        raise CheckpointError(f"{path}: is too large to be such a file", REMEDY)
+    try:
+        found = Decisions.from_json(read_json(path, Decisions.FORMAT, error=DataError), path).decisions
+    except DataError as error:
+        raise CheckpointError(error.message, REMEDY) from error
+    for one in found:
+        if one.step is None or one.step >= len(history) or history[one.step].get("command") != one.command:
+            raise CheckpointError(f"{path}: is not of the history in config.json", REMEDY)
+    if len({one.step for one in found}) < len(found):
+        raise CheckpointError(f"{path}: tells of one step twice", REMEDY)
+    return found
+
+
+T = TypeVar("T")
+
+
+def _said(fields: Mapping[str, T]) -> dict[str, T]:
+    """Those that say something."""
+    return {
+        name: value for name, value in fields.items() if value is not None and value not in ("", [], (), {})
+    }
+
+
+def _array(values: Ids | list[float | None] | Packed) -> NDArray[Any]:
+    if isinstance(values, Packed):
+        return values.array()
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _listed(values: NDArray[Any]) -> list[Any]:
+    found: list[Any] = values.tolist()
+    if values.dtype.kind == "f":
+        return [value if np.isfinite(value) else None for value in found]
+    return found
+
+
+def _deflated(content: bytes) -> str:
+    return b64encode(zlib.compress(content, 6)).decode("ascii")
+
+
+def _inflated(text: str, least: int, most: int) -> bytes:
+    """At most so many bytes, whatever the text stands for.
+
+    Raises:
+        ValueError: it stands for more, or fewer, or for nothing.
+    """
+    inflating = zlib.decompressobj()
+    found = inflating.decompress(b64decode(text, validate=True), most + 1)
+    if not least <= len(found) <= most:
+        raise ValueError(f"packed values of other than {most} bytes")
+    return found

@@ -1,0 +1,263 @@
+"""Every pruning command tells by what it chose, and what stays is exactly what it tells of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from prunecli.analysis.explanation import Explained
+from prunecli.analysis.questions import parse_question
+from prunecli.commands.signatures import COMMANDS, signatures
+from prunecli.errors import CheckpointError
+from prunecli.methods.experts.options import Amount, ExpertOptions
+from prunecli.methods.experts.plan import plan_experts
+from prunecli.methods.experts.rewrite import rewrite_experts
+from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.heads.plan import HeadOptions, plan_heads
+from prunecli.methods.heads.rewrite import rewrite_heads
+from prunecli.methods.layers.plan import LayerOptions, Measured, plan_layers
+from prunecli.methods.layers.rewrite import rewrite_layers
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.decision import Decision
+from prunecli.model.rewrite import Rewrite
+from prunecli.pipeline import apply
+from prunecli.results.decisions import FILE, DecisionRecord, read_decisions, record
+from prunecli.results.gates import TEXT_SUMS, GateStatistics, GateSums
+from prunecli.results.heads import HeadScores
+from tests.contracts.test_vocabulary_method import to_lines
+from tests.families import tiny_family
+from tests.families.records import CASES
+from tests.reference import ranking
+from tests.stock_mixtures import tiny_mixture
+from tests.tiny import tiny_nllb_moe
+
+PRUNING = ("prune-experts", "prune-heads", "prune-ffn", "prune-layers", "share-ffn", "trim-vocabulary")
+
+
+def gates(source: Checkpoint, texts: tuple[str, ...] = ("code", "chat")) -> GateStatistics:
+    layers = source.require_mixtures()
+    shape = len(layers), layers[0].original_experts
+    generator = np.random.default_rng(3)
+    names = TEXT_SUMS
+    entries = {
+        text: GateSums(
+            **{
+                name: generator.integers(1, 9, shape[:1] if name == "tokens" else shape).astype(float)
+                for name in names
+            }
+        )
+        for text in texts
+    }
+    return GateStatistics(
+        source.fingerprint,
+        source.model_type,
+        "text",
+        tuple(x.name for x in layers),
+        shape[1],
+        layers[0].top_k,
+        entries,
+    )
+
+
+def heads(source: Checkpoint) -> HeadScores:
+    generator = np.random.default_rng(4)
+    layers = source.layout.own_attentions
+    return HeadScores(
+        "gradient",
+        source.fingerprint,
+        source.model_type,
+        "translation",
+        10,
+        {layer.name: layer.heads for layer in layers},
+        {layer.name: generator.integers(1, 5, len(layer.heads)).astype(float) for layer in layers},
+    )
+
+
+def measured(source: Checkpoint) -> Callable[[object], Measured]:
+    generator = np.random.default_rng(5)
+    depth = {stack.side: source.layout.sizes.depth(stack) for stack in source.layout.family.stacks}
+    distances = {side: generator.random((count + 1, count + 1)) for side, count in depth.items()}
+    scores = {side: tuple(np.diagonal(distances[side], 1).tolist()) for side in depth}
+    return lambda _: Measured(scores, distances)
+
+
+def by_experts(strategy: str) -> Callable[[Checkpoint], Rewrite]:
+    def decide(source: Checkpoint) -> Rewrite:
+        options = ExpertOptions(gates(source), amount=Amount(0.4), minimum=2, strategy=strategy)  # type: ignore[arg-type]
+        return rewrite_experts(source, plan_experts(source, options))
+
+    return decide
+
+
+def by_heads(options: HeadOptions) -> Callable[[Checkpoint], Rewrite]:
+    return lambda source: rewrite_heads(source, plan_heads(source, replace(options, scores=heads(source))))
+
+
+def by_layers(options: LayerOptions) -> Callable[[Checkpoint], Rewrite]:
+    return lambda source: rewrite_layers(source, plan_layers(source, options, measured(source)))
+
+
+def by_widths(options: NarrowOptions) -> Callable[[Checkpoint], Rewrite]:
+    return lambda source: rewrite_ffn(source, plan_widths(source, options))
+
+
+CHOICES: Mapping[str, tuple[str, str, Callable[[Checkpoint], Rewrite]]] = {
+    "experts-per-layer": ("qwen3_moe", "expert", by_experts("per-layer")),
+    "experts-threshold": ("mixtral", "expert", by_experts("global-threshold")),
+    "heads": ("bart", "head", by_heads(HeadOptions(ratio=0.5, minimum=1))),
+    "heads-of-a-kind": ("bart", "head", by_heads(HeadOptions(count=2, kinds=("cross",), normalize="none"))),
+    "layers": ("bart", "layer", by_layers(LayerOptions(count=2))),
+    "layers-of-a-run": ("llama", "layer", by_layers(LayerOptions(count=2, contiguous=True))),
+    "widths": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3))),
+    "widths-together": ("llama", "unit", by_widths(NarrowOptions(ratio=0.3, per_layer=True))),
+    "shared": (
+        "llama",
+        "unit",
+        lambda source: rewrite_ffn(source, plan_ffn(source, FfnOptions(config="Shared", width=5))),
+    ),
+    "tokens": ("bart", "token", to_lines),
+}
+
+
+def source_of(case: str, directory: Path) -> Path:
+    """Of a family that is declared, or whose experts alone are."""
+    if case in CASES:
+        return tiny_family(directory, case)
+    tiny_mixture(case).save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(params=CHOICES)
+def result(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, Path, Rewrite]:
+    case, part, decide = CHOICES[request.param]
+    with open_model(source_of(case, tmp_path / "source")) as source:
+        rewrite = decide(source)
+        apply(source, rewrite, tmp_path / "out")
+    return part, tmp_path / "out", rewrite
+
+
+def test_the_kept_are_exactly_those_that_the_result_tells_of(result: tuple[str, Path, Rewrite]) -> None:
+    part, out, rewrite = result
+    decision = rewrite.decision
+    assert decision is not None
+    assert decision.part == part
+    told = read_decisions(out, rewrite.structure.history)[0]
+    assert record(told, full=True).to_json() == record(decision, full=True).to_json()
+    for index, place in enumerate(told.places):
+        together = told.together(index)
+        values = [value for other in together for value in np.asarray(other.values).tolist()]
+        kept = [stays for other in together for stays in other.kept.tolist()]
+        bound = told.bound if part == "token" else ranking.cutoff(values, kept)
+        assert told.cuts[index].cutoff == bound
+        start = sum(len(other.ids) for other in together[: together.index(place)])
+        ranks = np.asarray(told.ranks[index]).tolist()
+        assert ranks == [ranking.rank(values, kept, start + at) for at in range(len(place.ids))]
+        if bound is None:
+            assert place.kept.all()
+            continue
+        needed = np.zeros(len(place.ids), bool) if place.reason is None else place.reason > 0
+        below = np.asarray(place.values) < bound
+        assert not (~place.kept & ~below & (np.asarray(place.values) > bound)).any()
+        if not told.least:  # then the cut says it all
+            assert (place.kept & below <= needed).all()
+    structure = rewrite.structure
+    named = {"expert": structure.experts, "head": structure.heads, "layer": structure.layers}.get(part, {})
+    for place in told.places:
+        key = place.side if part == "layer" else place.name
+        ids = tuple(place.ids[place.kept].tolist())
+        assert part in ("unit", "token") or named.get(key, tuple(place.ids.tolist())) == ids
+
+
+def test_any_component_is_explained(result: tuple[str, Path, Rewrite]) -> None:
+    part, out, rewrite = result
+    explained = Explained.open(out)
+    assert rewrite.decision is not None
+    place = rewrite.decision.places[-1]
+    for at in (0, len(place.ids) // 2, len(place.ids) - 1):
+        where = f"of {place.side} layer {place.layer}" if place.layer is not None else ""
+        cross = "cross-attention" if place.kind == "cross" else "self-attention" if place.kind else ""
+        words = f"{part} {place.ids[at]} {cross} {where}"
+        if part == "layer":
+            words = f"{place.side} layer {place.ids[at]}"
+        if part == "token":
+            words = f"token {(place.labels or ())[at] or place.ids[at]}"
+        answer = explained.answers(parse_question(words.split()))[0]
+        assert answer.fields["kept"] == bool(place.kept[at])
+        assert answer.fields["value"] == pytest.approx(float(np.asarray(place.values)[at]))
+        assert ("was kept" if place.kept[at] else "was dropped") in answer.text
+
+
+def test_every_pruning_command_shows_it() -> None:
+    known = {name for names in COMMANDS.values() for name in names}
+    explaining = {name for name, parameters in signatures().items() if "explain" in parameters}
+    assert explaining == {*PRUNING}
+    assert {name for name in known if name.startswith(("prune-", "trim-"))} <= explaining
+
+
+def test_later_steps_carry_it_along(tmp_path: Path) -> None:
+    with open_model(tiny_nllb_moe(tmp_path / "source", experts=6, layers=4)) as source:
+        options = ExpertOptions(metric="random", amount=Amount(0.5))
+        apply(source, rewrite_experts(source, plan_experts(source, options)), tmp_path / "once")
+    with open_model(tmp_path / "once") as once:
+        plan = plan_layers(once, LayerOptions(layers="encoder:0,decoder:0"))
+        apply(once, rewrite_layers(once, plan), tmp_path / "twice")
+    with open_model(tmp_path / "twice") as twice:
+        told = read_decisions(twice.path, twice.structure.history)
+        kept = twice.structure.experts["model.encoder.layers.0.ffn"]
+    assert [decision.part for decision in told.values()] == ["expert", "layer"]
+    explained = Explained.open(tmp_path / "twice")
+    # Sparse encoder layer 1 is layer 0 by now; both numbers are told.
+    texts = [
+        answer.text for answer in explained.answers(parse_question([f"expert {kept[1]} of encoder layer 1"]))
+    ]
+    assert "was kept: drawn at random (seed 0)" in texts[0]
+    assert texts[-1] == "In the result it is expert 1 of encoder layer 0."
+    gone = explained.answers(parse_question(["encoder layer 0"]))[0].text
+    assert "Encoder layer 0 was dropped: named by --layers" in gone
+
+
+def hostile(one: DecisionRecord, **changes: object) -> dict[str, object]:
+    payload = json.loads(json.dumps(one.to_json()))
+    payload["places"][0] |= changes
+    return {"format": "prunecli.decisions/1", "decisions": [payload | {"step": 0, "command": "prune-layers"}]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"values": [1.0]},
+        {"kept": [99]},
+        {"kept": [0, 0]},
+        {"ids": [1, 0, 2]},
+        {"count": 1 << 40},
+        {"values": [1e300, 0, 0]},
+        {"values": {"dtype": "float16", "count": 3, "data": "eJxj"}},
+        {"values": {"dtype": "float16", "count": 3, "data": "%"}},
+        {"kept": {"dtype": "bits", "count": 1 << 24, "data": ""}},
+        {"labels": {"count": 3, "data": ""}},
+        {"reason": [0, 0, 200]},
+    ],
+)
+def test_hostile_files_are_refused_in_a_line(changes: dict[str, object], tmp_path: Path) -> None:
+    with open_model(tiny_family(tmp_path / "source", "llama")) as source:
+        rewrite = by_layers(LayerOptions(count=1))(source)
+        apply(source, rewrite, tmp_path / "out")
+    decision = rewrite.decision
+    assert isinstance(decision, Decision)
+    depth = len(decision.places[0].ids)
+    changes = {
+        key: value[:depth] if isinstance(value, list) and depth < 3 else value
+        for key, value in changes.items()
+    }
+    (tmp_path / "out" / FILE).write_text(json.dumps(hostile(record(decision), **changes)))
+    with pytest.raises(CheckpointError) as caught:
+        Explained.open(tmp_path / "out")
+    assert len(str(caught.value).splitlines()) == 2
+    assert FILE in str(caught.value)
