@@ -59,16 +59,24 @@ def active_bytes(model: Any, options: argparse.Namespace) -> int:
 
     def linear(module: nn.Linear, _args: Any) -> None:
         nonlocal touched
-        touched += module.weight.nbytes
+        touched += stored(module.weight)
 
     def experts(ffn: SparseFFN, routing: Routing) -> None:
         nonlocal touched
-        each = (ffn.fc1_weight.nbytes + ffn.fc2_weight.nbytes) // ffn.num_experts
+        weights = [
+            weight for name, weight in ffn.named_parameters() if name.startswith(("fc1_weight", "fc2_weight"))
+        ]
+        each = sum(map(stored, weights)) // ffn.num_experts
         touched += each * int(routing.experts.unique().numel())
 
     with watched(model, linear, experts):
         generate(model, options)
     return touched
+
+
+def stored(weight: torch.Tensor) -> int:
+    """Its bytes, also where its layout is a library's own."""
+    return weight.numel() * weight.element_size()
 
 
 @contextmanager
