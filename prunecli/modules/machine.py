@@ -30,8 +30,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4  # of malloc.h
 MAPPED_BYTES = 1 << 20
 """From this size on, a block of memory is one of its own and goes back when it is freed."""
 
-MOST_MAPPED = 1 << 16
-"""Such blocks at a time: the C library's own number."""
+OWN_CHOICE = {M_TRIM_THRESHOLD: 64 << 20, M_MMAP_THRESHOLD: 32 << 20, M_MMAP_MAX: 1 << 16}
+"""What the C library comes to by itself once blocks of 32 MiB have been freed; told one of them, it no longer does."""
 
 PLENTY, PLENTY_TIMES = 4 << 30, 8
 """Free memory is plenty from this sum on: so many bytes and so many times the weights."""
@@ -168,7 +168,7 @@ def map_large_blocks() -> None:
     had anew has to be cleared anew, page by page: a fifth of the time. Not so with huge pages, which torch asks for
     where the environment says THP_MEM_ALLOC_ENABLE=1 before its first tensor.
     """
-    _tell("mallopt", M_MMAP_MAX, MOST_MAPPED)
+    _tell("mallopt", M_MMAP_MAX, OWN_CHOICE[M_MMAP_MAX])
     _tell("mallopt", M_MMAP_THRESHOLD, MAPPED_BYTES)
 
 
@@ -189,8 +189,9 @@ def keep_freed_blocks(weights: int) -> None:
 
 
 def give_back() -> None:
-    """Give back to the system what this process has freed and kept; what the next ones keep is glibc's choice again."""
-    _tell("mallopt", M_MMAP_MAX, MOST_MAPPED)
+    """Give back to the system what this process has freed and kept; from here on it keeps what glibc would."""
+    for what, value in OWN_CHOICE.items():
+        _tell("mallopt", what, value)
     _tell("malloc_trim", 0)
 
 

@@ -110,16 +110,17 @@ def test_freed_memory_goes_back_only_when_there_is_too_much() -> None:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc is told")
 def test_freed_blocks_are_had_again_without_being_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "available_memory", lambda: 12 << 30)
+    faults = []
     try:
         machine.keep_freed_blocks(1 << 30)
-        torch.ones(1 << 24)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        torch.ones(1 << 24)
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+        for _ in range(8):  # the first ones leave holes of a few bytes too little for the next
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            torch.ones(1 << 24)
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
         full = resident_now()
     finally:
         machine.give_back()
-    assert faults < 0.1 * (64 << 20) / resource.getpagesize()
+    assert max(faults[4:]) < 0.1 * (64 << 20) / resource.getpagesize()
     assert resident_now() < full - (60 << 20)
 
 
