@@ -89,8 +89,8 @@ def bench_latency(
 ) -> None:
     """Time the decoding of the same sentences to the same length, checkpoint by checkpoint in turns.
 
-    Classifiers (--labelled) and masked language models (--text) are timed by examples per second, language models
-    (--text) by the tokens per second that they read of a prompt and generate after it.
+    Classifiers (--labelled), embedding models and masked language models (--text) are timed by examples per second,
+    language models (--text) by the tokens per second that they read of a prompt and generate after it.
 
     The first checkpoint is the baseline of the ratios.
     """

@@ -22,7 +22,6 @@ from prunecli.commands.options import (
     LabelledOption,
     LangsOption,
     MaxSentencesOption,
-    MeasuredTaskOption,
     NamedTextOption,
     PairsOption,
     QuietOption,
@@ -32,6 +31,7 @@ from prunecli.commands.options import (
     SplitOption,
     TableOption,
     TargetFileOption,
+    TaskOption,
     WholeFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
@@ -51,7 +51,7 @@ def evaluate(
     target_file: TargetFileOption = None,
     langs: LangsOption = None,
     pairs: PairsOption = None,
-    task: MeasuredTaskOption = None,
+    task: TaskOption = None,
     text: NamedTextOption = None,
     whole_files: WholeFilesOption = False,
     labelled: LabelledOption = None,

@@ -13,6 +13,7 @@ from prunecli.commands.rewriting import opened_by
 from prunecli.errors import UsageError
 from prunecli.progress import unsaid
 from prunecli.tensors.hub.names import local_path
+from prunecli.text.tasks import HEADLESS
 from prunecli.training.finetune import Destination, finetune
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ def run(
     if options.teacher is not None:
         options = replace(options, teacher=checkpoint_directory(options.teacher))
     task = task or start.task()
-    if task == "feature-extraction" and of_logits:
+    if task in HEADLESS and of_logits:
         goes, them = ("goes", "it") if len(of_logits) == 1 else ("go", "them")
         raise UsageError(
-            f"{' and '.join(of_logits)} {goes} with models that have a head, not with --task feature-extraction",
+            f"{' and '.join(of_logits)} {goes} with models that have a head, not with --task {task}",
             f"Leave {them} out.",
         )
     result = finetune(
@@ -79,13 +80,24 @@ def run(
     processes.leave()
 
 
+def _cell(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
 def _show(training: Training, support: StockSupport, destination: Destination) -> None:
-    rows = [
-        [f"{step.step:,}", f"{step.loss:.4f}", "-" if step.chrf is None else f"{step.chrf:.2f}"]
-        for step in training.validation[-10:]
-    ]
-    if rows:
-        console.show(console.table("Validation", ("step", "loss", "chrF++"), rows))
+    shown = training.validation[-10:]
+    if shown:
+        of_vectors = shown[0].cosine is not None
+        rows = [
+            [
+                f"{step.step:,}",
+                f"{step.loss:.4f}",
+                _cell(step.cosine, ".4f") if of_vectors else _cell(step.chrf, ".2f"),
+            ]
+            for step in shown
+        ]
+        score = "cosine" if of_vectors else "chrF++"
+        console.show(console.table("Validation", ("step", "loss", score), rows))
     best = training.best
     chosen = f"; the best, of step {best['step']:,}, is the result" if best else ""
     speed = f"{training.tokens:,} tokens, {training.tokens_per_second:,.0f} a second"

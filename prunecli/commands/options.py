@@ -41,13 +41,10 @@ def removed_share(text: str) -> float:
     return parse_share(text)
 
 
-TaskChoice = Literal["translation", "lm", "mlm", "classification"]
+TaskChoice = Literal["translation", "lm", "mlm", "classification", "embedding"]
 """Values of --task."""
 
-MeasuredTaskChoice = Literal["translation", "lm", "mlm", "classification", "embedding"]
-"""Values of --task of `evaluate`."""
-
-TrainingTaskChoice = Literal["translation", "lm", "mlm", "classification", "feature-extraction"]
+TrainingTaskChoice = Literal["translation", "lm", "mlm", "classification", "embedding", "feature-extraction"]
 """Values of --task of `finetune`."""
 
 
@@ -140,7 +137,6 @@ ContextOption = Annotated[
 ]
 _TASK = typer.Option("--task", help="What for; default: what the model is for.", show_default=False)
 TaskOption = Annotated[TaskChoice | None, _TASK]
-MeasuredTaskOption = Annotated[MeasuredTaskChoice | None, _TASK]
 TrainingTaskOption = Annotated[TrainingTaskChoice | None, _TASK]
 BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")

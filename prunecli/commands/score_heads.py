@@ -40,7 +40,7 @@ MethodName = Literal["gradient", "ablation", "all-but-one"]
 ImportanceName = Literal["example", "token"]
 
 
-MetricChoice = Literal["chrf++", "bleu", "loss", "accuracy"]
+MetricChoice = Literal["chrf++", "bleu", "loss", "accuracy", "cosine"]
 
 
 def score_heads(
@@ -75,7 +75,8 @@ def score_heads(
         MetricChoice | None,
         typer.Option(
             "--metric",
-            help="The score of ablation and all-but-one; default: chrf++, accuracy or loss, by task. loss is fast.",
+            help="The score of ablation and all-but-one; default: chrf++, accuracy, cosine or loss, by task; loss is "
+            "fast.",
             show_default=False,
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError
 from prunecli.evaluation.measured import Measured
 from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.batches import run_forward
-from prunecli.running.encoding import text_examples
+from prunecli.running.encoding import embedding_examples
 from prunecli.running.examples import Batch
-from prunecli.running.lengths import window_length
 from prunecli.running.runner import Runner
+from prunecli.running.vectors import batch_vectors
 from prunecli.text.choice import Dataset
+from prunecli.text.columns import columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
 
@@ -47,26 +49,18 @@ def text_vectors(
         what: is done, for the progress.
 
     Raises:
+        UnsupportedModelError: an encoder with a decoder.
         UsageError: the model has fewer positions than `context`.
         DataError: a text without a token, or a vector that is not finite.
     """
-    model = runner.model.base_model
-    if model.config.is_encoder_decoder:
-        raise UsageError("embedding: an encoder with a decoder has no vector of a text", "Name --task.")
-    if context is None and pooling.max_tokens is not None:
-        context = min(pooling.max_tokens, window_length(model, tokenizer))
-    given = [text.lower() for text in texts] if pooling.lower_case else texts
-    examples = text_examples(tokenizer, model, given, context, skip_empty=False)
+    examples = embedding_examples(tokenizer, runner.model, pooling, texts, context)
     found: dict[int, NDArray[np.float32]] = {}
 
-    def forward(batch: Batch) -> Tensor:
-        hidden: Tensor = model(**batch.arguments(model)).last_hidden_state
-        return pooling(hidden, batch.inputs["attention_mask"])
-
     def finish(batch: Batch, vectors: Tensor) -> int:
-        found.update(zip(batch.indices, vectors.numpy(), strict=True))
+        found.update(zip(batch.indices, vectors.cpu().numpy(), strict=True))
         return len(batch.indices)
 
+    forward = partial(batch_vectors, runner.model, pooling)
     run_forward(
         runner, examples.batches(batch_tokens), forward, finish, (what, len(texts), "texts"), progress
     )
@@ -128,9 +122,7 @@ class EmbeddingModels:
         Raises:
             PruneError: a model or text that cannot be used.
         """
-        pooling = read_pooling(directory)
-        if not pooling.is_declared:
-            self.say(f"{label}: no modules.json says how texts are pooled; by the mean of their tokens.")
+        pooling = read_pooling(directory, self.say)
         vectors = {
             name: text_vectors(
                 runner,
@@ -142,31 +134,13 @@ class EmbeddingModels:
                 what=f"{label}: {name}" if name else f"{label}: embedding",
                 progress=progress,
             )
-            for name, texts in self._texts().items()
+            for name, texts in columns(self.data.text, self.data.pairs).items()
         }
         self._first = self._first or vectors
         own, right = self._worth(vectors)
         scores: dict[str, Any] = {**self._distance(vectors), **own}
         scores["width"] = next(iter(vectors.values())).shape[1]
         return Measured(scores, right)
-
-    def _texts(self) -> dict[str, list[str]]:
-        """Name of a column of text -> the texts."""
-        text = self.data.text
-        if isinstance(text, ParallelText):
-            names = dict.fromkeys(name for pair in self.data.pairs for name in pair)
-            whole = [
-                row for row in range(len(text)) if all(text.sentences[name][row].strip() for name in names)
-            ]
-            return {name: [text.sentences[name][row] for row in whole] for name in names}
-        if isinstance(text, LabelledText):
-            if text.seconds is None:
-                raise DataError(
-                    f"{text.path}: one text a line, where pairs of texts have a similarity",
-                    "A line is similarity<TAB>text<TAB>second text, or JSON with the keys label, text, text_b.",
-                )
-            return {"first texts": list(text.texts), "second texts": list(text.seconds)}
-        return {"": list(text.texts)}
 
     def _distance(self, vectors: dict[str, Vectors]) -> dict[str, float]:
         """From the first model, where its vectors are as wide: mean cosine, and that of the twentieth farthest off."""

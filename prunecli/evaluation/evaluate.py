@@ -19,7 +19,7 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.tasks import MeasuredTask, measured_task_of, task_of_all
+from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
     from prunecli.results.evaluation import Evaluation
@@ -32,7 +32,7 @@ def evaluate(
     options: EvaluationOptions | None = None,
     output: str | Path | None = None,
     *,
-    task: MeasuredTask | None = None,
+    task: TaskName | None = None,
     force: bool = False,
     progress: Progress = silent,
     say: Say = unsaid,
@@ -64,7 +64,7 @@ def evaluate(
     options = options or EvaluationOptions()
     output = None if output is None else Path(output)
     directories = {label: directory_of(model, say) for label, model in checkpoints.items()}
-    task = task or task_of_all(list(directories.values()), measured_task_of)
+    task = task or task_of_all(list(directories.values()), task_of)
     choice.check(task, options.given)
     if task == "translation":
         return _translation(directories, choice, options, output, force, progress, say, warn)

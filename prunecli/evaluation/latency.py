@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
-from prunecli.evaluation.workloads import Phase, Workload, decoding, workload
+from prunecli.evaluation.workload import Phase, Workload
+from prunecli.evaluation.workloads import decoding, workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, TextChoice
-from prunecli.text.parallel import ParallelText, pair_name
+from prunecli.text.columns import file_names
+from prunecli.text.parallel import pair_name
 from prunecli.text.tasks import TaskName, task_of, task_of_all
 
 if TYPE_CHECKING:
@@ -109,11 +111,11 @@ def _described(data: Dataset, options: LatencyOptions) -> dict[str, Any]:
     """The fields of the file that say what is timed; those of translation as ever."""
     text = data.text
     about: dict[str, Any] = {}
-    if isinstance(text, ParallelText):
+    if data.task == "translation":
         about["pair"] = pair_name(*data.pairs[0])
     else:
         about["task"] = data.task
-        about["data"] = {"files": [path.name for path in text.files], "sha256": text.sha256}
+        about["data"] = {"files": file_names(text), "sha256": text.sha256}
     if data.context is not None:
         about["context"] = data.context
     if data.task in ("translation", "lm"):

@@ -17,8 +17,8 @@ from prunecli.evaluation.measured import Measured
 from prunecli.evaluation.options import EvaluationOptions
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import Dataset, Text
+from prunecli.text.columns import file_names
 from prunecli.text.labelled import LabelledText, label_ids
-from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ def _evaluation(
     return Evaluation(
         **header(Evaluation.FORMAT, list(opened.values()), options.seed if task == "mlm" else None),
         task=task,
-        data={"files": _names(text), "texts": len(text), "sha256": text.sha256},
+        data={"files": file_names(text), "texts": len(text), "sha256": text.sha256},
         significance=tested,
         results=results,
     )
@@ -297,13 +297,6 @@ def _evaluation(
 
 def _rounded(scores: Mapping[str, Any]) -> dict[str, Any]:
     return {name: round(value, 6) if isinstance(value, float) else value for name, value in scores.items()}
-
-
-def _names(text: Text) -> list[str]:
-    """Of what the texts were read from."""
-    if isinstance(text, ParallelText):
-        return [f"{text.split}.{language}" for language in text.languages]
-    return [path.name for path in text.files]
 
 
 def _p_value(test: tuple[str, str], baseline: NDArray[Any], values: NDArray[Any]) -> float | None:

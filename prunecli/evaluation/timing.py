@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prunecli.evaluation.hardware import device_names, fit_together, model_sizes
-from prunecli.evaluation.workloads import Phase, Workload
+from prunecli.evaluation.workload import Phase, Workload
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.progress import Progress
 

@@ -5,19 +5,21 @@
 | translation | decoding of sentences to one length | |
 | lm | reading of a prompt; then one token after another, with the cache | prefill, decode |
 | classification, mlm | one pass over a batch of examples | |
+| embedding | the same, without a head that the model has, and the pooling | |
 """
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any
 
 from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.decoding import generate
+from prunecli.evaluation.passes import Passes, Vectors, classified, embedded, masked, without_weights
+from prunecli.evaluation.workload import Phase, Workload, finished_at
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.running.lengths import max_positions, position_count, vocabulary_size
 from prunecli.text.choice import Dataset
@@ -25,51 +27,6 @@ from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText
 from prunecli.text.plain import PlainText
 from prunecli.text.tokens import encode, language_id, languages, load_tokenizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-Phase = Literal["prefill", "decode"] | None
-"""None: the whole pass, of a task that is not told apart."""
-Rows = Sequence[Sequence[int]]
-"""Token ids of each example."""
-
-
-@dataclass(frozen=True)
-class Workload(ABC):
-    """The examples of a checkpoint, as its own tokenizer sees them.
-
-    Attributes:
-        rows: of each example the tokens that are read.
-        pad_id: fills up the rows of a batch.
-    """
-
-    decodes: ClassVar[bool] = True
-    """Whether the model is loaded for decoding, and tokens are counted."""
-
-    rows: Rows
-    pad_id: int
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest example."""
-        return max(map(len, self.rows))
-
-    def part(self, start: int, stop: int) -> Self:
-        """These examples alone."""
-        return replace(self, rows=self.rows[start:stop])
-
-    @property
-    @abstractmethod
-    def tokens(self) -> dict[Phase, int]:
-        """What each phase reads, or generates, of all examples."""
-
-    @abstractmethod
-    def run(self, model: Any, beam: int) -> dict[Phase, float]:
-        """Seconds of each phase, all examples in one batch."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +77,7 @@ class Continuation(Workload):
 
         def note_the_first_token(ids: Any, _scores: Any, **_: Any) -> Any:
             if len(times) == 1:
-                times.append(_finished(model))
+                times.append(finished_at(model))
             return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
 
         count = self.new_tokens + 1
@@ -132,51 +89,13 @@ class Continuation(Workload):
             "stopping_criteria": StoppingCriteriaList([note_the_first_token]),
         }
         generate(model, self.rows, self.pad_id, settings, count)
-        start, first, end = *times, _finished(model)
+        start, first, end = *times, finished_at(model)
         return {"prefill": first - start, "decode": end - first}
 
 
-@dataclass(frozen=True)
-class Passes(Workload):
-    """Examples that go through the model once.
-
-    Attributes:
-        types: `token_type_ids` of each example, or None.
-    """
-
-    decodes: ClassVar[bool] = False
-
-    types: Rows | None = None
-
-    def part(self, start: int, stop: int) -> Self:
-        """See `Workload`."""
-        types = None if self.types is None else self.types[start:stop]
-        return replace(self, rows=self.rows[start:stop], types=types)
-
-    @property
-    def tokens(self) -> dict[Phase, int]:
-        """See `Workload`."""
-        return {None: sum(map(len, self.rows))}
-
-    def run(self, model: Any, _beam: int) -> dict[Phase, float]:
-        """See `Workload`."""
-        import torch
-
-        from prunecli.running.examples import Batch, Sequences
-
-        every = range(len(self))
-        inputs = Sequences(self.rows).inputs(every, self.pad_id)
-        if self.types is not None:
-            inputs["token_type_ids"] = Sequences(self.types).padded(every, 0)
-        batch = Batch(inputs, torch.empty(0), tuple(every))
-        _finished(model)
-        start = time.perf_counter()
-        with torch.inference_mode():
-            model(**batch.arguments(model))
-        return {None: _finished(model) - start}
-
-
-WORKLOADS: Mapping[str, type[Workload]] = {kind.__name__: kind for kind in (Decoding, Continuation, Passes)}
+WORKLOADS: Mapping[str, type[Workload]] = {
+    kind.__name__: kind for kind in (Decoding, Continuation, Passes, Vectors)
+}
 
 
 def decode(
@@ -220,14 +139,6 @@ def _without_an_end(model: Any, new_tokens: int) -> dict[str, Any]:
     return {"logits_processor": LogitsProcessorList([hold_back])}
 
 
-def _finished(model: Any) -> float:
-    """The time at which the device has done all that it was given."""
-    import torch
-
-    getattr(torch, model.device.type).synchronize()
-    return time.perf_counter()
-
-
 def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int) -> Workload:
     """What is timed of a checkpoint: the first `count` examples of `data`, of translation those of its first pair.
 
@@ -237,14 +148,16 @@ def workload(checkpoint: Checkpoint, data: Dataset, count: int, new_tokens: int)
         DataError: fewer examples than `count`, or some that the model cannot read.
     """
     text = data.text
+    if data.task == "embedding":
+        return embedded(checkpoint, data, count)
     if isinstance(text, ParallelText):
         return decoding(checkpoint, text.first(count).sentences[data.pairs[0][0]], data.pairs[0], new_tokens)
-    model, tokenizer = _without_weights(checkpoint), load_tokenizer(checkpoint.path)
+    model, tokenizer = without_weights(checkpoint), load_tokenizer(checkpoint.path)
     if isinstance(text, LabelledText):
-        return _classified(checkpoint, model, tokenizer, text.first(count))
+        return classified(checkpoint, model, tokenizer, text.first(count))
     if data.task == "lm":
         return _continued(checkpoint, model, tokenizer, text, data.context, count, new_tokens)
-    return _masked(model, tokenizer, text.first(count), data.context)
+    return masked(model, tokenizer, text.first(count), data.context)
 
 
 def decoding(
@@ -271,30 +184,6 @@ def decoding(
     return Decoding(
         tuple(map(tuple, ids)), pad_id if has_row else 0, forced, new_tokens
     )  # masked: any will do
-
-
-def _classified(checkpoint: Checkpoint, model: Any, tokenizer: Any, text: LabelledText) -> Passes:
-    from prunecli.running.encoding import labelled_examples
-
-    examples = labelled_examples(tokenizer, model, text)
-    if examples.max_rows == 1 and len(text) > 1:
-        raise UsageError(
-            f"{checkpoint.path}: config.json names no padding token, so the model takes one example at a time",
-            "Give --batch-size 1 and --sentences 1, or set pad_token_id in config.json.",
-        )
-    rows = {
-        name: tuple(tuple(values[i].tolist()) for i in range(len(text)))
-        for name, values in examples.inputs.items()
-    }
-    return Passes(rows["input_ids"], examples.pad_id, rows.get("token_type_ids"))
-
-
-def _masked(model: Any, tokenizer: Any, text: PlainText, context: int | None) -> Passes:
-    from prunecli.running.encoding import require_task, text_examples
-
-    require_task(model, "mlm")
-    examples = text_examples(tokenizer, model, text.texts, context, skip_empty=False)
-    return Passes(tuple(tuple(examples.ids[i].tolist()) for i in range(len(text))), examples.pad_id)
 
 
 def _continued(
@@ -335,18 +224,6 @@ def _continued(
                 "Give more text, a smaller --context, or fewer --sentences.",
             )
     return Continuation(tuple(map(tuple, rows)), padding_id(model, tokenizer), new_tokens)
-
-
-def _without_weights(checkpoint: Checkpoint) -> Any:
-    """The model on the meta device, for what a task asks of its class; loaded where prunecli does not build it."""
-    import torch
-
-    from prunecli.modules.building import assemble
-    from prunecli.modules.loading import load_model
-
-    if checkpoint.runs_stock:
-        return load_model(checkpoint.path, device="cpu")
-    return assemble(checkpoint, torch.device("meta"), torch.float32)
 
 
 def _require_positions(checkpoint: Checkpoint, new_tokens: int, limit: int) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
-from prunecli.tensors.side_files import MODULES_FILE
+from prunecli.progress import Say, unsaid
+from prunecli.tensors.side_files import MODULES_FILE, module_folder
 
 MODES: Mapping[str, str] = {
     "pooling_mode_cls_token": "cls",
@@ -54,7 +55,8 @@ class Dense:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         """`[texts, in]` to `[texts, out]`."""
-        return self.activation(functional.linear(vectors, self.weight, self.bias))
+        bias = None if self.bias is None else self.bias.to(vectors.device)
+        return self.activation(functional.linear(vectors, self.weight.to(vectors.device), bias))
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,6 @@ class Pooling:
         normalises: whether vectors have the length 1 in the end.
         max_tokens: of a text, which is cut there; None: what the model takes.
         lower_case: whether texts are lower-cased first.
-        is_declared: whether the model says so; else it is the mean of the hidden states.
     """
 
     modes: tuple[str, ...] = ("mean",)
@@ -75,7 +76,6 @@ class Pooling:
     normalises: bool = False
     max_tokens: int | None = None
     lower_case: bool = False
-    is_declared: bool = False
 
     def __call__(self, hidden: Tensor, mask: Tensor) -> Tensor:
         """A vector for each text.
@@ -85,17 +85,24 @@ class Pooling:
             mask: `[texts, tokens]`, 1 where there is a token.
 
         Returns:
-            `[texts, width of a vector]` float32, on the CPU.
+            `[texts, width of a vector]` float32, on the device of `hidden`.
         """
-        hidden, mask = hidden.float().cpu(), mask.cpu()
-        vectors = torch.cat([_POOLED[mode](hidden, mask[..., None].float()) for mode in self.modes], dim=1)
+        hidden, real = hidden.float(), mask.to(hidden.device)[..., None].float()
+        vectors = torch.cat([_POOLED[mode](hidden, real) for mode in self.modes], dim=1)
         for layer in self.layers:
             vectors = layer(vectors)
         return functional.normalize(vectors, dim=1) if self.normalises else vectors
 
+    def width(self, hidden_size: int) -> int:
+        """Of a vector, where the hidden states have `hidden_size`."""
+        return len(self.layers[-1].weight) if self.layers else len(self.modes) * hidden_size
 
-def read_pooling(directory: Path) -> Pooling:
+
+def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
     """That of the model in `directory`: of its `modules.json`, or of one above that names the folder.
+
+    Args:
+        say: hears how texts are pooled where the model does not say it.
 
     Raises:
         CheckpointError: a file that cannot be read, or says what cannot be.
@@ -103,6 +110,7 @@ def read_pooling(directory: Path) -> Pooling:
     """
     found = _modules_of(directory)
     if found is None:
+        say(f"{directory}: no {MODULES_FILE} says how texts are pooled; by the mean of their tokens.")
         return Pooling()
     home, entries = found
     modes: tuple[str, ...] = ("mean",)
@@ -110,7 +118,7 @@ def read_pooling(directory: Path) -> Pooling:
     normalises = False
     for entry in entries:
         kind = str(entry["type"]).rpartition(".")[2]
-        folder = home / str(entry.get("path", ""))
+        folder = home / _folder_of(entry, home)
         if kind == "Pooling":
             modes = _modes(folder / "config.json")
         elif kind == "Dense":
@@ -128,7 +136,6 @@ def read_pooling(directory: Path) -> Pooling:
         normalises,
         longest if type(longest) is int and longest > 0 else None,
         settings.get("do_lower_case") is True,
-        True,
     )
 
 
@@ -142,10 +149,19 @@ def _modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:
             isinstance(entry, dict) and "type" in entry for entry in entries
         ):
             raise CheckpointError(f"{home / MODULES_FILE}: is no list of modules", "Copy the file again.")
-        paths = [str(entry.get("path", "")) for entry in entries]
-        if any((home / path).resolve() == directory.resolve() for path in paths):
+        if any((home / _folder_of(entry, home)).resolve() == directory.resolve() for entry in entries):
             return home, entries
     return None
+
+
+def _folder_of(entry: Mapping[str, Any], home: Path) -> str:
+    folder = module_folder(entry.get("path", ""))
+    if folder is None:
+        raise CheckpointError(
+            f"{home / MODULES_FILE}: {entry['path']!r} is no folder below it",
+            "Correct the path of the module.",
+        )
+    return folder
 
 
 def _modes(path: Path) -> tuple[str, ...]:
@@ -196,17 +212,17 @@ def _sum(hidden: Tensor, mask: Tensor) -> Tensor:
 
 def _first(hidden: Tensor, mask: Tensor) -> Tensor:
     """Of the first token: where texts are filled up on the left, it is not the first one of the row."""
-    return hidden[torch.arange(len(hidden)), mask[..., 0].argmax(dim=1)]
+    return hidden[torch.arange(len(hidden), device=hidden.device), mask[..., 0].argmax(dim=1)]
 
 
 def _last(hidden: Tensor, mask: Tensor) -> Tensor:
-    places = torch.arange(1, hidden.shape[1] + 1) * mask[..., 0]
-    return hidden[torch.arange(len(hidden)), places.argmax(dim=1)]
+    places = torch.arange(1, hidden.shape[1] + 1, device=hidden.device) * mask[..., 0]
+    return hidden[torch.arange(len(hidden), device=hidden.device), places.argmax(dim=1)]
 
 
 def _weighted(hidden: Tensor, mask: Tensor) -> Tensor:
     """The mean, the n-th token n times."""
-    weights = mask * torch.arange(1, hidden.shape[1] + 1)[None, :, None]
+    weights = mask * torch.arange(1, hidden.shape[1] + 1, device=hidden.device)[None, :, None]
     return _sum(hidden, weights) / weights.sum(dim=1)
 
 

@@ -62,7 +62,7 @@ class HeadScores(Tabled):
         method: `gradient` (eq. 2), `ablation` (3.2) or `all-but-one` (3.3).
         fingerprint: of the checkpoint that was run.
         model_type: as in config.json.
-        task: whose loss or score it is: translation, classification, mlm, lm.
+        task: whose loss or score it is: translation, classification, mlm, lm, embedding.
         examples: how many were run.
         heads: attention's name -> original ids of the heads that it held.
         values: attention's name -> `[heads]`. gradient: the sum over the examples of |Att_h(x)^T dL(x)/dAtt_h(x)|,
@@ -70,7 +70,7 @@ class HeadScores(Tabled):
             alone in its layer.
         per: of the gradient method: what the absolute value is taken of.
         tokens: of the same, per token: attention's name -> how many tokens it attended from.
-        metric: of ablation and all-but-one: what the score is (`chrf++`, `bleu`, `accuracy`, `loss`, …).
+        metric: of ablation and all-but-one: what the score is (`chrf++`, `bleu`, `accuracy`, `cosine`, `loss`, …).
         base: of the same: the score with all heads.
         p_values: of the same, where significance was tested: attention's name -> `[heads]`.
         dtype: that the model was computed in; None where the file does not say it.

@@ -16,6 +16,7 @@ class LoggedStep(Record):
     step: Count
     loss: Number
     chrf: Number | None = Field(default=None, alias="chrf++")
+    cosine: Number | None = None
 
 
 class Training(Document):

@@ -11,8 +11,15 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import DataError
+from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
-from prunecli.running.encoding import labelled_examples, padding_id, require_task, translation_examples
+from prunecli.running.encoding import (
+    embedding_examples,
+    labelled_examples,
+    padding_id,
+    require_task,
+    translation_examples,
+)
 from prunecli.running.examples import Batch, Examples
 from prunecli.running.layerwise.budget import (
     activation_bytes,
@@ -26,6 +33,7 @@ from prunecli.running.masking import mlm_examples
 from prunecli.running.runner import Advance, BatchCost, Group, Observer, Runner, ignored
 from prunecli.running.windows import lm_windows, window_examples
 from prunecli.text.choice import Dataset
+from prunecli.text.columns import columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, pair_name
 
@@ -36,8 +44,13 @@ Line = tuple[str, float | None, str]
 """Of the progress: what is done, in how many units (None: unknown), and the unit."""
 
 
-def task_batches(tokenizer: Any, model: Any, data: Dataset, batch_tokens: int) -> dict[str, list[Batch]]:
+def task_batches(
+    tokenizer: Any, model: Any, data: Dataset, batch_tokens: int, pooling: Pooling | None = None
+) -> dict[str, list[Batch]]:
     """What a message calls a text (a pair of languages, or its files) -> its batches, for the losses of its task.
+
+    Args:
+        pooling: of `embedding`.
 
     Raises:
         UnsupportedModelError: the model has no head for the task.
@@ -47,7 +60,12 @@ def task_batches(tokenizer: Any, model: Any, data: Dataset, batch_tokens: int) -
     text = data.text
     examples: dict[str, Examples]
     require_task(model, data.task)
-    if isinstance(text, ParallelText):
+    if pooling is not None:
+        examples = {
+            name or "the text": embedding_examples(tokenizer, model, pooling, texts, data.context)
+            for name, texts in columns(text, data.pairs).items()
+        }
+    elif isinstance(text, ParallelText):
         examples = {
             pair_name(*pair): translation_examples(tokenizer, model, text, [pair]) for pair in data.pairs
         }

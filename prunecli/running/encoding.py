@@ -12,19 +12,20 @@ import torch
 from torch import Tensor
 
 from prunecli.errors import CheckpointError, DataError, UnsupportedModelError
+from prunecli.modules.pooling import Pooling
 from prunecli.progress import Progress, silent
 from prunecli.running.examples import LabelledExamples, Sequences, TextExamples, TranslationExamples
 from prunecli.running.lengths import context_length, max_positions, vocabulary_size, window_length
 from prunecli.text.labelled import LabelledText, label_ids
 from prunecli.text.parallel import ParallelText
-from prunecli.text.tasks import TASKS, MeasuredTask
+from prunecli.text.tasks import TASKS, TaskName
 from prunecli.text.tokens import encode, require_rows, tokenized
 
 AT_ONCE = 1 << 12
 """Lines that are tokenised between two reports."""
 
 
-def require_task(model: Any, task: MeasuredTask) -> None:
+def require_task(model: Any, task: TaskName) -> None:
     """Refuse a model without the head that a task needs.
 
     Raises:
@@ -34,7 +35,7 @@ def require_task(model: Any, task: MeasuredTask) -> None:
     _require_sound(model.config)
     name = type(model).__name__
     generates, is_pair = bool(model.can_generate()), bool(getattr(model.config, "is_encoder_decoder", False))
-    able: Mapping[MeasuredTask, bool] = {
+    able: Mapping[TaskName, bool] = {
         "translation": generates and is_pair,
         "classification": name.endswith("ForSequenceClassification"),
         "mlm": name.endswith("ForMaskedLM"),
@@ -43,8 +44,13 @@ def require_task(model: Any, task: MeasuredTask) -> None:
     }
     if not able[task]:
         others = [other for other in TASKS if able[other]]
+        lacking = (
+            "an encoder with a decoder, so that a text has no vector"
+            if task == "embedding"
+            else "no head for it"
+        )
         raise UnsupportedModelError(
-            f"{task}: the model is a {name}, which has no head for it",
+            f"{task}: the model is a {name}, which has {lacking}",
             f"It can do: {', '.join(others)}." if others else "Name a checkpoint with the head of the task.",
         )
 
@@ -217,3 +223,27 @@ def text_examples(
         raise DataError("no text has a token", "Give other text.")
     ids = Sequences([row for row in rows if row])
     return TextExamples(ids, ids, padding_id(model, tokenizer))
+
+
+def embedding_examples(
+    tokenizer: Any, model: Any, pooling: Pooling, texts: Sequence[str], context: int | None = None
+) -> LabelledExamples:
+    """Texts whose vectors are made; each counts once, so that the class 0 of all stands for no label.
+
+    Args:
+        pooling: says whether texts are lower-cased, and where they are cut.
+        context: tokens that a text is cut to instead.
+
+    Raises:
+        UnsupportedModelError: an encoder with a decoder.
+        UsageError: the model has fewer positions than `context`.
+        DataError: a text without a token.
+    """
+    require_task(model, "embedding")
+    if context is None and pooling.max_tokens is not None:
+        context = min(pooling.max_tokens, window_length(model, tokenizer))
+    given = [text.lower() for text in texts] if pooling.lower_case else texts
+    examples = text_examples(tokenizer, model, given, context, skip_empty=False)
+    return LabelledExamples(
+        {"input_ids": examples.ids}, torch.zeros(len(texts), dtype=torch.int64), examples.pad_id
+    )

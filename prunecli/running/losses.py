@@ -6,7 +6,7 @@ not depend on the batch that the example is in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -111,16 +111,26 @@ def measure_losses(
     return nats, tokens
 
 
+Losses = Callable[[Any, Batch], Tensor]
+"""From a model and a batch to the loss of each example, `[B]`, differentiable."""
+
+
 def differentiate_losses(
-    runner: Runner, batches: Mapping[str, Sequence[Batch]], what: str, progress: Progress = silent
+    runner: Runner,
+    batches: Mapping[str, Sequence[Batch]],
+    what: str,
+    progress: Progress = silent,
+    *,
+    losses_of: Losses = example_losses,
 ) -> None:
-    """Backward passes of the sum of each batch's `example_losses`; what comes of them is for an observer.
+    """Backward passes of the sum of each batch's losses; what comes of them is for an observer.
 
     The examples of a batch do not interact, so the gradient of the sum of their losses holds each example's own.
 
     Args:
         batches: what a message calls their text -> batches.
         what: is done, for the progress.
+        losses_of: of the examples of a batch.
 
     Raises:
         DataError: a loss is not finite.
@@ -133,4 +143,4 @@ def differentiate_losses(
         require_finite(losses.detach(), every[number], texts[number])
         return losses.sum()
 
-    run_backward(runner, every, partial(example_losses, runner.model), start, what, progress)
+    run_backward(runner, every, partial(losses_of, runner.model), start, what, progress)

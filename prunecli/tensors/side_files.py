@@ -138,9 +138,17 @@ def folders_of(directory: Path) -> tuple[str, ...]:
 def module_folders(modules: Any) -> tuple[str, ...]:
     """The folders that the content of modules.json names, but for `""` and what lies outside of the directory."""
     listed = modules if isinstance(modules, list) else []
-    paths = (module.get("path") for module in listed if isinstance(module, dict))
-    folders = (PurePosixPath(path.replace("\\", "/")) for path in paths if isinstance(path, str))
-    return tuple(str(f) for f in folders if f.parts and not f.is_absolute() and ".." not in f.parts)
+    folders = (module_folder(module.get("path")) for module in listed if isinstance(module, dict))
+    return tuple(folder for folder in folders if folder)
+
+
+def module_folder(path: Any) -> str | None:
+    """The folder that a `path` of modules.json names, with `/`; "" is the directory itself, None lies outside of it."""
+    if not isinstance(path, str):
+        return None
+    folder = PurePosixPath(path.replace("\\", "/"))
+    inside = not folder.is_absolute() and ".." not in folder.parts
+    return "/".join(folder.parts) if inside else None
 
 
 def in_one_line(left_out: Sequence[str], most: int = 8) -> str:

@@ -20,7 +20,7 @@ from prunecli.text.parallel import (
     read_parallel,
 )
 from prunecli.text.plain import PlainText, read_plain
-from prunecli.text.tasks import MeasuredTask, TaskName, TrainingTask
+from prunecli.text.tasks import TaskName, TrainingTask
 
 Text = ParallelText | PlainText | LabelledText
 Pairs = tuple[tuple[str, str], ...]
@@ -43,9 +43,10 @@ _TASKS: Mapping[str, tuple[TaskName, ...]] = {
 _OF_EMBEDDING = (
     *("--data", "--source-file", "--target-file", "--langs", "--pairs"),
     *("--labelled", "--text", "--whole-files", "--context"),
+    *("--valid-split", "--valid-text", "--valid-labelled"),
 )
 """Options that go with the vectors of texts."""
-_NEEDS: Mapping[MeasuredTask | TrainingTask, str] = {
+_NEEDS: Mapping[TrainingTask, str] = {
     "translation": "Give --data DIR, or --source-file, --target-file and --pairs.",
     "classification": "Give --labelled FILE: label<TAB>text on every line, or JSON lines.",
     **dict.fromkeys((*_PLAIN, "feature-extraction"), "Give --text FILE, one text a line."),
@@ -66,7 +67,7 @@ class Dataset(Choices):
         context: tokens of a window of plain text; None: see `window_length`.
     """
 
-    task: MeasuredTask
+    task: TaskName
     text: Text
     pairs: Pairs = ()
     context: int | None = None
@@ -146,7 +147,7 @@ class TextChoice:
 
     def check(
         self,
-        task: MeasuredTask | TrainingTask,
+        task: TrainingTask,
         more: Mapping[str, bool] | None = None,
         *,
         also_plain: tuple[TrainingTask, ...] = (),
@@ -189,7 +190,7 @@ class TextChoice:
             )
         return given[0]
 
-    def read(self, task: MeasuredTask, say: Say = unsaid) -> Dataset:
+    def read(self, task: TaskName, say: Say = unsaid) -> Dataset:
         """The text of `task`.
 
         Args:
@@ -201,7 +202,7 @@ class TextChoice:
         """
         return Dataset(task, *self.text_of(task, say), self.context)
 
-    def text_of(self, task: MeasuredTask | TrainingTask, say: Say = unsaid) -> tuple[Text, Pairs]:
+    def text_of(self, task: TrainingTask, say: Say = unsaid) -> tuple[Text, Pairs]:
         """The text of `task` and, of translation, its directions.
 
         Raises:

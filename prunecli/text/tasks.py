@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
-from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.errors import UsageError
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
 
-TaskName = Literal["translation", "classification", "mlm", "lm"]
-"""What a model can be measured at."""
+TaskName = Literal["translation", "classification", "mlm", "lm", "embedding"]
+"""What a model can be measured at: `embedding`, the vectors of texts, needs no head."""
 TASKS: tuple[TaskName, ...] = get_args(TaskName)
-MeasuredTask = Literal[TaskName, "embedding"]
-"""What `evaluate` measures: vectors of texts too, which need no head."""
 TrainingTask = Literal[TaskName, "feature-extraction"]
 """What a model can be trained for."""
+HEADLESS: tuple[TrainingTask, ...] = ("embedding", "feature-extraction")
+"""Tasks of models without a head, which learn from a teacher alone."""
 Task = TypeVar("Task", bound=str)
 
 _ENDINGS: Mapping[str, TrainingTask] = {
@@ -52,22 +52,7 @@ def training_task_of(checkpoint: Checkpoint) -> TrainingTask:
 
 
 def task_of(checkpoint: Checkpoint) -> TaskName:
-    """What a checkpoint's model can be measured at.
-
-    Raises:
-        UnsupportedModelError: it has no head.
-    """
-    task = training_task_of(checkpoint)
-    if task == "feature-extraction":
-        raise UnsupportedModelError(
-            f"{checkpoint.path}: {_class_name(checkpoint)} has no head, so there is no score and no loss of it",
-            "Name a checkpoint with a head; evaluate, compare-models and finetune do without one.",
-        )
-    return task
-
-
-def measured_task_of(checkpoint: Checkpoint) -> MeasuredTask:
-    """What a checkpoint's model is for, one without a head for the vectors of texts."""
+    """What a checkpoint's model is measured at: one without a head, at the vectors of texts."""
     task = training_task_of(checkpoint)
     return "embedding" if task == "feature-extraction" else task
 
@@ -76,7 +61,7 @@ def task_of_all(checkpoints: Sequence[Path], of: Callable[[Checkpoint], Task]) -
     """What several checkpoints' models are for.
 
     Args:
-        of: says it of one: `task_of`, `measured_task_of`.
+        of: says it of one.
 
     Raises:
         UsageError: not all for the same.

@@ -15,12 +15,14 @@ from prunecli.running.examples import Examples
 from prunecli.running.masking import mlm_examples
 from prunecli.running.windows import packed_examples
 from prunecli.text.choice import Text, TextChoice
+from prunecli.text.columns import columns
 from prunecli.text.labelled import LabelledText
 from prunecli.text.parallel import ParallelText, has_split, pair_name, read_parallel
 from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer
+from prunecli.training.embedding import Lesson
 from prunecli.training.loss import Objective
-from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.options import TrainingOptions
 from prunecli.training.validation import Translating, Validation
 
 
@@ -29,8 +31,8 @@ class TrainingData:
     """What is trained on.
 
     Attributes:
-        train, valid: parallel text for translation, labelled for classification, plain for the others; no `valid`, no
-            validation.
+        train, valid: parallel text for translation, labelled for classification, any for embedding, plain for the
+            others; no `valid`, no validation.
         pairs: the directions of translation.
     """
 
@@ -111,6 +113,7 @@ def encode_examples(
     *,
     seed: int = 0,
     context: int | None = None,
+    lesson: Lesson | None = None,
     progress: Progress = silent,
 ) -> Examples:
     """The examples of the data's task in `text`.
@@ -118,10 +121,14 @@ def encode_examples(
     Args:
         seed: of the tokens that `mlm` hides.
         context: tokens of a window of plain text; None: see `window_length`.
+        lesson: of `embedding`.
 
     Raises:
         PruneError: the model is for another task, or the text cannot be used.
     """
+    if lesson is not None:
+        texts = [one for column in columns(text, data.pairs).values() for one in column]
+        return lesson.examples(tokenizer, model, texts, context)
     if isinstance(text, ParallelText):
         return translation_examples(tokenizer, model, text, data.pairs, progress, skip_blank=True)
     if isinstance(text, LabelledText):
@@ -134,16 +141,24 @@ def encode_examples(
 
 
 def make_validation(
-    tokenizer: Tokenizer, model: Any, data: TrainingData, options: TrainingOptions
-) -> Validation | None:
-    """What the data's held-out text is measured by, or None where it has none."""
-    if data.valid is None:
-        return None
+    tokenizer: Tokenizer,
+    model: Any,
+    data: TrainingData,
+    options: TrainingOptions,
+    objective: Objective,
+    lesson: Lesson | None = None,
+) -> Validation:
+    """What the data's held-out text is measured by.
+
+    Args:
+        objective: whose mean is the loss.
+        lesson: as in `encode_examples`.
+    """
+    assert data.valid is not None
     translating = None
     if options.metric == "chrf++":
         assert isinstance(data.valid, ParallelText)
         decoding = DecodingOptions(options.beam, options.batch_tokens)
         translating = Translating(data.valid, data.pairs, tokenizer, decoding)
-    examples = encode_examples(tokenizer, model, data, data.valid, context=options.context)
-    cross_entropy = Objective(LossOptions(label_smoothing=0.0))
-    return Validation(examples, options.batch_tokens, cross_entropy, translating)
+    examples = encode_examples(tokenizer, model, data, data.valid, context=options.context, lesson=lesson)
+    return Validation(examples, options.batch_tokens, objective, translating)

@@ -19,10 +19,10 @@ from prunecli.tensors.documents import refuse_unwritable, write_json
 from prunecli.tensors.side_files import in_one_line
 from prunecli.tensors.transaction import refuse_target
 from prunecli.text.choice import TextChoice
-from prunecli.text.tasks import TrainingTask
+from prunecli.text.tasks import HEADLESS, TrainingTask
 from prunecli.training.data import TrainingData, read_training_data
 from prunecli.training.keeping import Keep
-from prunecli.training.loss import feature_loss
+from prunecli.training.loss import headless_loss
 from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import require_peft
 from prunecli.training.result import finetune_step, outputs_of, stage
@@ -127,13 +127,9 @@ def finetune(
         "--valid-labelled": valid.labelled is not None,
     }
     choice.check(task, validating, also_plain=("feature-extraction",))
-    if task == "feature-extraction":
-        if options.teacher is None:
-            raise UsageError(
-                "--task feature-extraction: a model without a head learns a teacher's hidden states",
-                "Name the model that it comes from with --teacher DIR.",
-            )
-        options = replace(options, loss=feature_loss(options.loss))
+    if task in HEADLESS:
+        _check_headless(task, start, options)
+        options = replace(options, loss=headless_loss(options.loss, task))
     data = read_training_data(task, choice, valid, say)
     if task != "translation" and options.metric != "loss":
         raise UsageError(f"--metric {options.metric} goes with --task translation", "Leave it out.")
@@ -165,6 +161,20 @@ def finetune(
         keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
     )
     return _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
+
+
+def _check_headless(task: TrainingTask, start: Start, options: TrainingOptions) -> None:
+    what = "vectors" if task == "embedding" else "hidden states"
+    if options.teacher is None:
+        raise UsageError(
+            f"--task {task}: a model without a head learns a teacher's {what}",
+            "Name the model that it comes from with --teacher DIR.",
+        )
+    if task == "embedding" and start.config is not None:
+        raise UsageError(
+            "--task embedding does not go with --from-scratch: no config.json says how texts are pooled",
+            "Train a checkpoint that prune-layers or another command made of the teacher.",
+        )
 
 
 def _written(

@@ -12,7 +12,7 @@ A mixture of experts adds a x its stock class's term for even use of all experts
 
 The hidden states are those of the decoder, or of the only stack; an encoder's are compared too where there are both,
 each over its own real tokens, scaled so that a token of the input weighs as much as one of the output. Models without a
-head, sentence encoders among them, learn the last hidden states of a teacher alone.
+head learn the last hidden states of a teacher alone, or the vectors of its texts (`prunecli.training.embedding`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from torch.nn import functional
 
 from prunecli.modules.logits import Logits
 from prunecli.running.examples import IGNORED
+from prunecli.text.tasks import TrainingTask
 from prunecli.training.options import LossOptions
 
 
@@ -74,6 +75,10 @@ class Objective:
             total = total + config.router_aux_loss_coef * kept.sum() * balance
         return total
 
+    def figures(self, _loss: float) -> dict[str, float]:
+        """What the mean loss of held-out text says beside itself."""
+        return {}
+
 
 def smoothed_cross_entropy(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
     """Sum of CE_t over the labels that are not -100.
@@ -118,9 +123,15 @@ def _distance(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
     return (difference * chosen).sum()
 
 
-def feature_loss(options: LossOptions) -> LossOptions:
+def headless_loss(options: LossOptions, task: TrainingTask) -> LossOptions:
     """The options that are left where there are no logits."""
-    return replace(options, label_smoothing=0.0, distill=0.0, temperature=1.0, hidden=options.hidden or 1.0)
+    hidden = options.hidden or (1.0 if task == "feature-extraction" else 0.0)
+    return replace(options, label_smoothing=0.0, distill=0.0, temperature=1.0, hidden=hidden)
+
+
+def measured_loss(options: LossOptions, task: TrainingTask) -> LossOptions:
+    """What held-out text is measured by: cross-entropy, cosines or hidden states, each alone."""
+    return options if task == "feature-extraction" else LossOptions(label_smoothing=0.0)
 
 
 class FeatureDistance(Objective):

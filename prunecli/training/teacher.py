@@ -41,25 +41,28 @@ def load_teacher(
     """The teacher in evaluation mode, on `device`, its weights frozen.
 
     Raises:
-        UsageError: another vocabulary, other special tokens, or another width where hidden states are compared.
+        UsageError: another vocabulary, or other special tokens, where vectors of texts are not all that is compared;
+            another width where hidden states are.
         PruneError: it cannot be loaded, or is for another task.
     """
     path, dtype = options.teacher, teacher_dtype(options)
     assert path is not None
     with open_model(path) as checkpoint:
         directory, size = checkpoint.path, checkpoint.config.get("vocab_size")
-    if size is not None and size != student.config.vocab_size:
+    by_token = task != "embedding" or options.loss.hidden > 0
+    if by_token and size is not None and size != student.config.vocab_size:
         raise UsageError(
             f"{path}: the teacher has a vocabulary of {size:,}, the model one of {student.config.vocab_size:,}",
             "A teacher must predict the same tokens: name a model with the same tokenizer.",
         )
-    require_same_tokens(path, load_tokenizer(directory), tokenizer)
+    if by_token:
+        require_same_tokens(path, load_tokenizer(directory), tokenizer)
     teacher = load_model(directory, device=device, dtype=dtype).requires_grad_(False)
     if task != "feature-extraction":
         require_task(teacher, task)
     teacher.config.use_cache = False
     choose_attention(teacher, device, dtype)
-    for key in COMPARED:
+    for key in COMPARED if by_token else ():
         own, other = getattr(student.config, key, None), getattr(teacher.config, key, None)
         if own != other:
             raise UsageError(

@@ -6,35 +6,32 @@ import math
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from prunecli.errors import CheckpointError, PruneError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
-from prunecli.model.cost import weight_bytes
-from prunecli.modules.devices import Devices, place_name
 from prunecli.modules.loading import load_model
-from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
 from prunecli.modules.stock_names import not_run
 from prunecli.processes import ProcessGroup
 from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.running.examples import Examples
-from prunecli.tensors.dtypes import is_float, parse_dtype
-from prunecli.tensors.quantities import bytes_text
+from prunecli.tensors.dtypes import is_float
 from prunecli.tensors.side_files import in_one_line
+from prunecli.text.tasks import TrainingTask
 from prunecli.text.tokens import Tokenizer, language_id, languages, load_tokenizer
 from prunecli.training.batches import BucketSampler, require_batch
 from prunecli.training.data import TrainingData, encode_examples, make_validation
+from prunecli.training.embedding import Lesson, VectorDistance, lesson
 from prunecli.training.keeping import Keep, Keeper
-from prunecli.training.loss import FeatureDistance, Objective
-from prunecli.training.options import TrainingOptions
-from prunecli.training.parts import prepare, trained_parameters
+from prunecli.training.loss import FeatureDistance, Objective, measured_loss
+from prunecli.training.options import LossOptions, TrainingOptions
+from prunecli.training.parts import prepare
 from prunecli.training.repeatable import repeatable
 from prunecli.training.result import stage
+from prunecli.training.room import require_room
 from prunecli.training.state import (
     finished,
     last_checkpoint,
@@ -44,7 +41,7 @@ from prunecli.training.state import (
     require_sound,
     trainer_state,
 )
-from prunecli.training.teacher import choose_attention, load_teacher, require_positions, teacher_dtype
+from prunecli.training.teacher import choose_attention, load_teacher, require_positions
 from prunecli.training.trainer import FinetuneTrainer, training_arguments
 from prunecli.training.watch import Watch
 
@@ -186,6 +183,11 @@ def _require_floats(checkpoint: Checkpoint) -> None:
 def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> dict[str, Any]:
     """Train to the end; the model then has the weights of the result."""
     options, data, arguments, process_group = run.options, run.data, run.arguments, run.process_group
+    teacher = learned = None
+    if options.teacher is not None:
+        teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
+        if data.task == "embedding":
+            learned = lesson(source.path, model, tokenizer, options.teacher, teacher, run.report)
     examples = encode_examples(
         tokenizer,
         model,
@@ -193,19 +195,17 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
         data.train,
         seed=options.seed,
         context=options.context,
+        lesson=learned,
         progress=run.progress,
     )
     require_batch(examples, options.batch_tokens, options.accumulate * process_group.world_size)
-    validation = make_validation(tokenizer, model, data, options)
-    teacher = None
     if options.teacher is not None:
-        teacher = load_teacher(options, model, tokenizer, data.task, arguments.device)
         require_positions(options.teacher, teacher, examples)
-    objective = Objective(options.loss, teacher)
-    if data.task == "feature-extraction":
-        objective = FeatureDistance(options.loss, teacher)
-        if validation is not None:
-            validation = replace(validation, objective=objective)
+    objective = _objective(data.task, options.loss, teacher, learned)
+    validation = None
+    if data.valid is not None:
+        measured = _objective(data.task, measured_loss(options.loss, data.task), teacher, learned)
+        validation = make_validation(tokenizer, model, data, options, measured, learned)
     steps = arguments.max_steps = _steps(examples, options, process_group)
     limit = None if options.minutes is None else 60 * options.minutes
     total = None if steps == NO_END else steps
@@ -237,6 +237,12 @@ def _train(run: _Run, model: Any, tokenizer: Tokenizer, source: Checkpoint) -> d
     if process_group.is_main:
         mark_finished(run.state, done)
     return done
+
+
+def _objective(task: TrainingTask, options: LossOptions, teacher: Any, learned: Lesson | None) -> Objective:
+    if learned is not None:
+        return VectorDistance(options, learned)
+    return (FeatureDistance if task == "feature-extraction" else Objective)(options, teacher)
 
 
 @contextmanager
@@ -293,55 +299,3 @@ def _identity(options: TrainingOptions) -> dict[str, Any]:
 def _target(options: TrainingOptions) -> list[Any]:
     """What decides when a run ends; a run that ended for one target goes on for another."""
     return [options.steps, options.epochs, options.minutes, options.patience]
-
-
-def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
-    """What a training holds on its device, batches left out: part -> bytes."""
-    weights = weight_bytes(checkpoint, "F32")
-    trained = weights
-    if options.train != "all" or options.lora is not None:
-        trained = 4 * trained_parameters(checkpoint, options)
-    parts = {WEIGHTS: weights, "gradients": trained, "Adam's moments": 2 * trained}
-    if options.lora is not None:
-        parts["low-rank updates"] = trained
-    if processes > 1:
-        parts["gradients of all"] = trained
-    if options.dtype != "float32":
-        parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
-    if options.teacher is not None:
-        with open_model(options.teacher) as teacher:
-            parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
-    return parts
-
-
-def require_room(
-    checkpoint: Checkpoint,
-    options: TrainingOptions,
-    device: torch.device,
-    process_group: ProcessGroup,
-    say: Say = unsaid,
-) -> None:
-    """Say what it takes, and refuse what does not fit.
-
-    Raises:
-        MemoryShortError: with what each part would take.
-    """
-    parts = training_bytes(checkpoint, options, process_group.world_size)
-    free = [free_for_each(device, process_group)]
-    needs = [Need(checkpoint, Devices(device), torch.float32, parts, free)]
-    if device.type != "cpu":  # where the weights are read
-        host = torch.device("cpu")
-        held = {WEIGHTS: parts[WEIGHTS]}
-        free = [free_for_each(host, process_group)]
-        needs.append(Need(checkpoint, Devices(host), torch.float32, held, free))
-    for need in needs:
-        if not need.fits():
-            raise need.refusal(trains=True)
-    held = {name: size for name, size in parts.items() if name != TEACHER}
-    count, learn = parts[WEIGHTS] // 4, parts["gradients"] // 4
-    each = sum(held.values()) / max(count, 1)
-    detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
-    say(
-        f"Training {learn:,} of {count:,} parameters takes {bytes_text(sum(parts.values()))} on {place_name(device)}, "
-        f"{each:.1f} bytes a parameter ({detail}); batches come on top."
-    )

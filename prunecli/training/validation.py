@@ -43,12 +43,13 @@ class Validation:
     translating: Translating | None = None
 
     def measure(self, model: Any, process_group: ProcessGroup) -> Mapping[str, float]:
-        """`loss`: mean of the objective per scored token, in nats; `chrf++`: mean over the pairs.
+        """`loss`: mean of the objective per scored token, in nats, and its `figures`; `chrf++`: mean over the pairs.
 
         The model is put into evaluation mode.
         """
         model.eval()
-        scores = {"loss": self._loss(model, process_group)}
+        loss = self._loss(model, process_group)
+        scores = {"loss": loss, **self.objective.figures(loss)}
         if self.translating is not None:
             scores["chrf++"] = _chrf(model, self.translating, process_group)
         return scores

@@ -126,7 +126,10 @@ class Watch(TrainerCallback, ExportableState):  # type: ignore[misc]
     ) -> None:
         """Say how good it is."""
         parts = [] if self.training_loss is None else [f"training loss {self.training_loss:.3f}"]
-        parts.append(f"validation loss {metrics['eval_loss']:.3f}")
+        if "eval_cosine" in metrics:
+            parts.append(f"cosine to the teacher's vectors {metrics['eval_cosine']:.4f}")
+        else:
+            parts.append(f"validation loss {metrics['eval_loss']:.3f}")
         if "eval_chrf++" in metrics:
             parts.append(f"chrF++ {metrics['eval_chrf++']:.1f}")
         value = metrics[f"eval_{args.metric_for_best_model}"]

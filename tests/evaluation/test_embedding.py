@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.errors import DataError, UsageError
+from prunecli.errors import DataError, UnsupportedModelError, UsageError
 from prunecli.evaluation.embedding import cosines, retrieved
 from prunecli.evaluation.evaluate import evaluate
 from prunecli.evaluation.options import EvaluationOptions
@@ -128,5 +128,5 @@ def test_what_cannot_be_measured_is_refused(models: dict[str, Path], tmp_path: P
         with pytest.raises(UsageError, match=message):
             evaluate({"one": models["one"]}, choice, OPTIONS, task="embedding")
     pair = tiny_family(tmp_path / "pair", "m2m_100")
-    with pytest.raises(UsageError, match="no vector of a text"):
+    with pytest.raises(UnsupportedModelError, match="so that a text has no vector"):
         evaluate({"pair": pair}, TextChoice(files=(text,)), OPTIONS, task="embedding")

@@ -17,9 +17,11 @@ from prunecli.evaluation.timing import LatencyOptions
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
 from prunecli.modules.loading import load_model
+from prunecli.modules.pooling import Pooling
 from prunecli.results.latency import Spread
 from prunecli.text.choice import TextChoice
 from tests.families import tiny_family
+from tests.sentence_model import WIDTH, sentence_model
 from tests.tiny import tiny_nllb_moe
 
 SENTENCES = ("the hat", "a hen in the inn", "no")
@@ -294,12 +296,14 @@ def test_what_a_classifier_is_given(tmp_path):
             assert torch.allclose(row, alone, atol=1e-6)
 
 
-def test_a_masked_model_and_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text):
-    path = tiny_family(tmp_path / "full", "roberta")
+@pytest.mark.parametrize("task", ["mlm", "embedding"])
+def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, task):
+    path = tmp_path / "full"
+    sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
     before = torch.get_num_threads()
     options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
     payload = bench_latency({"full": path}, text, options).to_json()
-    assert payload["task"] == "mlm"
+    assert payload["task"] == task
     assert payload["data"]["files"] == ["lines.txt"]
     assert payload["threads"] == 1
     assert torch.get_num_threads() == before
@@ -308,6 +312,16 @@ def test_a_masked_model_and_load_time_and_peak_memory_of_a_process_of_its_own(tm
     assert result["load_s"] > 0
     assert result["resident_peak"] >= result["resident_before"] > 10**7
     assert result["device_peak"] is None
+
+
+def test_texts_for_vectors_go_through_without_a_head_and_are_pooled(tmp_path, text, monkeypatch):
+    path, pooled = sentence_model(tmp_path / "full", architectures=["BertForMaskedLM"]), []
+    monkeypatch.setattr(Pooling, "__call__", lambda *given: pooled.append(given[1].shape))
+    monkeypatch.setattr("transformers.BertForMaskedLM.forward", None)
+    options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, warm_up=0)
+    (result,) = bench_latency({"full": path}, text, options, task="embedding").results
+    assert [shape[::2] for shape in pooled] == [(2, WIDTH)]
+    assert result.timings[0].examples_per_second is not None
 
 
 @pytest.mark.parametrize(

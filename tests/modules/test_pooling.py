@@ -63,7 +63,19 @@ def test_a_transformer_in_a_folder_of_its_own(tmp_path: Path) -> None:
     sentence_model(tmp_path / "model", transformer="0_Transformer")
     assert read_pooling(tmp_path / "model" / "0_Transformer").normalises
     (tmp_path / "model" / "another").mkdir()
-    assert not read_pooling(tmp_path / "model" / "another").is_declared
+    said: list[str] = []
+    assert read_pooling(tmp_path / "model" / "another", said.append) == Pooling()
+    assert "no modules.json says how texts are pooled" in said[0]
+
+
+@pytest.mark.parametrize("path", ["../1_Pooling", "/1_Pooling", 1])
+def test_a_folder_outside_is_refused(path: object, tmp_path: Path) -> None:
+    model = sentence_model(tmp_path / "model")
+    modules = json.loads((model / "modules.json").read_text())
+    modules[1]["path"] = path
+    (model / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(CheckpointError, match="is no folder below it"):
+        read_pooling(model)
 
 
 @pytest.mark.parametrize(("key", "mode"), MODES.items())

@@ -15,7 +15,7 @@ from prunecli.modules.loading import load_model
 from prunecli.processes import ProcessGroup
 from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
-from prunecli.training.loss import FeatureDistance, feature_loss
+from prunecli.training.loss import FeatureDistance, headless_loss
 from prunecli.training.options import LossOptions
 from prunecli.training.validation import Validation
 from tests.commands.calls import call, raising, refused
@@ -62,8 +62,8 @@ def test_the_distance_is_that_of_every_real_token(tmp_path: Path, family: str, n
 
 
 def test_what_is_left_of_the_loss_without_logits() -> None:
-    assert feature_loss(LossOptions(0.1, 0.5, 2.0)) == LossOptions(0.0, 0.0, 1.0, 1.0)
-    assert feature_loss(LossOptions(hidden=3.0)).hidden == 3.0
+    assert headless_loss(LossOptions(0.1, 0.5, 2.0), "feature-extraction") == LossOptions(0.0, 0.0, 1.0, 1.0)
+    assert headless_loss(LossOptions(hidden=3.0), "feature-extraction").hidden == 3.0
 
 
 @pytest.fixture

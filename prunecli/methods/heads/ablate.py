@@ -12,17 +12,20 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from prunecli.evaluation.decoding import DecodingOptions, generate, generation_settings
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.modules.attention import masked_heads
+from prunecli.modules.pooling import Pooling
 from prunecli.modules.replay import recording, replaying, unchanged_below
 from prunecli.progress import Progress, silent
 from prunecli.running.encoding import padding_id
 from prunecli.running.examples import Batch
 from prunecli.running.lengths import length_limit, max_positions, vocabulary_size
 from prunecli.running.losses import example_losses, require_finite
+from prunecli.running.vectors import batch_vectors
 from prunecli.text.batching import length_bucketed
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tokens import encode
@@ -118,6 +121,23 @@ def measure_masked(
 def loss_measurements(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Measurement]:
     """Each example's mean token loss; `batches`: what a message calls their text -> batches."""
     return _measurements(batches, partial(_losses, model))
+
+
+def cosine_measurements(
+    model: Any, batches: Mapping[str, Sequence[Batch]], pooling: Pooling
+) -> list[Measurement]:
+    """The cosine of each text's vector and that of the model as it is now."""
+    whole: dict[int, torch.Tensor] = {}
+    with torch.inference_mode():
+        for of_text in batches.values():
+            whole |= {id(batch): batch_vectors(model, pooling, batch) for batch in of_text}
+
+    def run(batch: Batch, _text: str) -> list[Outcome]:
+        vectors = batch_vectors(model, pooling, batch)
+        near: list[float] = functional.cosine_similarity(vectors, whole[id(batch)]).tolist()
+        return near
+
+    return _measurements(batches, run)
 
 
 def accuracy_measurements(model: Any, batches: Mapping[str, Sequence[Batch]]) -> list[Measurement]:

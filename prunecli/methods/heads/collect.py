@@ -51,7 +51,7 @@ class ScoreOptions(Choices):
         method: `gradient` (4.1): one forward and backward pass; `ablation` (3.2): the score without each head;
             `all-but-one` (3.3): with each head alone in its layer.
         per: what `gradient` takes the absolute value of; None: each example's sum, as eq. 2 says.
-        metric: the score of the other two; None: chrF++, accuracy or loss, by task.
+        metric: the score of the other two; None: chrF++, accuracy, cosine or loss, by task.
         beam: of the search that chrF++ and BLEU need.
         batch_tokens: padded tokens in a batch.
         samples: resamples of the significance test of chrF++ and BLEU.

@@ -12,7 +12,7 @@ from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
 
-Metric = Literal["chrf++", "bleu", "loss", "accuracy"]
+Metric = Literal["chrf++", "bleu", "loss", "accuracy", "cosine"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 TEXT_METRICS: tuple[Metric, ...] = ("chrf++", "bleu")
 LEVEL = 0.01

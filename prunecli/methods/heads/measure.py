@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,7 @@ from prunecli.methods.heads.ablate import (
     HeadMask,
     Measurement,
     accuracy_measurements,
+    cosine_measurements,
     loss_measurements,
     measure_masked,
     only_each,
@@ -26,20 +28,24 @@ from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_e
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
+from prunecli.modules.pooling import Pooling, read_pooling
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import HeadScores, Method, Per, ReportedHeads
 from prunecli.running.batches import task_batches
 from prunecli.running.examples import Batch
+from prunecli.running.losses import example_losses
 from prunecli.running.runner import Runner
+from prunecli.running.vectors import random_projections
 from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
-from prunecli.text.tasks import MeasuredTask, TaskName
+from prunecli.text.tasks import TaskName
 
 METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
     "translation": ("chrf++", "bleu", "loss"),
     "classification": ("accuracy", "loss"),
     "mlm": ("loss",),
     "lm": ("loss",),
+    "embedding": ("cosine",),
 }
 """What ablation can measure at each task; the first is the default."""
 
@@ -95,6 +101,8 @@ def score_by_gradient(
 ) -> HeadScores:
     """Importance of every head (4.1), summed over the examples of `data`, or over their tokens.
 
+    Of `embedding` L(x) is `random_projections`, else the loss of the task.
+
     Args:
         runner: of `checkpoint`.
         per: what the absolute value is taken of.
@@ -103,12 +111,19 @@ def score_by_gradient(
         PruneError: text, model, memory or losses that cannot be used.
     """
     layers = checkpoint.layout.own_attentions
-    batches = task_batches(tokenizer, runner.model, data, batch_tokens)
-    sums = gradient_importance(runner, layers, batches, progress, per=per)
+    pooling = _pooling(checkpoint, data)
+    losses_of = example_losses if pooling is None else partial(random_projections, pooling)
+    batches = task_batches(tokenizer, runner.model, data, batch_tokens, pooling)
+    sums = gradient_importance(runner, layers, batches, progress, per=per, losses_of=losses_of)
     run = [batch for of_text in batches.values() for batch in of_text]
     count = sum(len(batch.indices) for batch in run)
     tokens = _tokens(layers, run) if per == "token" else {}
     return _scores(checkpoint, data.task, "gradient", layers, count, sums, per=per, tokens=tokens)
+
+
+def _pooling(checkpoint: Checkpoint, data: Dataset) -> Pooling | None:
+    """The checkpoint's, where vectors of texts are measured."""
+    return read_pooling(checkpoint.path) if data.task == "embedding" else None
 
 
 def _tokens(layers: Sequence[AttentionLayer], batches: Sequence[Batch]) -> dict[str, int]:
@@ -195,7 +210,7 @@ def _by_layer(layers: Sequence[AttentionLayer], values: Sequence[float]) -> dict
 
 def _scores(
     checkpoint: Checkpoint,
-    task: MeasuredTask,
+    task: TaskName,
     method: Method,
     layers: Sequence[AttentionLayer],
     count: int,
@@ -247,5 +262,8 @@ def measurements(loaded: LoadedModel, data: Dataset, options: AblationOptions) -
             for pair in data.pairs
             for measurement in translation_measurements(model, tokenizer, text, pair, options.decoding)
         ]
-    batches = task_batches(tokenizer, model, data, options.decoding.batch_tokens)
+    pooling = _pooling(loaded.checkpoint, data)
+    batches = task_batches(tokenizer, model, data, options.decoding.batch_tokens, pooling)
+    if pooling is not None:
+        return cosine_measurements(model, batches, pooling)
     return (accuracy_measurements if options.metric == "accuracy" else loss_measurements)(model, batches)

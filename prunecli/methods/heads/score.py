@@ -17,7 +17,7 @@ from prunecli.modules.attention import output_projections
 from prunecli.progress import Progress, silent
 from prunecli.results.heads import Per
 from prunecli.running.examples import Batch
-from prunecli.running.losses import differentiate_losses
+from prunecli.running.losses import Losses, differentiate_losses, example_losses
 from prunecli.running.runner import Runner
 
 HeadSums = dict[str, NDArray[np.float64]]
@@ -31,6 +31,7 @@ def gradient_importance(
     progress: Progress = silent,
     *,
     per: Per = "example",
+    losses_of: Losses = example_losses,
 ) -> HeadSums:
     """Sum over examples x of |Att_h(x)^T dL(x)/dAtt_h(x)| (eq. 2), which is |dL(x)/dxi_h|, for every head h.
 
@@ -43,6 +44,7 @@ def gradient_importance(
         layers: the attentions of its checkpoint.
         batches: what a message calls their text -> batches.
         per: what the absolute value is taken of.
+        losses_of: L(x) of each example of a batch.
 
     Raises:
         DataError: an example's loss is not finite.
@@ -51,7 +53,7 @@ def gradient_importance(
     """
     observer = HeadObserver(layers, per)
     with observer.watching(runner.model):
-        differentiate_losses(runner, batches, "scoring heads", progress)
+        differentiate_losses(runner, batches, "scoring heads", progress, losses_of=losses_of)
     return observer.take()
 
 

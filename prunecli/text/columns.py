@@ -1,0 +1,39 @@
+"""The texts whose vectors are compared: of plain text its lines, of pairs both texts, of aligned text each language."""
+
+from __future__ import annotations
+
+from prunecli.errors import DataError
+from prunecli.text.choice import Pairs, Text
+from prunecli.text.labelled import LabelledText
+from prunecli.text.parallel import ParallelText
+
+
+def columns(text: Text, pairs: Pairs = ()) -> dict[str, list[str]]:
+    """Name of a column -> its texts, row by row; plain text is one column without a name.
+
+    Args:
+        pairs: of aligned text, whose languages alone are taken; none: all. Rows that are blank in one of them are left
+            out.
+
+    Raises:
+        DataError: labelled text with one text a line.
+    """
+    if isinstance(text, ParallelText):
+        names = dict.fromkeys(name for pair in pairs for name in pair) or dict.fromkeys(text.languages)
+        whole = [row for row in range(len(text)) if all(text.sentences[name][row].strip() for name in names)]
+        return {name: [text.sentences[name][row] for row in whole] for name in names}
+    if isinstance(text, LabelledText):
+        if text.seconds is None:
+            raise DataError(
+                f"{text.path}: one text a line, where pairs of texts have a similarity",
+                "A line is similarity<TAB>text<TAB>second text, or JSON with the keys label, text, text_b.",
+            )
+        return {"first texts": list(text.texts), "second texts": list(text.seconds)}
+    return {"": list(text.texts)}
+
+
+def file_names(text: Text) -> list[str]:
+    """Of what the texts were read from."""
+    if isinstance(text, ParallelText):
+        return [f"{text.split}.{language}" for language in text.languages]
+    return [path.name for path in text.files]

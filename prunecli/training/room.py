@@ -1,0 +1,69 @@
+"""What a training holds in memory, said before it starts."""
+
+from __future__ import annotations
+
+import torch
+
+from prunecli.model.checkpoint import Checkpoint, open_model
+from prunecli.model.cost import weight_bytes
+from prunecli.modules.devices import Devices, place_name
+from prunecli.modules.precision import TEACHER, WEIGHTS, Need, free_for_each
+from prunecli.processes import ProcessGroup
+from prunecli.progress import Say, unsaid
+from prunecli.tensors.dtypes import parse_dtype
+from prunecli.tensors.quantities import bytes_text
+from prunecli.training.options import TrainingOptions
+from prunecli.training.parts import trained_parameters
+from prunecli.training.teacher import teacher_dtype
+
+
+def training_bytes(checkpoint: Checkpoint, options: TrainingOptions, processes: int) -> dict[str, int]:
+    """What a training holds on its device, batches left out: part -> bytes."""
+    weights = weight_bytes(checkpoint, "F32")
+    trained = weights
+    if options.train != "all" or options.lora is not None:
+        trained = 4 * trained_parameters(checkpoint, options)
+    parts = {WEIGHTS: weights, "gradients": trained, "Adam's moments": 2 * trained}
+    if options.lora is not None:
+        parts["low-rank updates"] = trained
+    if processes > 1:
+        parts["gradients of all"] = trained
+    if options.dtype != "float32":
+        parts[f"{options.dtype} copies"] = weights // 2  # that autocast keeps for the backward pass
+    if options.teacher is not None:
+        with open_model(options.teacher) as teacher:
+            parts[TEACHER] = weight_bytes(teacher, parse_dtype(teacher_dtype(options)))
+    return parts
+
+
+def require_room(
+    checkpoint: Checkpoint,
+    options: TrainingOptions,
+    device: torch.device,
+    process_group: ProcessGroup,
+    say: Say = unsaid,
+) -> None:
+    """Say what it takes, and refuse what does not fit.
+
+    Raises:
+        MemoryShortError: with what each part would take.
+    """
+    parts = training_bytes(checkpoint, options, process_group.world_size)
+    free = [free_for_each(device, process_group)]
+    needs = [Need(checkpoint, Devices(device), torch.float32, parts, free)]
+    if device.type != "cpu":  # where the weights are read
+        host = torch.device("cpu")
+        held = {WEIGHTS: parts[WEIGHTS]}
+        free = [free_for_each(host, process_group)]
+        needs.append(Need(checkpoint, Devices(host), torch.float32, held, free))
+    for need in needs:
+        if not need.fits():
+            raise need.refusal(trains=True)
+    held = {name: size for name, size in parts.items() if name != TEACHER}
+    count, learn = parts[WEIGHTS] // 4, parts["gradients"] // 4
+    each = sum(held.values()) / max(count, 1)
+    detail = ", ".join(f"{name} {bytes_text(size)}" for name, size in parts.items())
+    say(
+        f"Training {learn:,} of {count:,} parameters takes {bytes_text(sum(parts.values()))} on {place_name(device)}, "
+        f"{each:.1f} bytes a parameter ({detail}); batches come on top."
+    )
