@@ -21,6 +21,8 @@ PACKAGE = "the Python package prunecli"
 if TYPE_CHECKING:  # a name that is given itself again is one that type checkers know as public
     from prunecli import demo as demo
     from prunecli import results as results
+    from prunecli.analysis.explanation import Answer as Answer
+    from prunecli.analysis.explanation import explain as explain
     from prunecli.errors import PruneError as PruneError
     from prunecli.evaluation.evaluate import evaluate as evaluate
     from prunecli.evaluation.latency import bench_latency as bench_latency
@@ -85,6 +87,7 @@ if TYPE_CHECKING:  # a name that is given itself again is one that type checkers
     from prunecli.training.start import Start as Start
 
 _MODULES = {
+    "analysis.explanation": ("Answer", "explain"),
     "errors": ("PruneError",),
     "evaluation.evaluate": ("evaluate",),
     "evaluation.latency": ("bench_latency",),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.analysis.decisions import component_name, sentence
-from prunecli.analysis.questions import Question
+from prunecli.analysis.questions import Question, parse_question
 from prunecli.errors import DataError
 from prunecli.model.decision import Decision, Part, Ranked
 from prunecli.model.depth import PRUNE_LAYERS
@@ -35,7 +35,22 @@ class Answer:
     text: str
     step: int | None = None
     command: str = ""
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, str | float | bool] = field(default_factory=dict)
+
+
+def explain(directory: Path | str, question: str) -> tuple[Answer, ...]:
+    """Why a component of a result was kept or dropped, in the order of its history; then where it is now.
+
+    Args:
+        directory: of the result.
+        question: `expert 7 of encoder layer 3`, `token ▁house`; see `parse_question`.
+
+    Raises:
+        UsageError: the question is of no such form.
+        CheckpointError: no checkpoint, or a damaged one.
+        DataError: prunecli did not write it, or nothing is told of the component.
+    """
+    return tuple(Explained.open(Path(directory)).answers(parse_question([question])))
 
 
 @dataclass(frozen=True)

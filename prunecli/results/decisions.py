@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 FILE = "prunecli_decisions.json"
 LONGEST_LIST = 65_536
 """Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
-MOST_COMPONENTS = 1 << 25
+MOST_COMPONENTS = 1 << 23
 """In a file; no model has more, and those of a hostile file would fill the memory."""
-LARGEST_BYTES = 256 << 20
+LARGEST_BYTES = 64 << 20
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
 
 DTYPES: Mapping[str, str] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}

@@ -1,0 +1,109 @@
+"""Decisions in words: each sentence written out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from prunecli.analysis.decisions import place_rows, sentence, summary
+from prunecli.model.decision import Decision, Origin, Ranked
+
+ORIGIN = Origin(files=(("gates.json", "0123456789abcdef"),), texts=("eng-fra",), split="dev")
+ON = "; measured on 40 tokens of eng-fra, split dev, in gates.json (sha256 0123456789ab…)."
+
+
+def said(decision: Decision, at: int, index: int = 0) -> str:
+    return sentence(decision, index, at, "It")
+
+
+def test_experts_of_one_layer() -> None:
+    values = [1.0, 0.25, 4.0, 0.5, 0.5]
+    place = Ranked.of(("a", "encoder", 3), range(5), [0, 2, 3], values, tokens=40)
+    decision = Decision("expert", (place,), "importance", "per-layer", origin=ORIGIN)
+    assert said(decision, 0) == (
+        f"It was kept: its importance 1 is rank 2 of 5, 0.5 above the cut-off; the 3 kept have at least 0.5{ON}"
+    )
+    assert said(decision, 1) == (
+        "It was dropped: its importance 0.25 is rank 5 of 5, 0.25 below the cut-off; the 3 kept have at least "
+        f"0.5{ON}"
+    )
+    assert said(decision, 4) == (
+        "It was dropped: its importance 0.5 is rank 4 of 5, the cut-off itself; the 3 kept have at least "
+        f"0.5{ON} 2 have this value, of which 1 stay: their order decided."
+    )
+    (row,) = place_rows(decision)
+    assert (row.place, row.cutoff, row.lowest_kept, row.highest_dropped) == (
+        "encoder layer 3",
+        0.5,
+        (3, 0.5),
+        (4, 0.5),
+    )
+    assert (row.gap, row.sure) == (0.0, 0.0)
+    assert summary(decision)[0] == "3 of 5 experts kept by importance; per-layer."
+
+
+def test_a_threshold_tells_the_share_before_an_expert() -> None:
+    place = Ranked.of(("a", "encoder", 3), range(4), [1, 2], [1.0, 6.0, 2.0, 1.0], tokens=40)
+    decision = Decision("expert", (place,), "importance", thresholds={"encoder": 0.7}, origin=ORIGIN)
+    shares = " Those before it hold 60.00% of the layer's importance; the threshold is 70.00%."
+    assert said(decision, 2).endswith(shares)
+    assert "Those before it hold 80.00%" in said(decision, 0)
+
+
+def test_a_head_that_its_layer_needs_says_so() -> None:
+    # 0.1 and 0.2 go; 0.15 is the last one of its attention.
+    places = [
+        Ranked.of(("a", "decoder", 0), [0, 1, 2], [2], [0.1, 0.2, 0.9], kind="cross", cut="heads"),
+        Ranked.of(("b", "decoder", 1), [1], [1], [0.15], kind="decoder", cut="heads"),
+    ]
+    decision = Decision("head", tuple(places), "importance", least="every attention keeps 1 at least")
+    assert said(decision, 0, 1) == (
+        "It was kept, although its importance 0.15 is rank 3 of 4, 0.75 below the cut-off: every attention keeps 1 at "
+        "least; the others of those kept have 0.9 or more; of the weights alone."
+    )
+    assert said(decision, 1, 0) == (
+        "It was dropped: its importance 0.2 is rank 2 of 4, 0.7 below the cut-off; those kept have 0.9 or more; of the "
+        "weights alone."
+    )
+
+
+def test_tokens_say_what_they_are_needed_for() -> None:
+    place = Ranked.of(
+        ("", "", None),
+        range(4),
+        [0, 1, 2],
+        [3.0, 1.0, 0.0, 1.0],
+        reasons=("asked for", "characters and bytes"),
+        reason=np.array([0, 1, 2, 0], np.uint8),
+        labels=("a", "b", "c", "d"),
+    )
+    decision = Decision("token", (place,), "count", bound=2, origin=Origin(sentences=5, sha256="ab" * 32))
+    on = "; measured on 5 sentences, sha256 abababababab…."
+    assert (
+        said(decision, 0) == f"It was kept: it occurs 3 times, and those stay that occur 2 times or more{on}"
+    )
+    assert said(decision, 1) == f"It was kept: --keep asks for it; it occurs once{on}"
+    assert said(decision, 2) == f"It was kept: single characters and bytes always stay; it does not occur{on}"
+    assert said(decision, 3) == (
+        f"It was dropped: it occurs once, and those that do not occur 2 times or more go, unless they are needed{on}"
+    )
+
+
+def test_what_was_not_ranked_has_no_value() -> None:
+    alone = {"eng-fra": np.array([True, False]), "deu-fra": np.array([False, False])}
+    place = Ranked.of(("a", "encoder", 0), [0, 1], [0], alone=alone)
+    decision = Decision("expert", (place,), how="named in ids.json")
+    assert said(decision, 0) == (
+        "It was kept: named in ids.json; it has no value. Alone, eng-fra would keep it; deu-fra would not."
+    )
+    assert said(decision, 1) == (
+        "It was dropped: named in ids.json; it has no value. None alone would keep it: eng-fra, deu-fra."
+    )
+
+
+def test_where_all_stay_there_is_no_cut() -> None:
+    place = Ranked.of(("a", "encoder", 0), [0, 1], [0, 1], [2.0, 1.0])
+    decision = Decision("unit", (place,), "norms")
+    assert (
+        said(decision, 1)
+        == "It was kept, as all 2 were: its score by norms 1 is rank 2 of 2; of the weights alone."
+    )

@@ -1,0 +1,99 @@
+"""What results say of their components, and how numbers are followed from step to step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prunecli.analysis.explanation import Explained, explain
+from prunecli.errors import CheckpointError, DataError
+from prunecli.methods.ffn.narrow import NarrowOptions, plan_widths
+from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
+from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.layers.plan import LayerOptions, plan_layers
+from prunecli.methods.layers.rewrite import rewrite_layers
+from prunecli.model.checkpoint import open_model
+from prunecli.pipeline import apply
+from prunecli.results.decisions import FILE, read_decisions
+from tests.families import tiny_family
+
+
+@pytest.fixture
+def thrice(tmp_path: Path) -> Path:
+    """Narrower FFNs, fewer layers, narrower FFNs again, one FFN for all."""
+    with open_model(tiny_family(tmp_path / "source", "llama")) as model:
+        apply(model, rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.2))), tmp_path / "one")
+    with open_model(tmp_path / "one") as model:
+        apply(model, rewrite_layers(model, plan_layers(model, LayerOptions(layers="0"))), tmp_path / "two")
+    with open_model(tmp_path / "two") as model:
+        apply(model, rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5))), tmp_path / "three")
+    with open_model(tmp_path / "three") as model:
+        plan = plan_ffn(model, FfnOptions(config="Shared", width=2))
+        apply(model, rewrite_ffn(model, plan), tmp_path / "four")
+    return tmp_path
+
+
+def test_units_are_followed_through_steps_and_layers(thrice: Path) -> None:
+    with open_model(thrice / "three") as model:
+        told = read_decisions(model.path, model.structure.history)
+    # By hand: layer 1 of the original is layer 0 of the third step's source.
+    first = next(place for place in told[0].places if place.layer == 1)
+    third = next(place for place in told[2].places if place.layer == 0)
+    staying = [unit for unit, stays in enumerate(first.kept.tolist()) if stays]
+    assert len(third.ids) == len(staying)
+    for unit in range(len(first.ids)):
+        answers = explain(thrice / "three", f"unit {unit} of layer 1")
+        assert answers[0].fields["kept"] == bool(first.kept[unit])
+        if unit not in staying:
+            assert len(answers) == 1
+            continue
+        now = staying.index(unit)
+        assert answers[1].fields["id"] == now
+        assert answers[1].fields["kept"] == bool(third.kept[now])
+        assert f"Unit {now} of the FFN of decoder layer 1 (then 0)" in answers[1].text
+    with pytest.raises(DataError, match="nothing tells of unit 999"):
+        explain(thrice / "three", "unit 999 of layer 1")
+
+
+def test_units_of_merged_ffns_are_told_of_the_merged_one(thrice: Path) -> None:
+    answers = explain(thrice / "four", "unit 0 of layer 1")
+    assert answers[-1].command == "share-ffn"
+    assert "In the FFN as step 4 made it: " in answers[-1].text
+    assert answers[-1].fields["id"] == 0
+
+
+def test_a_layer_is_told_its_number_of_now(thrice: Path) -> None:
+    texts = [answer.text for answer in explain(thrice / "two", "layer 2")]
+    assert texts == [
+        "Step 2, prune-layers: Decoder layer 2 was kept: named by --layers; it has no value.",
+        "In the result it is decoder layer 1.",
+    ]
+
+
+def test_a_result_without_the_file_says_what_to_do(thrice: Path) -> None:
+    (thrice / "two" / FILE).unlink()
+    with pytest.raises(DataError, match=f"holds no {FILE}") as caught:
+        explain(thrice / "two", "unit 1")
+    assert "save_pretrained" in str(caught.value.remedy)
+    explained = Explained.open(thrice / "two")
+    assert "Nothing tells" in explained.untold(0)
+    # The history still names the layers that went.
+    assert explain(thrice / "two", "layer 0")[0].text == "Decoder layer 0 went in step 2; nothing tells why."
+
+
+def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
+    (thrice / "two" / FILE).write_text((thrice / "four" / FILE).read_text())
+    with pytest.raises(CheckpointError, match="not of the history"):
+        explain(thrice / "two", "unit 1")
+    with open_model(thrice / "two") as model, pytest.raises(CheckpointError, match="not of the history"):
+        apply(model, rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5))))
+
+
+def test_a_stock_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="did not write"):
+        explain(tiny_family(tmp_path / "stock", "llama"), "layer 1")
+    (tmp_path / "config.json").write_text(json.dumps({"prunecli": {"version": 1, "history": [3]}}))
+    with pytest.raises(CheckpointError, match="damaged"):
+        explain(tmp_path, "layer 1")

@@ -1,0 +1,104 @@
+"""`prunecli explain` and `--explain`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from prunecli.commands import console
+from prunecli.commands.explain import explain
+from prunecli.commands.prune_layers import prune_layers
+from prunecli.model.checkpoint import open_model
+from prunecli.results.decisions import FILE
+from prunecli.tensors.documents import write_json
+from tests.commands.calls import call
+from tests.commands.heads import run as prune_heads
+from tests.commands.heads import scored
+from tests.families import tiny_family
+
+ask = partial(call, explain)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with open_model(tiny_family(tmp_path / "bart", "bart")) as model:
+        write_json(
+            tmp_path / "heads.json",
+            {**scored(model), "command": ["prunecli", "score-heads", "--split", "dev"]},
+        )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_question_and_the_overview(folder: Path) -> None:
+    made = prune_heads("bart", "--count", 3, "--json")
+    assert made.status == 0, made.err
+    (folder / "heads.json").unlink()  # the result is enough
+    decision = json.loads(made.out)["decision"]
+    place = next(one for one in decision["places"] if one["kind"] == "cross")
+    answer = ask(
+        "pruned-heads", "head", "1", "of", "decoder", "cross-attention", "layer", str(place["layer"])
+    )
+    assert answer.status == 0, answer.err
+    value, rank = place["values"][1], place["ranks"][1]
+    verb = "kept" if 1 in place["kept"] else "dropped"
+    where = f"the cross-attention of decoder layer {place['layer']}"
+    assert answer.out.startswith(f"Head 1 of {where} was {verb}: its importance")
+    assert f" {value:.4g} is rank {rank} of " in answer.out
+    assert "8 sentences" in answer.out
+    assert "split dev, in heads.json (sha256 " in answer.out
+    fields = json.loads(ask("pruned-heads", "head 1 of cross-attention", "--json").out)["answers"][0][
+        "fields"
+    ]
+    assert fields["rank"] == rank
+    overview = ask("pruned-heads").out
+    assert overview.startswith("Step 1, prune-heads:\n")
+    assert overview.count("decoder layer 0, cross-attention") == 1
+    whole = json.loads(ask("pruned-heads", "--json").out)
+    assert whole["decisions"][0]["places"] == decision["places"]
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_dry_run_explains_and_writes_nothing(
+    folder: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "NO_TERMINAL_WIDTH", columns)
+    before = {path.name for path in folder.iterdir()}
+    made = prune_heads("bart", "--count", 3, "--explain", "--dry-run")
+    assert made.status == 0, made.err
+    assert {path.name for path in folder.iterdir()} == before
+    tables = made.out.partition("Where each place was cut")[2]
+    assert "dropped" in tables
+    assert max(map(len, tables.partition("Not a stock")[0].splitlines())) <= columns
+
+
+def test_the_layers_that_were_named_have_no_table(folder: Path) -> None:
+    made = call(prune_layers, "bart", "--layers", "encoder:0", "--explain")
+    assert made.status == 0, made.err
+    assert "named by --layers; no values." in made.out
+    assert ask("pruned-layers", "encoder layer 0").out == (
+        "Encoder layer 0 was dropped: named by --layers; it has no value.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("bart", "head 1"), "prunecli did not write"),
+        (("absent", "head 1"), "absent: no such directory"),
+        (("pruned-layers", "head 1"), "chose among heads"),
+        (("pruned-layers", "layer 99"), "nothing tells of layer 99"),
+        (("pruned-layers", "house 1"), "no part of a model"),
+    ],
+)
+def test_refusals_are_two_lines(arguments: tuple[str, ...], said: str, folder: Path) -> None:
+    assert call(prune_layers, "bart", "--layers", "encoder:0").status == 0
+    result = ask(*arguments)
+    assert result.status in (1, 2)
+    assert said in result.err
+    assert len(result.err.strip().splitlines()) == 2
+    (folder / "pruned-layers" / FILE).write_text("{")
+    assert "cut short" in ask("pruned-layers", "layer 1").err

@@ -1,0 +1,72 @@
+"""prunecli_decisions.json: small, and the same decision again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from prunecli import results
+from prunecli.model.decision import Decision, Origin, Ranked
+from prunecli.results.decisions import FILE, DecisionRecord, document, record
+
+
+def read_again(decision: Decision) -> tuple[Decision, int]:
+    """The decision as it is read, and the characters that it was written in."""
+    text = json.dumps(record(decision).to_json(), separators=(",", ":"))
+    return DecisionRecord.model_validate(json.loads(text)).decision(), len(text)
+
+
+def test_many_units_are_rounded_and_the_choice_is_not() -> None:
+    generator = np.random.default_rng(0)
+    places = []
+    for layer in range(9):
+        values = np.exp(3 * generator.normal(size=8192))
+        kept = np.argsort(-values)[:6000]
+        places.append(Ranked.of((f"layers.{layer}.mlp", "decoder", layer), range(8192), kept, values))
+    decision = Decision("unit", tuple(places), "norms")
+    again, size = read_again(decision)
+    assert size < 3 * 9 * 8192  # bytes a unit
+    for index, (old, new) in enumerate(zip(decision.places, again.places, strict=True)):
+        np.testing.assert_array_equal(new.kept, old.kept)
+        large = np.asarray(old.values) > 1e-3 * np.max(np.asarray(old.values))
+        np.testing.assert_allclose(
+            np.asarray(new.values)[large], np.asarray(old.values)[large], rtol=1 / 1024
+        )
+        # Values that are equal once they are rounded do not mix what stays and what goes.
+        ranks = np.asarray(again.ranks[index])
+        assert set(ranks[new.kept]) == set(range(1, 6001))
+
+
+def test_a_vocabulary_is_kept_to_the_last_count_and_letter() -> None:
+    size = 70_000
+    counts = np.random.default_rng(1).zipf(1.5, size).clip(0, 10**6) - 1.0
+    reason = (np.arange(size) % 100 == 0).astype(np.uint8)
+    labels = tuple(f"▁wörd{number}" if number % 7 else "" for number in range(size))
+    kept = np.flatnonzero((counts >= 2) | (reason > 0))
+    place = Ranked.of(
+        ("", "", None), range(size), kept, counts, reasons=("asked for",), reason=reason, labels=labels
+    )
+    decision = Decision("token", (place,), "count", "those stay", bound=2, origin=Origin(sentences=3))
+    again, written = read_again(decision)
+    assert written < 12 * size
+    np.testing.assert_array_equal(np.asarray(again.places[0].values), counts)
+    np.testing.assert_array_equal(np.asarray(again.places[0].reason), reason)
+    np.testing.assert_array_equal(again.places[0].kept, place.kept)
+    assert again.places[0].labels == labels
+    assert again.cuts[0].cutoff == 2
+
+
+def test_the_file_is_a_table_of_components(tmp_path: Path) -> None:
+    place = Ranked.of(("layers.1.mlp", "decoder", 1), [0, 2, 5], [2], [0.5, 2.0, 1.5])
+    decision = Decision("expert", (place,), "reap", origin=Origin((("gates.json", "12ab"),), ("code",)))
+    made = document({1: decision}, [{"command": "finetune"}, {"command": "prune-experts"}])
+    (tmp_path / FILE).write_text(json.dumps(made.to_json()))
+    frame = results.read(tmp_path / FILE).frame("decisions")
+    assert frame["expert"].tolist() == [0, 2, 5]
+    assert frame["rank"].tolist() == [3, 1, 2]
+    assert frame["margin"].tolist() == [-1.5, 0.0, -0.5]
+    assert frame["kept"].tolist() == [False, True, False]
+    assert set(frame["cutoff"]) == {2.0}
+    assert set(frame["step"]) == {1}
