@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +19,8 @@ from prunecli.progress import Progress, Say, silent, unsaid
 from prunecli.text.choice import TextChoice
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from prunecli.methods.ffn.arrange import FfnPlan
+    from prunecli.methods.ffn.score import UnitActivations
     from prunecli.methods.layers.plan import LayerPlan
     from prunecli.text.choice import Dataset
 
@@ -118,7 +115,7 @@ def _merged_activations(
     running: RunOptions,
     progress: Progress,
     say: Say,
-) -> Mapping[str, NDArray[np.float64]]:
+) -> UnitActivations:
     """Of the FFNs that a plan makes: where it changes any, its result is written to a temporary directory and run."""
     from prunecli.methods.ffn.activations import measure_activations
 

@@ -55,7 +55,7 @@ def test_the_step_says_which_text(model: Checkpoint, text: TextChoice) -> None:
 def test_the_units_that_stay_are_the_most_active(model: Checkpoint, text: TextChoice) -> None:
     options = NarrowOptions(width=5, score="activation")
     measured = activations.measure_activations(model, text.read("lm"), ON_CPU)
-    by_hand = {name: tuple(sorted(np.argsort(-values)[:5])) for name, values in measured.items()}
+    by_hand = {name: tuple(sorted(np.argsort(-values)[:5])) for name, values in measured.means.items()}
     assert plan_widths_on_text(model, text, options, ON_CPU).units == by_hand
     assert plan_widths(model, options, lambda: measured).units == by_hand
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import zlib
-from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +20,7 @@ from prunecli import __version__
 from prunecli.errors import CheckpointError, DataError
 from prunecli.model.decision import Decision, Origin, Part, Ranked
 from prunecli.results.document import Count, Document, Number, Record
+from prunecli.results.packing import LARGEST_BYTES, MOST_COMPONENTS, Packed, PackedText
 from prunecli.results.tabled import Row, Tables
 from prunecli.tensors.documents import read_json
 
@@ -31,81 +31,7 @@ if TYPE_CHECKING:
 FILE = "prunecli_decisions.json"
 LONGEST_LIST = 65_536
 """Components of a decision; the values of more are packed, rounded to float16 where they are no whole numbers."""
-MOST_COMPONENTS = 1 << 23
-"""In a file; no model has more, and those of a hostile file would fill the memory."""
-LARGEST_BYTES = 64 << 20
 REMEDY = "Copy the file again from the result that prunecli wrote, or remove it: the model does without."
-
-DTYPES: Mapping[str, str] = {"float16": "<f2", "int32": "<i4", "uint8": "|u1", "bits": "|u1"}
-Finite = Annotated[float, Field(allow_inf_nan=False)]
-
-
-class Packed(Record):
-    """Numbers, little-endian, of `dtype` (bits: eight in a byte, the first one highest), by zlib and base64.
-
-    Attributes:
-        scale: what they are to be multiplied by.
-    """
-
-    dtype: Literal["float16", "int32", "uint8", "bits"]
-    count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
-    scale: Finite = 1.0
-    data: str
-
-    @classmethod
-    def of(cls, values: NDArray[Any]) -> Packed:
-        """Of booleans, of whole numbers, or of others, which are rounded."""
-        if values.dtype == np.bool_:
-            return cls(dtype="bits", count=len(values), data=_deflated(np.packbits(values).tobytes()))
-        if values.dtype == np.uint8:
-            return cls(dtype="uint8", count=len(values), data=_deflated(values.tobytes()))
-        largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
-        if np.isfinite(values).all() and (values == np.rint(values)).all() and largest < 1 << 31:
-            return cls(dtype="int32", count=len(values), data=_deflated(values.astype("<i4").tobytes()))
-        scale = largest or 1.0
-        rounded = (np.where(np.isfinite(values), values, np.nan) / scale).astype("<f2")
-        return cls(dtype="float16", count=len(values), scale=scale, data=_deflated(rounded.tobytes()))
-
-    def array(self) -> NDArray[Any]:
-        """The numbers.
-
-        Raises:
-            ValueError: other than so many of them.
-        """
-        dtype = np.dtype(DTYPES[self.dtype])
-        size = -(-self.count // 8) if self.dtype == "bits" else self.count * dtype.itemsize
-        values = np.frombuffer(_inflated(self.data, size, size), dtype)
-        if self.dtype == "bits":
-            return np.unpackbits(values, count=self.count).astype(np.bool_)
-        return values.astype(np.float64) * self.scale if self.dtype == "float16" else values
-
-
-class PackedText(Record):
-    """Texts: a JSON list of them, by zlib and base64."""
-
-    count: Annotated[int, Field(ge=0, le=MOST_COMPONENTS)]
-    data: str
-
-    @classmethod
-    def of(cls, texts: Sequence[str]) -> PackedText:
-        """Of these."""
-        return cls(count=len(texts), data=_deflated(json.dumps(list(texts)).encode()))
-
-    def texts(self) -> tuple[str, ...]:
-        """The texts.
-
-        Raises:
-            ValueError: other than so many of them.
-        """
-        found = json.loads(_inflated(self.data, 0, min(1024 * self.count + 2, LARGEST_BYTES)))
-        if (
-            not isinstance(found, list)
-            or len(found) != self.count
-            or not all(isinstance(t, str) for t in found)
-        ):
-            raise ValueError(f"other than {self.count} texts")
-        return tuple(found)
-
 
 Ids = list[Annotated[int, Field(ge=0, le=1 << 40)]]
 
@@ -403,21 +329,4 @@ def _listed(values: NDArray[Any]) -> list[Any]:
     found: list[Any] = values.tolist()
     if values.dtype.kind == "f":
         return [value if np.isfinite(value) else None for value in found]
-    return found
-
-
-def _deflated(content: bytes) -> str:
-    return b64encode(zlib.compress(content, 6)).decode("ascii")
-
-
-def _inflated(text: str, least: int, most: int) -> bytes:
-    """At most so many bytes, whatever the text stands for.
-
-    Raises:
-        ValueError: it stands for more, or fewer, or for nothing.
-    """
-    inflating = zlib.decompressobj()
-    found = inflating.decompress(b64decode(text, validate=True), most + 1)
-    if not least <= len(found) <= most:
-        raise ValueError(f"packed values of other than {most} bytes")
     return found

@@ -15,6 +15,7 @@ from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.narrow import NarrowOptions, narrower, plan_widths
 from prunecli.methods.ffn.plan import FfnOptions, plan_ffn
 from prunecli.methods.ffn.rewrite import rewrite_ffn
+from prunecli.methods.ffn.score import UnitActivations
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import Method, MethodContract, WrittenFiles, logits, logits_of, written
@@ -136,7 +137,7 @@ def test_units_go_by_their_activations(tmp_path: Path, score: str) -> None:
     ffns, generator = ffns_of(source, "phi3"), np.random.default_rng(0)
     active = {name: generator.random(len(ffn.units)) for name, ffn in ffns.items()}
     with open_model(source) as opened:
-        plan = plan_widths(opened, NarrowOptions(width=10, score=score), lambda: active)
+        plan = plan_widths(opened, NarrowOptions(width=10, score=score), lambda: UnitActivations(active, {}))
     for name, ffn in ffns.items():
         norms = [1.0 if score == "activation" else float(np.linalg.norm(unit.output)) for unit in ffn.units]
         assert set(plan.units[name]) == best(list(active[name] * norms), 10)

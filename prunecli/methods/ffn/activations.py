@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prunecli.errors import PruneError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
 from prunecli.methods.ffn.rewrite import output_layer
+from prunecli.methods.ffn.score import UnitActivations
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.ffn import FfnLayer
 from prunecli.modules.attention import module_name
@@ -31,7 +31,7 @@ def measure_activations(
     options: RunOptions,
     progress: Progress = silent,
     say: Say = unsaid,
-) -> dict[str, NDArray[np.float64]]:
+) -> UnitActivations:
     """Load the model of a checkpoint and run it on text: see `unit_activations`.
 
     Raises:
@@ -43,7 +43,7 @@ def measure_activations(
 
 def unit_activations(
     runner: Runner, layers: Sequence[FfnLayer], batches: Sequence[Batch], progress: Progress = silent
-) -> dict[str, NDArray[np.float64]]:
+) -> UnitActivations:
     """Mean over the real tokens of |a_u|, for each hidden unit u of each FFN.
 
     a_u is what the output layer weighs: act(x W1 + b1)_u, in a gated FFN times its gate. Where several layers run one
@@ -53,9 +53,6 @@ def unit_activations(
         runner: of a model that is held whole.
         layers: the FFNs of its checkpoint.
         batches: of text; padding is left out by their masks.
-
-    Returns:
-        Name of each dense FFN that holds tensors -> `[width]`.
 
     Raises:
         DataError: no token.
@@ -99,21 +96,21 @@ class UnitObserver:
                     hooks.callback(model.get_submodule(name).register_forward_pre_hook(hook).remove)
             yield
 
-    def take(self) -> dict[str, NDArray[np.float64]]:
+    def take(self) -> UnitActivations:
         """The means since the last call.
 
         Raises:
             PruneError: an activation was not finite.
         """
         means = {name: sums.cpu().numpy() / self._tokens[name] for name, sums in self._sums.items()}
-        self._sums, self._tokens = {}, {}
+        tokens, self._sums, self._tokens = self._tokens, {}, {}
         for name, values in means.items():
             if not np.isfinite(values).all():
                 raise PruneError(
                     f"{name}: the activation of a hidden unit is not finite.",
                     "The weights are damaged, or overflow the type they are run in: use --keep-units norms.",
                 )
-        return means
+        return UnitActivations(means, tokens)
 
     def _decode(self, *_: Any) -> None:
         self._mask = self._decoder_mask

@@ -14,7 +14,7 @@ from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group
-from prunecli.methods.ffn.score import best_units, ranked_units, unit_norms
+from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
@@ -30,8 +30,8 @@ UNIT_SCORES: tuple[UnitScore, ...] = get_args(UnitScore)
 MEASURED: tuple[UnitScore, ...] = ("activation", "activation-norm")
 """Those that look at text."""
 
-Activations = Callable[[], Mapping[str, np.ndarray]]
-"""Measures the mean |activation| of each hidden unit: name of an FFN that holds tensors -> `[width]`."""
+Activations = Callable[[], UnitActivations]
+"""Measures the hidden units of each FFN that holds tensors."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def plan_widths(
     }
     own = {owner: group for owner, group in groups.items() if owner in chosen}
     refuse_contradictions(options)
-    scores = _scores(checkpoint, by_name, own, options, activations)
+    scores, tokens = _scores(checkpoint, by_name, own, options, activations)
     widths = _widths(own, scores, options)
     units = {
         owner: best_units(scores[owner], width) for owner, width in widths.items() if width < own[owner].width
@@ -100,7 +100,7 @@ def plan_widths(
     is_random = options.score == "random"
     decision = Decision(
         "unit",
-        ranked_units(by_name, own, units, None if is_random else scores),
+        ranked_units(by_name, own, units, None if is_random else scores, tokens),
         None if is_random else options.score,
         f"drawn at random (seed {options.seed})" if is_random else _rule(options),
         origin=Origin.of_text(options.text),
@@ -193,23 +193,23 @@ def _scores(
     groups: Mapping[str, Group],
     options: NarrowOptions,
     activations: Activations | None,
-) -> dict[str, np.ndarray]:
-    """Owner -> `[width]`: what each hidden unit is worth."""
+) -> tuple[dict[str, np.ndarray], Mapping[str, int]]:
+    """Owner -> `[width]`: what each hidden unit is worth; owner -> tokens that it was measured on."""
     if options.score == "random":
         generator = np.random.default_rng(options.seed)
-        return {owner: generator.random(group.width) for owner, group in groups.items()}
+        return {owner: generator.random(group.width) for owner, group in groups.items()}, {}
     if options.score == "norms":
-        return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}
+        return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}, {}
     if activations is None:
         raise UsageError(f"--score {options.score} needs text.", "Give --data or --text.")
     measured = activations()
-    found = {owner: np.asarray(measured[owner], np.float64) for owner in groups}
+    found = {owner: np.asarray(measured.means[owner], np.float64) for owner in groups}
     if options.score == "activation":
-        return found
+        return found, measured.tokens
     norms = {
         owner: unit_norms(checkpoint, layers, group, output_only=True) for owner, group in groups.items()
     }
-    return {owner: values * norms[owner] for owner, values in found.items()}
+    return {owner: values * norms[owner] for owner, values in found.items()}, measured.tokens
 
 
 def _widths(

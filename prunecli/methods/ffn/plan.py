@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-import numpy as np
-
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UsageError
 from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Group, Init, Request, arrange_ffn
-from prunecli.methods.ffn.score import best_units, ranked_units, unit_norms
+from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
 from prunecli.methods.sharing import Order, Treatment, find_configuration
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
@@ -28,8 +26,8 @@ DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "
 KeepUnits = Literal["norms", "activations"]
 KEEP_UNITS: tuple[KeepUnits, ...] = get_args(KeepUnits)
 
-Activations = Callable[[FfnPlan], Mapping[str, np.ndarray]]
-"""Measures the mean |activation| of hidden units in the model of a plan that narrows nothing: owner -> `[width]`."""
+Activations = Callable[[FfnPlan], UnitActivations]
+"""Measures hidden units in the model of a plan that narrows nothing."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +85,12 @@ def plan_ffn(checkpoint: Checkpoint, options: FfnOptions, activations: Activatio
     name, request = _request(options, {layer.side for layer in layers.values()})
     plan = arrange_ffn(tuple(layers.values()), request)
     narrowed = {group.owner: group for group in plan.groups if group.width < group.init_width}
-    scores = _scores(checkpoint, layers, plan, narrowed, options, activations)
+    measured = _scores(checkpoint, layers, plan, narrowed, options, activations)
+    scores = measured.means
     units = {owner: best_units(scores[owner], group.width) for owner, group in narrowed.items()}
     decision = Decision(
         "unit",
-        ranked_units(layers, narrowed, units, scores),
+        ranked_units(layers, narrowed, units, scores, measured.tokens),
         options.keep_units or "norms",
         "the highest of each FFN as --init makes it stay",
         origin=Origin.of_text(options.text),
@@ -165,20 +164,21 @@ def _scores(
     narrowed: Mapping[str, Group],
     options: FfnOptions,
     activations: Activations | None,
-) -> Mapping[str, np.ndarray]:
-    """Owner -> `[init_width]`, of the groups that get narrower: what each hidden unit is worth."""
+) -> UnitActivations:
+    """Of the groups that get narrower, by owner, `[init_width]`: what each hidden unit is worth."""
     if not narrowed:
         if options.keep_units is not None:
             raise UsageError(
                 "--keep-units: no FFN gets narrower.", "Leave it out, or give a smaller --width."
             )
-        return {}
+        return UnitActivations({})
     if options.keep_units == "activations":
         if activations is None:
             raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         return activations(replace(plan, groups=tuple(whole)))
-    return {owner: unit_norms(checkpoint, layers, group) for owner, group in narrowed.items()}
+    norms = {owner: unit_norms(checkpoint, layers, group) for owner, group in narrowed.items()}
+    return UnitActivations(norms)
 
 
 def _arguments(name: str | None, options: FfnOptions, request: Request) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -52,11 +53,25 @@ def unit_norms(
     return product
 
 
+@dataclass(frozen=True)
+class UnitActivations:
+    """How active hidden units are on text.
+
+    Attributes:
+        means: name of each dense FFN that holds tensors -> `[width]`, the mean |activation|.
+        tokens: the same -> real tokens that went through it, in all layers that run it.
+    """
+
+    means: Mapping[str, np.ndarray]
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+
 def ranked_units(
     layers: Mapping[str, FfnLayer],
     groups: Mapping[str, Group],
     units: Mapping[str, Sequence[int]],
     scores: Mapping[str, np.ndarray] | None,
+    tokens: Mapping[str, int],
 ) -> tuple[Ranked, ...]:
     """The hidden units of each group, by its owner, with what they were compared by; scores None: by nothing.
 
@@ -65,6 +80,7 @@ def ranked_units(
         groups: owner -> group.
         units: owner -> those that stay; one that is left out keeps all.
         scores: owner -> `[init_width]`.
+        tokens: owner -> tokens that they were measured on, where they were.
     """
     return tuple(
         Ranked.of(
@@ -72,6 +88,7 @@ def ranked_units(
             range(group.init_width),
             units.get(owner, range(group.init_width)),
             None if scores is None else scores[owner],
+            tokens=tokens.get(owner),
         )
         for owner, group in groups.items()
     )

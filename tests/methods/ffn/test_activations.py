@@ -91,9 +91,9 @@ def test_means_are_over_real_tokens_alone(case: str, tmp_path: Path) -> None:
             InMemory(model), opened.layout.ffns, [batch_of((0, 1), both), batch_of((2,), both)]
         )
     expected = by_hand(load(directory), directory, case)
-    assert set(found) == set(expected)
+    assert set(found.means) == set(expected)
     for name, values in expected.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(found.means[name], values, rtol=1e-4, atol=1e-6)
 
 
 def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> None:
@@ -112,8 +112,8 @@ def test_one_ffn_for_encoder_and_decoder_is_measured_in_both(tmp_path: Path) -> 
         tokens += 3 * len(SENTENCES[row]) + 2 * len(TARGETS[row])
     with open_model(shared) as opened:
         found = unit_activations(InMemory(load(shared)), opened.layout.ffns, [batch_of((0, 1, 2), both=True)])
-    assert list(found) == ["model.encoder.layers.0"]
-    np.testing.assert_allclose(found["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
+    assert found.tokens == {"model.encoder.layers.0": tokens}
+    np.testing.assert_allclose(found.means["model.encoder.layers.0"], sum(sums) / tokens, rtol=1e-4)
 
 
 def test_no_text(tmp_path: Path) -> None:
