@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import yaml
+
+from prunecli.recipes.bundled import bundled_recipes
+
 RECIPES = (
     "a: &a [x,x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
     "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: &f [*e,*e,*e,*e,*e,*e,*e,*e]\n"
@@ -49,3 +53,46 @@ RECIPES = (
     "[1, 2]: 3\n",
 )
 """Recipes that are bombs, that lead back to themselves, or whose names leave the place."""
+
+SETTINGS = (
+    "",
+    "x",
+    "0",
+    "-1",
+    "1e400",
+    "nan",
+    "[]",
+    "[0.5,0.5]",
+    "[[1]]",
+    "{a:1}",
+    "${out}",
+    "../..",
+    "/",
+    "text.txt",
+    "\x1b[31m",
+    "x" * 5000,
+    "true",
+    "null",
+    "a,b,a",
+)
+"""What a variable may be set to."""
+
+
+def _by_name() -> tuple[str, ...]:
+    asked = []
+    for name, path in bundled_recipes().items():
+        variables = yaml.safe_load(path.read_text()).get("variables", {})
+        asked += [
+            f"run {name} --dry-run --set {variable}={value}" for variable in variables for value in SETTINGS
+        ]
+    return (
+        *asked,
+        "run --list",
+        "run quickstart --print",
+        "run quickstrat",
+        "run quickstart --dry-run --json",
+    )
+
+
+BY_NAME = _by_name()
+"""Dry runs of the recipes that come with prunecli, each variable set to what nobody meant."""

@@ -23,17 +23,26 @@ import pytest
 from prunecli.commands import app
 from prunecli.methods.experts import resume
 from prunecli.model.checkpoint import open_model
+from prunecli.tensors import copying, journal, writer
 from prunecli.tensors.hub import ranges
 from prunecli.tensors.hub.fetch import commit_of
+from tests import forked
+from tests.fuzz.cases import CASES, Case, copy_needed
 from tests.fuzz.hubs import damage_hub
-from tests.fuzz.materials import CASES, INTERRUPTED, PREPARATION, SERVED, Case, copy_needed, write_models
+from tests.fuzz.materials import INTERRUPTED, PREPARATION, SERVED, STREAM, UNFINISHED, write_models
 from tests.fuzz.mutations import damage_file
-from tests.hub_server import point_at, serving
+from tests.hub_server import Fault, HubServer, point_at, serving
 
-OWN_NAMES = ("out", "out.json", "out.html", "out.finetune.json", "tuned", "tuned.finetune.json", "new")
+OWN_NAMES = (
+    *("out", "out.json", "out.csv", "out.html", "out.finetune.json", "hyp", "tuned", "tuned.finetune.json"),
+    "new",
+)
 """What the commands of the cases write."""
 
-STATES = (".out.json.partial", "out.training", "tuned.training", ".prunecli", "cache")
+STATES = (
+    *(".out.json.partial", ".out.json.layers", ".out.json.layers.0of2", ".out.json.layers.1of2"),
+    *("out.training", "tuned.training", ".prunecli", "cache", UNFINISHED),
+)
 """What the commands may leave behind, so that they can go on."""
 
 
@@ -126,6 +135,21 @@ def run(command: str, folder: Path, limit_s: float = 30.0) -> Ran:
     return Ran(status, out.text(), err.text(), time.process_time() - start, trace)
 
 
+def run_together(command: str, folder: Path, processes: int, limit_s: float) -> Ran:
+    """`prunecli COMMAND` in so many processes that know of each other; the worst of their exit statuses."""
+    started = forked.start(folder, *command.split(), processes=processes)
+    said, trace = [], ""
+    for process in started:
+        try:
+            said.append(process.communicate(2 * limit_s))
+        except TimeoutError:
+            trace = "TooLong"
+        shutil.rmtree(process.files[0].parent)
+    statuses = [process.returncode for process in started]
+    status = None if None in statuses else max(statuses, key=lambda one: abs(one or 0))
+    return Ran(status, "".join(out for out, _ in said), "".join(err for _, err in said), 0.0, trace)
+
+
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     before = Path.cwd()
@@ -147,12 +171,26 @@ def prepare(folder: Path) -> None:
             if command.startswith(option) and "--dry-run" in command:
                 (folder / name).write_text(ran.out)
     for name, command in INTERRUPTED.items():
-        (folder / name).mkdir()
         # Kept at every batch, and not removed at the end: as if the run had been killed before it wrote the result.
         with patch.object(resume, "SAVE_EVERY_S", 0.0), patch.object(Path, "unlink"):
             ran = run(command, folder, 300)
         (folder / "out.json").unlink()
-        (folder / ".out.json.partial").rename(folder / name / ".out.json.partial")
+        _set_aside(folder, name, ".out.json.partial")
+    for served in range(120, 300, 10):
+        with _serving(folder / "moe-sharded", folder / "cache") as hub:
+            hub.faults = [*[None] * served, *[Fault(status=503)] * 1000]
+            hub.longest = 5000
+            run(STREAM, folder)
+        shutil.rmtree(folder / "cache")
+        if left := [*folder.glob(".out.*.partial")]:
+            break
+    left[0].rename(folder / UNFINISHED)
+    _set_aside(folder, "state-stream", UNFINISHED)
+
+
+def _set_aside(folder: Path, name: str, state: str) -> None:
+    (folder / name).mkdir()
+    (folder / state).rename(folder / name / state)
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -184,9 +222,12 @@ def play(
         damage = _damage(case, folder, rng)
         before, outside = contents(folder), sorted(work.iterdir())
         with _hub(case, folder, rng, damage):
-            ran = run(command, folder, limit_s)
+            if case.processes > 1:
+                ran = run_together(command, folder, case.processes, limit_s)
+            else:
+                ran = run(command, folder, limit_s)
         made = Round(case.kind, command, damage, ran)
-        made.faults += [*_told(ran), *_left(folder, before, ran)]
+        made.faults += [*_told(ran), *_left(folder, before, ran, has_weights="--config-only" not in command)]
         if sorted(work.iterdir()) != outside:
             made.faults.append("wrote outside of its folder")
         return made
@@ -200,13 +241,23 @@ def _hub(case: Case, folder: Path, rng: Random, damage: list[str]) -> Iterator[N
     if not case.served:
         yield
         return
-    with serving() as hub, pytest.MonkeyPatch.context() as patched:
-        point_at(hub.url, folder / "cache", patched)
-        patched.setattr(ranges, "WAITS", (0,) * 3)
-        commit_of.cache_clear()
-        hub.add(SERVED, folder / case.served)
+    with _serving(folder / case.served, folder / "cache") as hub:
         damage += damage_hub(hub, rng)
         yield
+
+
+@contextlib.contextmanager
+def _serving(model: Path, cache: Path) -> Iterator[HubServer]:
+    """A hub that has this directory, and that huggingface_hub asks."""
+    with serving() as hub, pytest.MonkeyPatch.context() as patched:
+        point_at(hub.url, cache, patched)
+        patched.setattr(ranges, "WAITS", (0,) * 3)
+        patched.setattr(writer, "NOTE_BYTES", 1)
+        for limit in ("JOB_BYTES", "REQUEST_BYTES"):  # so that there are many
+            patched.setattr(copying, limit, 8000)
+        commit_of.cache_clear()
+        hub.add(SERVED, model)
+        yield hub
 
 
 def _damage(case: Case, folder: Path, rng: Random) -> list[str]:
@@ -238,7 +289,7 @@ def _told(ran: Ran) -> Iterator[str]:
         yield "control characters in the output"
 
 
-def _left(folder: Path, before: dict[str, str], ran: Ran) -> Iterator[str]:
+def _left(folder: Path, before: dict[str, str], ran: Ran, *, has_weights: bool) -> Iterator[str]:
     after = contents(folder)
     touched = [
         name for name in before if after.get(name) != before[name] and name.split("/")[0] not in STATES
@@ -246,12 +297,12 @@ def _left(folder: Path, before: dict[str, str], ran: Ran) -> Iterator[str]:
     if touched:
         yield f"changed {touched[0]}"
     new = sorted({name.split("/")[0] for name in after.keys() - before.keys()} - set(STATES))
-    odd = [name for name in new if name not in OWN_NAMES]
+    odd = [name for name in new if name not in OWN_NAMES and not (folder / name / journal.NAME).is_file()]
     if odd:
         yield f"left {odd[0]} behind"
     if ran.status != 0 and set(new) & set(OWN_NAMES):
         yield f"failed, and wrote {new[0]}"
-    if ran.status == 0 and (folder / "out").is_dir():
+    if ran.status == 0 and (folder / "out").is_dir() and has_weights:
         try:
             with open_model(folder / "out") as made:
                 made.check()
