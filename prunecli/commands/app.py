@@ -298,4 +298,9 @@ def _print_error(text: str, status: int) -> None:
     said = {"message": message, "remedy": remedy.replace("\n", " ") or None, "status": status}
     payload = {"format": "prunecli.error/1", "prunecli": __version__, "error": said}
     if processes.rank() == 0:
-        console.out(json.dumps(payload, indent=1, ensure_ascii=False))
+        try:
+            console.out(json.dumps(payload, indent=1, ensure_ascii=False))
+        except BrokenPipeError:
+            raise
+        except OSError:  # of a full disk, say, which may be the failure itself
+            _discard_output()

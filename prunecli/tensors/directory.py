@@ -10,7 +10,7 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES, OLDER_TYPES, REDUCED_PREFIX
 from prunecli.errors import CheckpointError
-from prunecli.tensors.documents import LONE, has_lone_surrogates, is_finite
+from prunecli.tensors.documents import DEEPEST, LONE, has_lone_surrogates, is_deep, is_finite
 from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.hub.names import no_such_directory
 from prunecli.tensors.pickled import read_pickled
@@ -41,6 +41,10 @@ def read_config(directory: Path) -> dict[str, Any]:
             "Give the directory that holds config.json.",
         )
     config = _read_object(path)
+    if is_deep(config):
+        raise CheckpointError(
+            f"{path}: nested more than {DEEPEST} levels deep", "Download or copy the file again."
+        )
     if not is_finite(config):
         raise CheckpointError(
             f"{path}: holds NaN or infinity, which are no values of JSON", "Correct the value."

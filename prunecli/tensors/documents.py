@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,9 @@ from prunecli.tensors.git_lfs import refuse_pointer
 from prunecli.tensors.transaction import new_file
 
 LONE = "half a surrogate pair"
+DEEPEST = 100
+"""Levels of a config.json; real ones have five or so."""
+_OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".outputs.safetensors")
 _LONE = re.compile("[\ud800-\udfff]")
 
 
@@ -37,13 +41,21 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
     """For a command's beginning, so that long work does not end at an output that cannot be written.
 
     Raises:
-        OutputError: `path` is a directory, exists and `force` is not given, or lies in no directory; or a directory
-            stands where an unfinished run keeps its state.
+        OutputError: `path` is a directory, exists and `force` is not given, is no file (a device, say) or no result
+            of prunecli's, or lies in no directory; or a directory stands where an unfinished run keeps its state.
     """
     if path.is_dir():
         raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
-    if path.exists() and not force:
-        raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+    if os.path.lexists(path):
+        if not force:
+            raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+        if not path.is_file():
+            raise OutputError(f"{path}: not a file, which alone --force replaces", "Choose another output.")
+        if not _is_replaceable(path):
+            raise OutputError(
+                f"{path}: no result of prunecli's; --force replaces only those",
+                "Choose another output, or remove it.",
+            )
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
     for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):
@@ -52,6 +64,18 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
                 f"{kept}: a directory, where an unfinished run would keep its state",
                 "Remove it, or choose another output.",
             )
+
+
+def _is_replaceable(path: Path) -> bool:
+    """Whether a file may be an earlier result: it is no text, config or weights that a command reads.
+
+    Of JSON that prunecli writes "format" comes first; tables, pictures and pages have endings of their own.
+    """
+    if path.name.lower().endswith(_OTHER_RESULTS):
+        return True
+    with path.open("rb") as file:
+        start = file.read(200).strip()
+    return not start or (start.startswith(b"{") and b'"format": "prunecli.' in start)
 
 
 def partial_path(output: Path) -> Path:
@@ -129,6 +153,19 @@ def is_finite(value: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than `DEEPEST` levels, which comparing and copying it would fail over."""
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            inner
+            for item in level
+            if isinstance(item, (dict, list))
+            for inner in (item.values() if isinstance(item, dict) else item)
+        ]
+    return bool(level)
 
 
 def escaped(text: str) -> str:

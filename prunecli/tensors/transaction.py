@@ -87,9 +87,11 @@ def new_file(path: Path) -> Iterator[Path]:
     file is written the next time.
 
     Raises:
-        OutputError: its directory does not exist, or the file cannot be written.
+        OutputError: its directory does not exist, `path` is there and no file, or the file cannot be written.
     """
     partial = partial_name(path)
+    if os.path.lexists(path) and not path.is_file():  # root may rename over a device such as /dev/null
+        raise OutputError(f"{path}: not a file, which alone is replaced", "Choose another output.")
     try:
         sweep(path)
         yield partial

@@ -210,7 +210,7 @@ def _old_result(writer: Writer, material: Path, folder: Path) -> dict[str, str]:
     """A result of an earlier run: another checkpoint, or a file of another content."""
     if "-o out." in writer.command:
         output = writer.command.rpartition("-o ")[2]
-        (folder / output).write_text("{}\n")
+        (folder / output).write_text('{"format": "prunecli.old/1"}\n')
     elif "-o out" in writer.command:
         shutil.copytree(material / "reduced-1", folder / "out")
     return {name: held for name, held in contents(folder).items() if name.split("/")[0].startswith("out")}

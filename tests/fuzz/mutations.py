@@ -52,6 +52,7 @@ HOSTILE: tuple[Any, ...] = (
     ),
     *("bert", "gpt2", "t5", "prunecli-llama", "${x}", "%s", "__class__", "relu", "auto"),
     *([], [[]], [0], [0, 0], [-1], [1, "a"], [None], [1 << 70], [[[[[]]]]], ["a", "b"], list(range(64))),
+    *(json.loads("[" * 400 + "]" * 400), json.loads('{"a":' * 300 + "1" + "}" * 300)),
     *({}, {"": 0}, {"a": {}}, {"version": 1}, {"version": 99}, {"0": "x", "00": "y"}),
 )
 """What a field may hold that nobody meant."""

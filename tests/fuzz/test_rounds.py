@@ -22,6 +22,7 @@ from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
 from prunecli.tensors.directory import read_config
 from prunecli.tensors.documents import read_json, write_json
+from prunecli.tensors.transaction import new_file
 from prunecli.text.labelled import read_labelled
 from prunecli.text.lines import read_lines
 from prunecli.text.tokens import load_tokenizer, tokenized
@@ -202,6 +203,47 @@ def test_numbers_that_json_lacks_are_refused_early(number: str, tmp_path: Path) 
     (tmp_path / "config.json").write_text(f'{{"prunecli": {{"history": [{number}]}}}}')
     with pytest.raises(CheckpointError, match="holds NaN or infinity"):
         read_config(tmp_path)
+
+
+def test_a_config_of_hundreds_of_levels_is_refused_early(tmp_path: Path) -> None:
+    for levels, text in ((100, "[" * 99 + "]" * 99), (101, "[" * 100 + "]" * 100)):
+        (tmp_path / "config.json").write_text(f'{{"a": {text}}}')
+        with suppress(CheckpointError) if levels == 100 else pytest.raises(CheckpointError, match="levels"):
+            assert read_config(tmp_path)
+
+
+def test_force_replaces_results_alone(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/null")
+    (tmp_path / "text").write_text("a hen\n")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    for name in ("pipe", "link", "text", "config.json"):
+        with pytest.raises(OutputError, match=r"not a file|no result"):
+            write_json(tmp_path / name, {"format": "prunecli.gates/2"}, force=True)
+    with pytest.raises(OutputError, match="not a file"), new_file(tmp_path / "link"):
+        pass
+    for _ in range(2):
+        write_json(tmp_path / "gates.json", {"format": "prunecli.gates/2"}, force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "config.json",
+        "gates.json",
+        "link",
+        "pipe",
+        "text",
+    ]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="other systems have no such device")
+def test_json_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    tiny_family(tmp_path / "model", "gpt2")
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        ran = subprocess.run(
+            [sys.executable, "-m", "prunecli", "inspect", tmp_path / "model", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ran.returncode, ran.stderr.splitlines()[0]) == (1, "Error: no space left on the disk.")
 
 
 def test_sizes_of_another_kind_in_fit(tmp_path: Path) -> None:
