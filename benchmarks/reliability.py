@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tests.fuzz.kills import SIGNALS, WRITERS, Fresh, Stable, kill, reference
+from tests.fuzz.kills import SIGNALS, WRITERS, Fresh, Stable, kill, reference, served
 from tests.fuzz.rounds import play, prepare
 
 MEMORY_BYTES, FILE_BYTES = 16 << 30, 1 << 30
@@ -109,23 +109,20 @@ def kills(
     """`count` kill rounds of every writing command; prints the table and what was found."""
     numbers = [number.name for number in SIGNALS]
     head = " ".join(f"{name:>8}" for name in numbers)
-    print(f"{kind or 'killed':22} {head} {'too late':>9} {'temporary':>10} {'resumed':>8} {'faults':>7}")
+    print(f"{kind or 'killed':26} {head} {'too late':>9} {'temporary':>10} {'resumed':>8} {'faults':>7}")
     total = 0
     for writer in WRITERS:
         if options.only and writer.name not in options.only.split(","):
             continue
-        whole = reference(writer, material, work, starter)
-        made = [
-            kill(
-                writer, material, work, starter, whole, Random(f"{options.seed}/{kind}{writer.name}/{number}")
-            )
-            for number in range(count)
-        ]
+        with served(writer, material, starter):
+            whole = reference(writer, material, work, starter)
+            seeds = [f"{options.seed}/{kind}{writer.name}/{number}" for number in range(count)]
+            made = [kill(writer, material, work, starter, whole, Random(seed)) for seed in seeds]
         by_signal = " ".join(f"{sum(one.number.name == name for one in made):8}" for name in numbers)
         faults = [fault for one in made for fault in one.faults]
         figures = f"{sum(one.finished for one in made):9} {sum(one.left for one in made):10}"
         print(
-            f"{writer.name:22} {by_signal} {figures} {sum(one.kept for one in made):8} {len(faults):7}",
+            f"{writer.name:26} {by_signal} {figures} {sum(one.kept for one in made):8} {len(faults):7}",
             flush=True,
         )
         for fault in faults:

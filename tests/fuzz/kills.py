@@ -9,14 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from prunecli.commands.app import main
 from prunecli.model.checkpoint import open_model
-from tests.fuzz.materials import ONE, TEXT
+from prunecli.tensors.journal import NAME
+from tests.fuzz.materials import ONE, PLAIN, SERVED, STREAM, TEXT
 from tests.fuzz.rounds import contents
+from tests.hub_server import point_at, serving
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 STATUS = {signal.SIGTERM: (143, 130, -15), signal.SIGINT: (130, -2), signal.SIGKILL: (-9,)}
@@ -32,18 +38,24 @@ class Writer:
         command: its words; it writes `out` or `out.json`, and `--force` goes with it.
         states: hidden or named beside the output, what an interrupted run may keep to go on from.
         same: whether two runs give the same bytes.
+        of: what tells it from others of its command, in a word or two.
+        served: a directory of the material that a hub on loopback has, whose cache is `cache`.
     """
 
     needs: tuple[str, ...]
     command: str
     states: tuple[str, ...] = ()
     same: bool = True
+    of: str = ""
+    served: str = ""
 
     @property
     def name(self) -> str:
-        """As it is called."""
-        return self.command.partition(" ")[0]
+        """As it is called in the table."""
+        return f"{self.command.partition(' ')[0]} {self.of}".strip()
 
+
+STATES = (".out.json.partial", ".out.json.layers")
 
 WRITERS = (
     Writer(("moe", "gates.json"), "prune-experts moe --gates gates.json --ratio 0.5 -o out"),
@@ -56,7 +68,10 @@ WRITERS = (
     Writer(("m2m_100",), "prune-layers m2m_100 --layers encoder:1 -o out"),
     Writer(("m2m_100",), "prune-ffn m2m_100 --ratio 0.5 -o out"),
     Writer(("m2m_100",), "share-attention m2m_100 --encoder share -o out"),
-    Writer(("gptq",), "prune-experts gptq --metric aimer --ratio 0.5 -o out"),
+    Writer(
+        ("quantised-gptq",), "prune-experts quantised-gptq --metric aimer --ratio 0.5 -o out", of="quantised"
+    ),
+    Writer((), STREAM, of="--stream", served="moe-sharded"),
     Writer(
         ("m2m_100", "data"),
         f"finetune m2m_100 {TEXT} --steps 8 --eval-every 2 --warmup 1 -o out",
@@ -64,13 +79,37 @@ WRITERS = (
         same=False,  # the result is; OUTPUT.finetune.json holds times
     ),
     Writer(
-        ("moe", "data"), f"collect-gates moe {ONE} -o out.json", (".out.json.partial", ".out.json.layers")
+        ("mixture", "text.txt"),
+        f"finetune mixture {PLAIN} --valid-text text.txt --steps 4 --eval-every 2 --warmup 1 -o out",
+        ("out.training",),
+        same=False,
+        of="of a mixture",
+    ),
+    Writer(("moe", "data"), f"collect-gates moe {ONE} -o out.json", STATES),
+    Writer(("moe", "data"), f"collect-gates moe {ONE} --memory 4GiB -o out.json", STATES, of="--memory"),
+    Writer(
+        ("mixture", "text.txt"),
+        "collect-gates mixture --text a=text.txt --device cpu --mean-outputs -o out.json",
+        STATES,
+        of="of texts",
     ),
     Writer(("moe", "data"), f"score-heads moe {ONE} -o out.json"),
     Writer(
         ("moe", "data"),
         f"evaluate moe {ONE} --beam 2 --max-new-tokens 8 --bootstrap 20 -o out.json",
         (".out.json.partial",),
+        same=False,
+    ),
+    Writer(
+        ("gpt2", "text.txt"), f"evaluate gpt2 {PLAIN} --memory 4GiB -o out.json", same=False, of="--memory"
+    ),
+    Writer(("sentence", "text.txt"), f"evaluate sentence {PLAIN} -o out.json", same=False, of="embedding"),
+    Writer(("heads.json", "other-heads.json"), "compare-heads heads.json other-heads.json -o out.json"),
+    Writer(("gates.json",), "compare-languages gates.json --ratio 0.5 -o out.json"),
+    Writer(
+        ("moe", "data"),
+        "bench-latency moe --data data --split val --pairs eng_Latn-fra_Latn --device cpu --runs 2 --warm-up 0"
+        " --sentences 2 --new-tokens 4 --no-memory -o out.json",
         same=False,
     ),
     Writer(("moe", "reduced-1", "data"), f"compare-models moe reduced-1 {ONE} -o out.json"),
@@ -95,7 +134,13 @@ class Kill:
 
 
 class Stable:
-    """Starts commands by forking this process, where everything heavy is imported: a start takes no time."""
+    """Starts commands by forking this process, where everything heavy is imported: a start takes no time.
+
+    Attributes:
+        hub: address of the hub that they ask; empty: none.
+    """
+
+    hub = ""
 
     def start(self, words: list[str], folder: Path) -> int:
         """The id of a process that runs `prunecli WORDS`; what it says goes to FOLDER/../said."""
@@ -112,6 +157,8 @@ class Stable:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         status = 70
         try:
+            if self.hub:
+                point_at(self.hub, folder / "cache", pytest.MonkeyPatch())
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
             main(words)
             status = 0
@@ -141,9 +188,14 @@ class Fresh(Stable):
 
     def start(self, words: list[str], folder: Path) -> int:
         """See `Stable.start`."""
+        asked = {"HF_ENDPOINT": self.hub, "HF_HUB_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
         with (folder.parent / "said").open("wb") as said:
             process = subprocess.Popen(
-                [sys.executable, "-m", "prunecli", *words], cwd=folder, stdout=said, stderr=said
+                [sys.executable, "-m", "prunecli", *words],
+                cwd=folder,
+                stdout=said,
+                stderr=said,
+                env={**os.environ, **(asked if self.hub else {})},
             )
         self._running[process.pid] = process
         return process.pid
@@ -151,6 +203,31 @@ class Fresh(Stable):
     def end(self, child: int) -> int:
         """See `Stable.end`."""
         return self._running.pop(child).wait()
+
+
+@contextmanager
+def served(writer: Writer, material: Path, starter: Stable) -> Iterator[None]:
+    """A process with a hub that has what the writer asks for, where it asks for anything."""
+    if not writer.served:
+        yield
+        return
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with serving() as hub:
+            hub.add(SERVED, material / writer.served)
+            hub.longest = 5000  # so that a kill falls between two answers
+            os.write(writing, hub.url.encode())
+            signal.pause()
+    starter.hub = os.read(reading, 100).decode()
+    try:
+        yield
+    finally:
+        starter.hub = ""
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(reading)
+        os.close(writing)
 
 
 def fill(writer: Writer, material: Path, folder: Path) -> None:
@@ -171,7 +248,7 @@ def reference(writer: Writer, material: Path, work: Path, stable: Stable) -> tup
     seconds = time.monotonic() - start
     if status != 0:
         raise RuntimeError(f"{writer.command}: {(work / 'said').read_text()}")
-    made = {name: held for name, held in contents(folder).items() if name not in before}
+    made = _made(folder, before)
     shutil.rmtree(folder)
     return made, seconds
 
@@ -230,7 +307,10 @@ def _look(
     new = {name: held for name, held in after.items() if name not in inputs}
     tops = {name.split("/")[0] for name in new}
     hidden = {name for name in tops if name.endswith((".partial", ".old"))} - set(writer.states)
-    result.left, result.kept = bool(hidden), bool(tops & set(writer.states))
+    begun = {name for name in hidden if (folder / name / NAME).is_file()}
+    result.left, result.kept = bool(hidden), bool(tops & set(writer.states) or begun)
+    if result.number == signal.SIGTERM:
+        hidden -= begun
     if hidden and result.number != signal.SIGKILL:
         result.faults.append(f"{result.number.name} left {sorted(hidden)[0]} behind")
     output = {
@@ -259,6 +339,12 @@ def _unreadable(folder: Path) -> list[str]:
     return []
 
 
+def _made(folder: Path, inputs: dict[str, str]) -> dict[str, str]:
+    """What is new in a folder, but for the cache of a hub."""
+    found = contents(folder)
+    return {name: found[name] for name in found if name not in inputs and name.split("/")[0] != "cache"}
+
+
 def _again(
     writer: Writer,
     folder: Path,
@@ -274,7 +360,7 @@ def _again(
     if status != 0:
         result.faults.append(f"does not go through afterwards: {said[-500:]}")
         return
-    after = {name: held for name, held in contents(folder).items() if name not in inputs}
+    after = _made(folder, inputs)
     odd = sorted(set(after) ^ set(made))
     if odd:
         result.faults.append(f"{odd[0]} is {'left' if odd[0] in after else 'not made'} afterwards")
