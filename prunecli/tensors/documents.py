@@ -16,7 +16,7 @@ from prunecli.tensors.transaction import new_file
 LONE = "half a surrogate pair"
 DEEPEST = 100
 """Levels of a config.json; real ones have five or so."""
-_OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".outputs.safetensors")
+_OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safetensors")
 _LONE = re.compile("[\ud800-\udfff]")
 
 
@@ -28,7 +28,7 @@ def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = Fa
         PruneError: a number is NaN or infinite, or a value has no form in JSON.
     """
     path = Path(path)
-    refuse_unwritable(path, force=force)
+    _refuse_unwritable(path, force=force)
     try:
         text = escaped(_text(payload, 0)) + "\n"
     except (TypeError, ValueError) as error:
@@ -44,26 +44,29 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
         OutputError: `path` is a directory, exists and `force` is not given, is no file (a device, say) or no result
             of prunecli's, or lies in no directory; or a directory stands where an unfinished run keeps its state.
     """
-    if path.is_dir():
-        raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
-    if os.path.lexists(path):
-        if not force:
-            raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
-        if not path.is_file():
-            raise OutputError(f"{path}: not a file, which alone --force replaces", "Choose another output.")
-        if not _is_replaceable(path):
-            raise OutputError(
-                f"{path}: no result of prunecli's; --force replaces only those",
-                "Choose another output, or remove it.",
-            )
-    if not path.parent.is_dir():
-        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    _refuse_unwritable(path, force=force)
+    if path.is_file() and not _is_replaceable(path):
+        raise OutputError(
+            f"{path}: no result of prunecli's; --force replaces only those",
+            "Choose another output, or remove it.",
+        )
     for kept in (entry for entry in path.parent.iterdir() if entry.name.startswith(_states(path))):
         if kept.is_dir():
             raise OutputError(
                 f"{kept}: a directory, where an unfinished run would keep its state",
                 "Remove it, or choose another output.",
             )
+
+
+def _refuse_unwritable(path: Path, *, force: bool) -> None:
+    if path.is_dir():
+        raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
+    if os.path.lexists(path) and not force:
+        raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+    if os.path.lexists(path) and not path.is_file():
+        raise OutputError(f"{path}: not a file, which alone --force replaces", "Choose another output.")
+    if not path.parent.is_dir():
+        raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
 
 
 def _is_replaceable(path: Path) -> bool:

@@ -60,9 +60,9 @@ def test_all_pairs_of_the_text(folder: Path) -> None:
 
 
 def test_an_existing_file_is_kept_unless_forced(folder: Path) -> None:
-    (folder / "gates.json").write_text("mine")
+    (folder / "gates.json").write_text('{"format": "prunecli.old/1"}')
     refused(run("model", "--data", "text"), "gates.json", 1)
-    assert (folder / "gates.json").read_text() == "mine"
+    assert (folder / "gates.json").read_text() == '{"format": "prunecli.old/1"}'
     assert run("model", "--data", "text", "--force", "--max-sentences", "2").status == 0
     assert len(read_gates(folder / "gates.json").entries) == 6
 

@@ -234,10 +234,10 @@ def test_refusals(folder: Path, arguments: Any, error: type[Exception], message:
 
 
 def test_an_existing_file_is_kept(folder: Path) -> None:
-    (folder / "heads.json").write_text("mine")
+    (folder / "heads.json").write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
         run("m", "--data", "data", *PAIRS)
-    assert (folder / "heads.json").read_text() == "mine"
+    assert (folder / "heads.json").read_text() == '{"format": "prunecli.old/1"}'
     run("m", "--data", "data", *PAIRS, "--force")
     assert scores()["examples"] == 3
 

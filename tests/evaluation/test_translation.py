@@ -188,11 +188,11 @@ def test_other_arguments_do_not_take_what_was_kept(checkpoints, good_and_bad, tm
 
 def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):
     output = tmp_path / "e.json"
-    output.write_text("mine")
+    output.write_text('{"format": "prunecli.old/1"}')
     with pytest.raises(OutputError, match="exists"):
         evaluate_translation(checkpoints, DATA, OPTIONS, output)
     assert good_and_bad == []
-    assert output.read_text() == "mine"
+    assert output.read_text() == '{"format": "prunecli.old/1"}'
     evaluation = evaluate_translation(checkpoints, DATA, OPTIONS, output, force=True)
     assert evaluation.to_json() == json.loads(output.read_text())
 
@@ -200,7 +200,7 @@ def test_existing_results_are_refused_before_the_work(checkpoints, good_and_bad,
 def test_existing_hypotheses_are_refused_before_the_work(checkpoints, good_and_bad, tmp_path):
     kept = hypothesis_path(tmp_path, "pruned", "test", "fra_Latn-eng_Latn")
     kept.parent.mkdir()
-    kept.write_text("mine")
+    kept.write_text('{"format": "prunecli.old/1"}')
     options = EvaluationOptions(decoding=OPTIONS.decoding, hypotheses=tmp_path)
     with pytest.raises(OutputError, match="exists"):
         evaluate_translation(checkpoints, DATA, options, tmp_path / "e.json")

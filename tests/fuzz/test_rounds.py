@@ -21,7 +21,7 @@ from prunecli.recipes.text import read_recipe
 from prunecli.results.heads import read_scores
 from prunecli.results.published import read_gates
 from prunecli.tensors.directory import read_config
-from prunecli.tensors.documents import read_json, write_json
+from prunecli.tensors.documents import read_json, refuse_unwritable, write_json
 from prunecli.tensors.transaction import new_file
 from prunecli.text.labelled import read_labelled
 from prunecli.text.lines import read_lines
@@ -217,12 +217,20 @@ def test_force_replaces_results_alone(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/dev/null")
     (tmp_path / "text").write_text("a hen\n")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    for name in ("pipe", "link", "text", "config.json"):
-        with pytest.raises(OutputError, match=r"not a file|no result"):
-            write_json(tmp_path / name, {"format": "prunecli.gates/2"}, force=True)
+    for name, said in (
+        ("pipe", "not a file"),
+        ("link", "not a file"),
+        ("text", "no result"),
+        ("config.json", "no r"),
+    ):
+        with pytest.raises(OutputError, match=said):
+            refuse_unwritable(tmp_path / name, force=True)
+    with pytest.raises(OutputError, match="not a file"):
+        write_json(tmp_path / "pipe", {}, force=True)
     with pytest.raises(OutputError, match="not a file"), new_file(tmp_path / "link"):
         pass
     for _ in range(2):
+        refuse_unwritable(tmp_path / "gates.json", force=True)
         write_json(tmp_path / "gates.json", {"format": "prunecli.gates/2"}, force=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "config.json",
