@@ -174,6 +174,8 @@ def prepare(folder: Path) -> None:
         # Kept at every batch, and not removed at the end: as if the run had been killed before it wrote the result.
         with patch.object(resume, "SAVE_EVERY_S", 0.0), patch.object(Path, "unlink"):
             ran = run(command, folder, 300)
+        if ran.status != 0:
+            raise RuntimeError(f"prunecli {command}: {ran.err}{ran.trace}")
         (folder / "out.json").unlink()
         _set_aside(folder, name, ".out.json.partial")
     for served in range(120, 300, 10):
