@@ -161,6 +161,8 @@ def _write_shard(
             jobs = _jobs(source, ordered, file.fileno(), len(head))
             layout = "" if journal is None else _layout(jobs)
             done = 0 if journal is None else journal.done(path.name, layout)
+            if begun is not None and sum(job.written for job in jobs[:done]) != begun.nbytes:
+                done = 0  # the note is damaged
             nbytes, noted = 0, 0
             for job in jobs[:done]:
                 nbytes = noted = nbytes + job.written

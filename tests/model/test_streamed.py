@@ -313,7 +313,7 @@ def test_an_ended_run_goes_on(unfinished, hub):
     assert digests(Path("out")) == pruned_locally(Path("local"))
 
 
-@pytest.mark.parametrize("changed", ["nothing", "cache"])
+@pytest.mark.parametrize("changed", ["nothing", "cache", "note"])
 def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     from huggingface_hub import hf_hub_download
 
@@ -325,7 +325,11 @@ def test_a_file_goes_on_where_it_was(source, hub, monkeypatch, changed):
     assert re.fullmatch(r"Kept .* KiB of the result: the same command goes on from there\.", *said)
     (left,) = hidden()
     assert sorted(path.name for path in Path(left).iterdir()) == [NAME, "model.safetensors"]
-    begun = json.loads((Path(left) / NAME).read_text())["begun"]
+    note = json.loads((Path(left) / NAME).read_text())
+    begun = note["begun"]
+    if changed == "note":
+        damaged = {**note, "begun": {**begun, "steps": begun["steps"] + 1}}
+        (Path(left) / NAME).write_text(json.dumps(damaged))
     if changed == "cache":  # what lies here is read in other steps
         hf_hub_download("org/tiny", "model-00001-of-00003.safetensors", revision=MAIN_COMMIT)
     said = []
