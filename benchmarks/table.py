@@ -138,6 +138,56 @@ BENCHMARKS = (
         ),
     ),
     benchmark(
+        "stream_experts.py {work} --size 2GB --ratio 0.5",
+        Row(
+            "`prune-experts --stream` of 1.9 GiB on a hub on loopback / from the directory",
+            r"directory +([\d.]+) s(?:.|\n)*streamed +([\d.]+) s, peak +(\d+) MiB, (.+) over the wire, (.+) in the",
+            "{1} s and {0} s, {2} MiB resident, {3} over the wire, {4} in the cache",
+            "what is kept",
+        ),
+    ),
+    benchmark(
+        "collect_texts.py",
+        Row(
+            "`collect-gates` of a language model / its forward pass",
+            r"collect\w*: [\d.]+ s, ([\d.]+)x",
+            "{0}x",
+            "1.2x",
+        ),
+    ),
+    *(
+        benchmark(
+            f"large_mixture.py {{work}} --size 8GB --tokens 4096 --threads 2 --parts collect,prune {option}".strip(),
+            Row(
+                f"94 x 128 experts of 7.5 GiB in {dtype}, `collect-gates --memory 4GiB`: "
+                "time / the larger of reading and products",
+                r"([\d.]+) s, ([\d.]+) of the larger.*peak ([\d.]+) GiB",
+                "{0} s, {1}x, {2} GiB resident",
+                "1.3x",
+            ),
+            Row(
+                f"half of these removed, {dtype} / `cp` of what is kept",
+                r"/ cp: ([\d.]+), .*peak (\d+) MiB",
+                "{0}x, {1} MiB resident",
+                "1.2x",
+            ),
+        )
+        for dtype, option in (("bfloat16", ""), ("FP8", "--fp8"))
+    ),
+    benchmark(
+        "ctranslate2.py {work} --ctranslate2-python {ctranslate2} --batch 1,8,32 --threads 2 --dtypes float32,int8",
+        *(
+            Row(
+                f"dense M2M-100, beam 5, batch {batch}, {dtype}: speed / CTranslate2's",
+                rf"batch {batch}, {dtype}: prunecli ([\d.]+) tokens/s.*'s ([\d.]+)",
+                "{0} tokens/s, {1}x",
+                "1x",
+            )
+            for dtype in ("float32", "int8")
+            for batch in (1, 8, 32)
+        ),
+    ),
+    benchmark(
         "decoding.py {work}/moe --dtype float32",
         Row(
             "decoding, 24 + 24 layers, batch 1, beam 5, float32: time / reading the active weights",
@@ -229,7 +279,12 @@ BENCHMARKS = (
 
 def main() -> None:
     options = parse()
-    names = {"model": options.model, "data": options.data, "pair": options.pair}
+    names = {
+        "model": options.model,
+        "data": options.data,
+        "pair": options.pair,
+        "ctranslate2": options.ctranslate2_python,
+    }
     options.work.mkdir(parents=True, exist_ok=True)
     print("| what | measured | asked |\n| --- | --- | --- |", flush=True)
     failed = False
@@ -274,6 +329,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("data", type=Path)
     parser.add_argument("--pair", required=True)
     parser.add_argument("--work", type=Path, required=True, help="directory with 20 GB of room")
+    parser.add_argument(
+        "--ctranslate2-python", default=sys.executable, help="an interpreter that has ctranslate2"
+    )
     parser.add_argument("--only", metavar="A,B", help="scripts to run, by a part of their names")
     parser.add_argument("--log", type=Path, default=Path("benchmarks.log"))
     return parser.parse_args()
