@@ -95,14 +95,14 @@ def apply(
         weights: write them; else only config.json and what lies beside, for a model of random weights.
         shard_bytes: size of a file of weights at most.
         progress: hears of it.
-        say: hears of what an ended run left and this one goes on from.
+        say: hears of what an ended run left and this one goes on from, and of what is left out.
 
     Raises:
         HubError: a source elsewhere gives nothing more; what is written is kept for the same call.
         OutputError: `output` exists, overlaps the source, or the disk lacks room.
         CheckpointError: the source is damaged or has Git LFS pointers, or the result would not be what its config says.
     """
-    rewrite = with_decision(source, rewrite)
+    rewrite = with_decision(source, rewrite, say)
     if output is None:
         return Applied(source, rewrite, summarize(source, rewrite), None)
     refuse_pointers_beside_weights(source.path)

@@ -19,6 +19,7 @@ from pydantic import Field
 from prunecli import __version__
 from prunecli.errors import CheckpointError, DataError
 from prunecli.model.decision import Decision, Origin, Part, Ranked
+from prunecli.progress import Say, unsaid
 from prunecli.results.document import Count, Document, Number, Record
 from prunecli.results.packing import LARGEST_BYTES, MOST_COMPONENTS, Packed, PackedText
 from prunecli.results.tabled import Row, Tables
@@ -275,16 +276,19 @@ def document(decisions: Mapping[int, Decision], history: Sequence[Mapping[str, A
     return Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=records)
 
 
-def with_decision(source: Checkpoint, rewrite: Rewrite) -> Rewrite:
+def with_decision(source: Checkpoint, rewrite: Rewrite, say: Say = unsaid) -> Rewrite:
     """The rewrite with the file of its decision, and of those before it, among its files.
 
-    Raises:
-        CheckpointError: the source's file is damaged, or not of its history.
+    Where the source's file is damaged, or not of its history, those before are left out, and `say` hears of it.
     """
     if rewrite.decision is None:
         return rewrite
     history = rewrite.structure.history
-    earlier = _records(source.path, source.structure.history)
+    try:
+        earlier = _records(source.path, source.structure.history)
+    except CheckpointError as error:
+        say(f"{error.message}: left out, so that nothing tells by what earlier steps chose.")
+        earlier = []
     last = record(rewrite.decision, step=len(history) - 1, command=str(history[-1]["command"]))
     made = Decisions(format=Decisions.FORMAT, prunecli=__version__, decisions=[*earlier, last])
     content = json.dumps(made.to_json(), ensure_ascii=True, allow_nan=False, separators=(",", ":"))

@@ -87,8 +87,13 @@ def test_a_file_of_another_history_is_refused(thrice: Path) -> None:
     (thrice / "two" / FILE).write_text((thrice / "four" / FILE).read_text())
     with pytest.raises(CheckpointError, match="not of the history"):
         explain(thrice / "two", "unit 1")
-    with open_model(thrice / "two") as model, pytest.raises(CheckpointError, match="not of the history"):
-        apply(model, rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5))))
+    # It stands in the way of no further step, which leaves it out.
+    said: list[str] = []
+    with open_model(thrice / "two") as model:
+        rewrite = rewrite_ffn(model, plan_widths(model, NarrowOptions(ratio=0.5)))
+        apply(model, rewrite, thrice / "next", say=said.append)
+    assert "left out" in said[0]
+    assert [*Explained.open(thrice / "next").decisions] == [2]
 
 
 def test_a_stock_model_is_refused(tmp_path: Path) -> None:
