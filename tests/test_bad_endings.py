@@ -212,7 +212,7 @@ def on_small_disk(directory: Path, command: list[str]) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("check", "reserving", "message"),
     [
-        ("foreseen", "reserved", "small: 0.02 GiB are needed, 0.00 are free"),
+        ("foreseen", "reserved", " MiB are needed, 64.00 KiB are free"),
         ("unforeseen", "reserved", "small/out: the disk is full; nothing was written"),
         ("unforeseen", "unreserved", "small/out: the disk is full; nothing was written"),
     ],

@@ -48,6 +48,15 @@ class _Flags:
 class _Values(_Flags):
     """Help that names values in a word, choices in the text: typer's own names of them do not fit their column."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As typer does, but for what it says before a reason."""
+        try:
+            parsed: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")
+            raise
+        return parsed
+
     def get_params(self, ctx: Any) -> list[Any]:
         params = super().get_params(ctx)
         unnamed = any(param.metavar is None for param in params)
@@ -76,7 +85,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     help="Make pretrained transformers smaller and faster: checkpoint directory in, checkpoint directory out.",
-    epilog="Every command works with no arguments: in an empty folder, type "
+    epilog="Without a checkpoint and text, commands take the bundled ones: in an empty folder, type "
     "[bold]prunecli collect-gates[/bold], [bold]prunecli prune-experts --ratio 0.8[/bold], "
     "[bold]prunecli bench-latency --beam 5[/bold].",
 )
@@ -184,10 +193,33 @@ def _of(error: OSError) -> str:
 def _again_if_lost(lost: Any) -> None:
     """A signal that arrives inside of a finaliser ends nothing: Python drops its exception. It comes once more."""
     if issubclass(lost.exc_type, (KeyboardInterrupt, SystemExit)):
-        number = signal.SIGINT if issubclass(lost.exc_type, KeyboardInterrupt) else signal.SIGTERM
-        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+        _once_more(signal.SIGINT if issubclass(lost.exc_type, KeyboardInterrupt) else signal.SIGTERM)
     else:
         sys.__unraisablehook__(lost)
+
+
+def _once_more(number: int) -> None:
+    threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
+
+
+def _heed_signals() -> None:
+    """Ctrl-C and a polite kill unwind the stack, so that nothing half-written stays behind."""
+
+    def heed(number: int, _frame: object) -> None:
+        if _is_importing("numpy"):  # whose C code makes an ImportError of whatever is raised
+            _once_more(number)
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        else:
+            sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, heed)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup's, or the caller's own
+        signal.signal(signal.SIGINT, heed)
+
+
+def _is_importing(name: str) -> bool:
+    return getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -202,8 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if isinstance(stream, io.TextIOWrapper):  # names of files may hold what no text can
             stream.reconfigure(errors="backslashreplace")
     sys.unraisablehook = _again_if_lost
-    # A polite kill unwinds like Ctrl-C, so that nothing half-written stays behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    _heed_signals()
     processes.end_with_parent()
     processes.wait_briefly()
     gc.set_threshold(COLLECT_AFTER)

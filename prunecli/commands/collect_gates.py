@@ -182,7 +182,7 @@ def _show(statistics: GateStatistics) -> None:
     hidden = len(statistics.entries) - len(rows)
     more = f"{hidden} more pairs in the file. " if hidden else ""
     console.out(
-        f"{more}Busy: those that take 90 % of a layer's first choices, of {statistics.num_experts}; mean over layers."
+        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers."
     )
 
 
@@ -201,7 +201,7 @@ def _show_texts(statistics: GateStatistics) -> None:
     more = f"{hidden} more texts in the file. " if hidden else ""
     both = "; of the encoder / of the decoder" if rows and "/" in rows[0][2] else ""
     console.out(
-        f"{more}Busy: those that take 90 % of a layer's first choices, of {statistics.num_experts}; mean over layers"
+        f"{more}Busy: those that take 90% of a layer's first choices, of {statistics.num_experts}; mean over layers"
         f"{both}."
     )
 

@@ -60,7 +60,7 @@ def compare_models(
         list[Path] | None,
         typer.Option(
             "--benchmarks",
-            help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100 %; may be given again.",
+            help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100%; may be given again.",
             metavar="CHECKPOINT",
             parser=checkpoint_path,
             show_default=False,

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 EITHER_SIDE = 4
 """Components on each side of a cut that --explain shows; all of a place of no more than twice that."""
-COLUMNS = ("Place", "Before", "Kept", "Cut-off", "Lowest kept", "Highest dropped", "Gap / spread")
+COLUMNS = ("place", "before", "kept", "cut-off", "lowest kept", "highest dropped", "gap / spread")
 
 
 def show_decision(decision: Decision | None) -> None:
@@ -85,6 +85,6 @@ def show_components(decision: Decision) -> None:
                     "kept" if place.kept[at] else "dropped",
                 ]
             )
-    columns = ("Place", decision.part.capitalize(), "Value", "Rank", "Margin", "")
+    columns = ("place", decision.part, "value", "rank", "margin", "")
     title = f"{decision.part.capitalize()}s" + (" on either side of the cut" if is_cut else "")
     console.show(console.table(title, columns, rows))

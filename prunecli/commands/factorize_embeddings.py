@@ -276,9 +276,9 @@ def _document(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> Fac
 def _show(shown: Shown, plan: EmbeddingPlan, factors: Factors | None) -> None:
     own = ["embedding parameters", *change(*_embedding_parameters(shown.result.source, plan))]
     rows = [own, *shown.rows()]
-    console.show(console.table("Embeddings", ("", "Before", "After", "Left"), rows))
+    console.show(console.table("Embeddings", ("", "before", "after", "left"), rows))
     if factors is not None and (lines := _lines(factors)):
-        columns = ("", "Explained variance", "Mean cosine", "Parameters")
+        columns = ("", "explained variance", "mean cosine", "parameters")
         console.show(console.table("How near the rows come", columns, lines))
     shown.show_place(dry="nothing is fitted or written")
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prunecli.model.ffn import FfnLayer
     from prunecli.results.sharing import FfnSharing
 
-COLUMNS = ("Layers", "FFN", "Width", "Parameters")
+COLUMNS = ("layers", "FFN", "width", "parameters")
 INITS = {"mean": "mean of {}", "first": "the first", "last": "the last", "concat": "{} side by side"}
 
 

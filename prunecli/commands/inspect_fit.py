@@ -92,7 +92,7 @@ def _assumed(fits: Capacity) -> Iterator[str]:
     named = "text" if fits.is_stock else "sentence"
     sentences = f"1 {named}" if load.batch == 1 else f"{load.batch} {named}s"
     yield (
-        f"Whole: {sentences} decoding, beam {load.beam}, {load.length} tokens, and 10 % of the memory free."
+        f"Whole: {sentences} decoding, beam {load.beam}, {load.length} tokens, and 10% of the memory free."
     )
     first = fits.wholes[0]
     if fits.is_stock:

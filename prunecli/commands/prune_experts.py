@@ -103,7 +103,7 @@ def prune_experts(
             "--fit",
             metavar="SIZE",
             help="Remove as few experts as fit in this memory (30GiB) while it decodes the load of the other "
-            "--fit options, with 10 % left free.",
+            "--fit options, with 10% left free.",
             show_default=False,
         ),
     ] = None,
@@ -282,7 +282,7 @@ def prune_experts(
     with how.open(checkpoint, demo, stream=stream) as opened:
         if options.experts is None and options.amount == Amount():
             how.note(
-                f"No --ratio given: removing at least {100 * default_ratio(opened):.0f} % of the experts."
+                f"No --ratio given: removing at least {100 * default_ratio(opened):.0f}% of the experts."
             )
         _run(opened, options, how)
 
@@ -345,7 +345,7 @@ def _show(shown: Shown, plan: ExpertPlan) -> None:
     rows = [[layer.name, *removal(layer.num_experts, len(plan.kept[layer.name]))] for layer in layers]
     held = sum(layer.num_experts for layer in layers)
     rows.append(["all sparse layers", *removal(held, plan.count)])
-    console.show(console.table("Experts", ("Layer", "Before", "Kept", "Removed"), rows))
+    console.show(console.table("Experts", ("layer", "before", "kept", "removed"), rows))
     if plan.fit is not None:
         for line in explain(plan.fit):
             console.out(line)

@@ -172,6 +172,6 @@ def _show(shown: Shown, plan: FfnPlan) -> None:
     rows = [[names[group.owner], *removal(group.init_width, group.width)] for group in plan.groups]
     before, after = (sum(getattr(group, key) for group in plan.groups) for key in ("init_width", "width"))
     rows.append(["all FFNs", *removal(before, after)])
-    console.show(console.table("Hidden units", ("FFN", "Before", "Kept", "Removed"), rows))
+    console.show(console.table("Hidden units", ("FFN", "before", "kept", "removed"), rows))
     shown.show_sizes()
     shown.show_place()

@@ -143,7 +143,7 @@ def prune_heads(
     how = How(None if dry_run else output, force, quiet, json, not config_only, explain)
     with how.open(checkpoint) as opened:
         if heads is None and ratio is None and count is None:
-            how.note("No --ratio given: removing 20 % of the heads.")
+            how.note("No --ratio given: removing 20% of the heads.")
         _run(opened, options, how)
 
 
@@ -180,7 +180,7 @@ def _show(shown: Shown, plan: HeadPlan) -> None:
             own = [layer for layer in layers if layer.kind == kind]
             rows.append([f"all of {KIND_NAMES[kind]}", *_total(own, kept)])
     rows.append(["all attentions", *_total(layers, kept)])
-    console.show(console.table("Heads", ("Attention", "Before", "Kept", "Removed"), rows))
+    console.show(console.table("Heads", ("attention", "before", "kept", "removed"), rows))
     shown.show_sizes()
     shown.show_place()
 

@@ -233,11 +233,11 @@ def _show(shown: Shown, plan: LayerPlan) -> None:
             ]
             for row in rows
         ]
-        console.show(console.table("Layers", ("Layer", "Score", ""), cells))
+        console.show(console.table("Layers", ("layer", "score", ""), cells))
     totals = [
         [side, *removal(sum(row["side"] == side for row in rows), len(numbers))]
         for side, numbers in plan.kept.items()
     ]
-    console.show(console.table("Depth", ("Stack", "Before", "Kept", "Removed"), totals))
+    console.show(console.table("Depth", ("stack", "before", "kept", "removed"), totals))
     shown.show_sizes()
     shown.show_place()

@@ -148,7 +148,7 @@ def _show(shown: Shown, plan: AttentionPlan) -> None:
         )
     if plan.removed:
         rows.append([_layers(shown, plan.removed), "none", "0", "0"])
-    columns = ("Layers", "Attention", "Heads", "Parameters")
+    columns = ("layers", "attention", "heads", "parameters")
     console.show(console.table("Attention", columns, rows, text_columns=2))
     shown.show_sizes()
     shown.show_place()

@@ -176,7 +176,7 @@ def _show(shown: Shown, plan: VocabularyPlan) -> None:
         ["embedding bytes", *change(*nbytes, console.bytes_text)],
         *shown.rows(),
     ]
-    console.show(console.table("Vocabulary", ("", "Before", "After", "Left"), rows))
+    console.show(console.table("Vocabulary", ("", "before", "after", "left"), rows))
     if check.changed:
         console.out(
             f"{tokens.share:.2%} of the running tokens stay; {check.changed:,} of {check.sentences:,} different "

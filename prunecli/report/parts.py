@@ -66,7 +66,7 @@ def _traffic(name: str, statistics: GateStatistics) -> Html:
             element("h3", name),
             element("p", f"{said}."),
             heat_map(caption, grid, statistics.layers, experts, scale),
-            scale_key(scale, "0 %", f"{scale.high:.1%}"),
+            scale_key(scale, "0%", f"{scale.high:.1%}"),
         ]
     )
 

@@ -31,7 +31,7 @@ SCORES = {
     "spearman": "Spearman's correlation",
     "retrieval": "retrieved",
     "cosine": "cosine to the first",
-    "cosine_5_percent": "5 % are below",
+    "cosine_5_percent": "5% are below",
     "perplexity": "perplexity",
     "bits_per_byte": "bits per byte",
     "kl_divergence": "KL divergence, nats",

@@ -73,7 +73,7 @@ SCORES: Mapping[str, Mapping[str, Score]] = {
     },
     "embedding": {
         "cosine": Score("cosine to first", ".4f", of_two=True, closing=True),
-        "cosine_5_percent": Score("5 % below", ".4f", of_two=True),
+        "cosine_5_percent": Score("5% below", ".4f", of_two=True),
         "spearman": Score("Spearman", ".4f", closing=True),
         "retrieval": Score("retrieved", ".1%", closing=True),
         "width": Score("width", ",d"),

@@ -42,7 +42,8 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
 
     Raises:
         OutputError: `path` is a directory, exists and `force` is not given, is no file (a device, say) or no result
-            of prunecli's, or lies in no directory; or a directory stands where an unfinished run keeps its state.
+            of prunecli's, or lies in no directory, or in one that cannot be written to; or a directory stands where an
+            unfinished run keeps its state.
     """
     _refuse_unwritable(path, force=force)
     if path.is_file() and not _is_replaceable(path):
@@ -62,11 +63,13 @@ def _refuse_unwritable(path: Path, *, force: bool) -> None:
     if path.is_dir():
         raise OutputError(f"{path}: a directory, where a file is to be written", "Choose another output.")
     if os.path.lexists(path) and not force:
-        raise OutputError(f"{path}: exists already", "Replace it with --force, or choose another output.")
+        raise OutputError(f"{path}: exists already", "Choose another output, or replace it with --force.")
     if os.path.lexists(path) and not path.is_file():
         raise OutputError(f"{path}: not a file, which alone --force replaces", "Choose another output.")
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{path.parent}: nothing can be written there", "Choose another output.")
 
 
 def _is_replaceable(path: Path) -> bool:

@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from prunecli.errors import HubError, OutputError
 from prunecli.tensors.journal import Journal, read, sync
+from prunecli.tensors.quantities import bytes_text
 
 SPARE_BYTES = 16 << 20
 """Room for the small files beside the weights."""
@@ -113,7 +114,8 @@ def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> N
     """Refuse a place where a result cannot go, before any work is done.
 
     Raises:
-        OutputError: it overlaps `source`, exists (with `force`: and is not a checkpoint), or has no parent.
+        OutputError: it overlaps `source`, exists (with `force`: and is not a checkpoint), has no parent, or one that
+            cannot be written to.
     """
     if source is not None:
         real, origin = target.resolve(), source.resolve()
@@ -128,6 +130,8 @@ def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> N
         )
     if not target.absolute().parent.is_dir():
         raise OutputError(f"{target.parent}: no such directory", "Make it first, or choose another --output.")
+    if not os.access(target.absolute().parent, os.W_OK):
+        raise OutputError(f"{target.parent}: nothing can be written there", "Choose another --output.")
 
 
 def _is_replaceable(target: Path) -> bool:
@@ -139,9 +143,9 @@ def _is_replaceable(target: Path) -> bool:
 def _require_room(target: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(target.parent).free
     if free < needed_bytes + SPARE_BYTES:
-        needed = (needed_bytes + SPARE_BYTES) / 2**30
+        needed = bytes_text(needed_bytes + SPARE_BYTES)
         raise OutputError(
-            f"{target.parent}: {needed:.2f} GiB are needed, {free / 2**30:.2f} are free",
+            f"{target.parent}: {needed} are needed, {bytes_text(free)} are free",
             "Free some space, or choose another --output.",
         )
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from prunecli import __version__
 from prunecli.commands import app, console
 from prunecli.commands.signatures import value_names
-from prunecli.errors import CheckpointError, UsageError
+from prunecli.errors import CheckpointError, OutputError, UsageError
+from prunecli.tensors.documents import refuse_unwritable
+from prunecli.tensors.transaction import refuse_target
 from tests.fuzz import rounds
 
 
@@ -159,6 +165,42 @@ def test_a_bug_and_an_interrupt_are_json_too(
         assert ended.value.code == status
         error = json.loads(capsys.readouterr().out)["error"]
         assert (error["message"], error["status"]) == (said, status)
+
+
+@pytest.mark.parametrize(
+    ("number", "ending"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)]
+)
+def test_a_signal_waits_until_numpy_is_there(
+    number: int, ending: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its C code makes an ImportError of what is raised in the middle of its import: a fault in prunecli, it said."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(np.__spec__, "_initializing", True, raising=False)
+    try:
+        app._heed_signals()
+        os.kill(os.getpid(), number)  # nothing is raised here
+        monkeypatch.setattr(np.__spec__, "_initializing", False)
+        with pytest.raises(ending):
+            time.sleep(10)
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_what_is_no_choice_is_said_plainly(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        app.main(["prune-heads", "--metric", "importence"])
+    assert "Invalid value for '--metric': 'importence' is not one of" in capsys.readouterr().err
+
+
+def test_no_long_work_for_a_place_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        os, "access", lambda _path, _mode: False
+    )  # a read-only disk; root may write all others
+    with pytest.raises(OutputError, match="nothing can be written there"):
+        refuse_unwritable(tmp_path / "gates.json", force=False)
+    with pytest.raises(OutputError, match="nothing can be written there"):
+        refuse_target(tmp_path / "out", force=False)
 
 
 @pytest.mark.parametrize("columns", [80, 60])

@@ -58,7 +58,7 @@ def test_says_how_near_the_rows_come(model: Path) -> None:
     result = run(model, *SMALL)
     assert result.status == 0, result.err
     for text in (
-        "Explained variance",
+        "explained variance",
         "Mean cosine",
         "input, define",
         "projective with the same n = 4",
@@ -151,7 +151,7 @@ def test_a_dry_run_fits_and_writes_nothing(model: Path, folder: Path) -> None:
     result = run(model, *SMALL, "--dry-run")
     assert result.status == 0, result.err
     assert "Dry run: nothing is fitted or written." in result.out
-    assert "Explained variance" not in result.out
+    assert "explained variance" not in result.out
     assert sorted(folder.iterdir()) == before
     written, planned = (json.loads(run(model, *SMALL, *more, "--json").out) for more in ((), ("--dry-run",)))
     assert written["parameters_after"] == planned["parameters_after"]

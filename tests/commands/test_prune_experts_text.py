@@ -131,7 +131,7 @@ def test_a_layer_that_no_text_enters_goes_by_its_weights(
 def test_by_text_and_by_default_a_quarter_goes(model: Path, folder: Path) -> None:
     result = run(model, "--for", "code", "-o", "out")
     assert result.status == 0, result.err
-    for text in ("removing at least 25 %", "Metric reap (default) for code, from gates.json."):
+    for text in ("removing at least 25%", "Metric reap (default) for code, from gates.json."):
         assert text in result.err
     payload = json.loads((folder / "gates.json").read_text())
     sums = payload["entries"]["code"]

@@ -81,7 +81,7 @@ def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
 def test_without_a_ratio_the_default_is_said(model: Path, folder: Path) -> None:
     result = run(model)
     assert result.status == 0, result.err
-    assert "No --ratio given: removing 20 %" in result.err
+    assert "No --ratio given: removing 20%" in result.err
     assert count(folder / "pruned-heads") == 22  # ceil(0.2 x 28) = 6 go
 
 

@@ -119,7 +119,7 @@ def test_room_is_asked_for_what_goes_along(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(transaction.shutil, "disk_usage", lambda _path: usage)
     result = call(prune_heads, SOURCE, "--metric", "random", "-o", "out")
     assert result.status == 1
-    assert "GiB are needed" in result.err
+    assert "MiB are needed" in result.err
 
 
 def test_a_transformer_in_a_folder_is_pointed_to(folder: Path) -> None:

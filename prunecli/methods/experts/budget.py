@@ -77,7 +77,7 @@ def keep_count(ratio: float, held: int) -> int:
     if not 0 <= ratio < 1:
         raise UsageError(
             f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the experts to remove: 0.8 removes 80 %.",
+            "It is the fraction of the experts to remove: 0.8 removes 80%.",
         )
     return floor((1 - Fraction(repr(float(ratio)))) * held)
 
@@ -256,7 +256,7 @@ def check_feasible(keep: int, lowest: int, held: int, layers: int, minimum: int)
         raise UsageError(
             f"{keep} of {held} experts would stay: fewer than {minimum} in each of {layers} sparse layers "
             f"({lowest} in all).",
-            f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g} % (--ratio)"
+            f"Remove at most {floor((1 - Fraction(lowest, held)) * 1000) / 10:g}% (--ratio)"
             + (
                 ", or lower --min-per-layer."
                 if minimum > 2

@@ -92,7 +92,7 @@ def smallest_ratio(
         raise UsageError(
             f"No ratio fits in {bytes_text(budget_bytes)}: with {request.minimum} experts per layer the weights "
             f"take {bytes_text(found.dense + found.experts)}, decoding {bytes_text(found.cache + found.activations)}, "
-            "10 % stays free.",
+            "10% stays free.",
             "Give more memory, a smaller --dtype, or a smaller --fit-batch, --fit-beam or --fit-length.",
         )
     return found
@@ -217,7 +217,7 @@ def explain(fit: MemoryFit) -> Sequence[str]:
     return (
         f"fit {bytes_text(fit.budget)}: dense {bytes_text(fit.dense)} + {fit.keep} experts {bytes_text(fit.experts)}"
         f" + attention cache {bytes_text(fit.cache)} + activations {bytes_text(fit.activations)}"
-        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10 %) left free",
+        f" = {bytes_text(fit.total)}, with {bytes_text(fit.margin)} (10%) left free",
         f"for batch {load.batch}, beam {load.beam}, {load.length} tokens; the smallest ratio is {fit.ratio:g}"
         f" ({fit.keep} of {fit.held} experts stay)",
     )

@@ -129,7 +129,7 @@ def refuse_contradictions(options: NarrowOptions) -> None:
     if options.ratio is not None and not 0 <= options.ratio < 1:
         raise UsageError(
             f"--ratio {options.ratio:g} is outside [0, 1).",
-            "It is the fraction of the hidden units to remove: 0.25 removes 25 %.",
+            "It is the fraction of the hidden units to remove: 0.25 removes 25%.",
         )
     if options.width is not None and (options.width < 1 or options.per_layer):
         what = "--per-layer: widths differ then." if options.per_layer else "an FFN of no width is none."

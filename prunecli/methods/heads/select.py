@@ -73,7 +73,7 @@ def removed_count(ratio: float, held: int) -> int:
     if not 0 <= ratio < 1:
         raise UsageError(
             f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the heads to remove: 0.2 removes 20 %.",
+            "It is the fraction of the heads to remove: 0.2 removes 20%.",
         )
     return ceil(Fraction(repr(float(ratio))) * held)
 

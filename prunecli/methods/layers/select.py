@@ -33,7 +33,7 @@ def removed_count(ratio: float, held: int) -> int:
     if not 0 <= ratio < 1:
         raise UsageError(
             f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the layers to remove: 0.25 removes 25 %.",
+            "It is the fraction of the layers to remove: 0.25 removes 25%.",
         )
     return ceil(Fraction(repr(float(ratio))) * held)
 

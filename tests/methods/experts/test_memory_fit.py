@@ -77,5 +77,5 @@ def test_the_arithmetic_is_said(model: Path) -> None:
     text = "\n".join(explain(found))
     assert f"{found.keep} of 32 experts stay" in text
     assert f"ratio is {found.ratio:g}" in text
-    assert "10 %" in text
+    assert "10%" in text
     assert np.isclose(found.ratio, 1 - found.keep / 32, atol=1e-4)
