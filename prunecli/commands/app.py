@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import io
-import json
 import os
 import signal
 import sys
@@ -328,10 +327,9 @@ def _print_error(text: str, status: int) -> None:
     message, _, remedy = text.removeprefix("Error: ").partition("\n")
     said = {"message": message, "remedy": remedy.replace("\n", " ") or None, "status": status}
     payload = {"format": "prunecli.error/1", "prunecli": __version__, "error": said}
-    if processes.rank() == 0:
-        try:
-            console.out(json.dumps(payload, indent=1, ensure_ascii=False))
-        except BrokenPipeError:
-            raise
-        except OSError:  # of a full disk, say, which may be the failure itself
-            _discard_output()
+    try:
+        console.print_json(payload)
+    except BrokenPipeError:
+        raise
+    except OSError:  # of a full disk, say, which may be the failure itself
+        _discard_output()

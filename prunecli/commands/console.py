@@ -39,8 +39,12 @@ def plain(text: str) -> str:
     lines = []
     for line in text.split("\n"):
         shown = line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
-        lines.append("".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in shown))
+        lines.append(_printable(shown))
     return "\n".join(lines)
+
+
+def _printable(line: str) -> str:
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 _hushed: ContextVar[bool] = ContextVar("hushed", default=False)
@@ -74,14 +78,18 @@ def warn(text: str) -> None:
 
 
 def out(text: str) -> None:
-    """Plain text on stdout."""
+    """Plain text on stdout; what could steer a terminal is written as an escape."""
+    _print("\n".join(map(_printable, text.split("\n"))))
+
+
+def _print(text: str) -> None:
     if processes.rank() == 0:
         print(text, flush=True)  # noqa: T201
 
 
 def print_json(payload: Mapping[str, Any]) -> None:
     """The result as JSON on stdout."""
-    out(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
+    _print(json.dumps(payload, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 Shown: TypeAlias = "Table | list[Table]"

@@ -54,7 +54,17 @@ class Dense:
     activation: Callable[[Tensor], Tensor]
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        """`[texts, in]` to `[texts, out]`."""
+        """`[texts, in]` to `[texts, out]`.
+
+        Raises:
+            CheckpointError: `vectors` have another width than it reads.
+        """
+        if vectors.shape[1] != self.weight.shape[1]:
+            raise CheckpointError(
+                f"a Dense module of {MODULES_FILE} reads vectors of {self.weight.shape[1]} numbers, the one before it "
+                f"gives {vectors.shape[1]}",
+                "Copy the model's files again.",
+            )
         bias = None if self.bias is None else self.bias.to(vectors.device)
         return self.activation(functional.linear(vectors, self.weight.to(vectors.device), bias))
 
@@ -128,7 +138,7 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
         elif kind != "Transformer":
             raise UnsupportedModelError(f"{home / MODULES_FILE}: a module of the kind {kind} is not known")
     about = directory / "sentence_bert_config.json"
-    settings = _json(about) if about.is_file() else {}
+    settings = _object(about) if about.is_file() else {}
     longest = settings.get("max_seq_length")
     return Pooling(
         modes,
@@ -165,7 +175,7 @@ def _folder_of(entry: Mapping[str, Any], home: Path) -> str:
 
 
 def _modes(path: Path) -> tuple[str, ...]:
-    settings = _json(path)
+    settings = _object(path)
     named = settings.get("pooling_mode")
     if named is None:
         modes = tuple(mode for key, mode in MODES.items() if settings.get(key) is True)
@@ -181,7 +191,7 @@ def _dense(folder: Path) -> Dense:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    settings, path = _json(folder / "config.json"), folder / "model.safetensors"
+    settings, path = _object(folder / "config.json"), folder / "model.safetensors"
     activation = str(settings.get("activation_function", "Identity")).rpartition(".")[2]
     if activation not in ACTIVATIONS:
         raise UnsupportedModelError(f"{folder / 'config.json'}: the activation {activation} is not known")
@@ -191,12 +201,19 @@ def _dense(folder: Path) -> Dense:
         )
     try:
         found = load_file(path)
-        bias = found.get("linear.bias")
-        return Dense(
-            found["linear.weight"].float(), None if bias is None else bias.float(), ACTIVATIONS[activation]
-        )
-    except (SafetensorError, KeyError, OSError) as error:
+        weight, bias = found["linear.weight"].float(), found.get("linear.bias")
+    except (SafetensorError, KeyError, OSError, RuntimeError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})", "Copy the file again.") from error
+    if weight.dim() != 2 or not weight.numel() or (bias is not None and bias.shape != weight.shape[:1]):
+        raise CheckpointError(f"{path}: its tensors are no weight and bias", "Copy the file again.")
+    return Dense(weight, None if bias is None else bias.float(), ACTIVATIONS[activation])
+
+
+def _object(path: Path) -> Mapping[str, Any]:
+    value = _json(path)
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: holds no JSON object", "Copy the file again.")
+    return value
 
 
 def _json(path: Path) -> Any:

@@ -34,7 +34,7 @@ WORDS = [
 ]
 TEXT = "--data data --pairs eng_Latn-fra_Latn --batch-tokens 200 --device cpu"
 ONE = f"{TEXT} --split val"
-PLAIN = "--text text.txt --batch-tokens 200 --device cpu"
+PLAIN = "--text text.txt --batch-tokens 60 --device cpu"
 TRAIN = f"{TEXT} --steps 3 --eval-every 2 --warmup 1 --keep-state"
 
 RECIPE = """\

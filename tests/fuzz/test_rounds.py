@@ -332,6 +332,18 @@ def test_control_characters_and_endless_values_do_not_reach_the_terminal(tmp_pat
         assert max(map(len, ran.err.splitlines())) < 1100
 
 
+def test_nor_do_they_through_a_dry_run(tmp_path: Path) -> None:
+    (tmp_path / "r.yaml").write_text(
+        'steps: [{name: a, command: inspect, arguments: {checkpoint: "\\e[31m"}}]\n'
+    )
+    for command in (
+        "run r.yaml --dry-run",
+        "run quickstart --dry-run --set target=\x1b[31m",
+        "run r.yaml --print",
+    ):
+        assert "\x1b" not in run(command, tmp_path).out
+
+
 def test_combinations_without_end_are_refused(tmp_path: Path) -> None:
     digits = "[0,1,2,3,4,5,6,7,8,9]"
     each = ", ".join(f"{letter}: {digits}" for letter in "abcdefg")

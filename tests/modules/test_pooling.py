@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from safetensors.torch import save_file
 
 from prunecli.errors import CheckpointError, UnsupportedModelError
 from prunecli.modules.pooling import MODES, Pooling, read_pooling
@@ -101,6 +102,9 @@ def test_older_and_newer_settings(key: str, mode: str, tmp_path: Path) -> None:
             "Odd is not known",
         ),
         ("2_Dense/model.safetensors", "{", CheckpointError, "cannot be read"),
+        ("2_Dense/config.json", "0.5", CheckpointError, "no JSON object"),
+        ("1_Pooling/config.json", "[]", CheckpointError, "no JSON object"),
+        ("sentence_bert_config.json", "0.5", CheckpointError, "no JSON object"),
     ],
 )
 def test_what_cannot_be_is_refused(
@@ -110,3 +114,21 @@ def test_what_cannot_be_is_refused(
     (model / file).write_text(text)
     with pytest.raises(error, match=message):
         read_pooling(model)
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "message"),
+    [
+        ((8,), (8,), "no weight and bias"),
+        ((8, 32), (7,), "no weight and bias"),
+        ((8, 31), (8,), "of 31 numbers, .* 32"),
+    ],
+)
+def test_a_dense_layer_of_other_shapes_is_refused(
+    weight: tuple[int, ...], bias: tuple[int, ...], message: str, tmp_path: Path
+) -> None:
+    model = sentence_model(tmp_path / "model")
+    tensors = {"linear.weight": torch.ones(weight), "linear.bias": torch.ones(bias)}
+    save_file(tensors, model / "2_Dense" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        read_pooling(model)(torch.ones(1, 2, 32), torch.ones(1, 2))
