@@ -32,8 +32,8 @@ class PlaceRow:
         count, kept: components before and after.
         cutoff: see `Cut`.
         lowest_kept, highest_dropped: id and value of those of this place on either side of its cut; None: none is.
-        gap: the value of the one less that of the other.
-        sure: `gap` over the standard deviation of the place's values: near 0 another text may choose otherwise.
+        sure: how far these are apart, over the standard deviation of the place's values: near 0 another text may choose
+            otherwise.
     """
 
     place: str
@@ -42,7 +42,6 @@ class PlaceRow:
     cutoff: float | None
     lowest_kept: tuple[int, float] | None
     highest_dropped: tuple[int, float] | None
-    gap: float | None
     sure: float | None
 
 
@@ -61,11 +60,12 @@ def _row(decision: Decision, index: int) -> PlaceRow:
         if values is not None and len(dropped)
         else None
     )
-    gap = None if lowest is None or highest is None else lowest[1] - highest[1]
-    spread = 0.0 if values is None else float(np.nanstd(values)) if np.isfinite(values).any() else 0.0
-    sure = gap / spread if gap is not None and spread > 0 else None
+    sure = None
+    if values is not None and lowest is not None and highest is not None:
+        spread = float(np.nanstd(values))
+        sure = (lowest[1] - highest[1]) / spread if spread > 0 else None
     return PlaceRow(
-        place_name(decision, place), len(place.ids), place.num_kept, cut.cutoff, lowest, highest, gap, sure
+        place_name(decision, place), len(place.ids), place.num_kept, cut.cutoff, lowest, highest, sure
     )
 
 
@@ -102,9 +102,7 @@ def place_name(decision: Decision, place: Ranked) -> str:
     return f"{where}, {group}" if group.startswith("group ") else where
 
 
-def component_name(
-    decision: Decision, place: Ranked, number: int, layer: int | None, then: bool = True
-) -> str:
+def component_name(decision: Decision, place: Ranked, number: int, layer: int | None) -> str:
     """`Expert 7 of encoder layer 3`.
 
     Args:
@@ -112,11 +110,10 @@ def component_name(
         place: where.
         number: its id there.
         layer: the number that its layer, or of a layer that it itself, had in the original model; None: the same.
-        then: whether to name the number that it had at the step, too, where that is another.
     """
     other = place.layer if decision.part != "layer" else number
     shown = other if layer is None else layer
-    was = f" (then {other})" if then and shown != other else ""
+    was = f" (then {other})" if shown != other else ""
     if decision.part == "token":
         label = "" if place.labels is None else place.labels[number]
         return f'Token "{label}" (id {number})' if label else f"Id {number}"
