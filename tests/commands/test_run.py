@@ -73,7 +73,7 @@ def test_values_are_checked_beforehand(name, value, fault):
 
 def test_every_command_that_writes_has_an_output():
     for name, parameters in signatures().items():
-        assert name == "inspect" or parameters["output"].role == "output"
+        assert name in ("inspect", "explain") or parameters["output"].role == "output"
 
 
 @pytest.mark.parametrize("path", bundled_recipes().values(), ids=lambda path: path.stem)
