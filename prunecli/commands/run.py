@@ -54,24 +54,28 @@ def run(
     --force runs all of them, and replaces outputs that the recipe did not make.
     """
     from prunecli.commands.signatures import signatures
-    from prunecli.recipes.bundled import bundled_recipes, find_recipe
+    from prunecli.recipes.bundled import find_recipe, shown_name
     from prunecli.recipes.engine import resolve
     from prunecli.recipes.page import page_step
     from prunecli.recipes.run import preview, read_state, run_steps, state_file
     from prunecli.recipes.text import parse_override, read_recipe
 
     if lists:
-        rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
-        console.show(console.table("", ("recipe", "what it does"), rows, text_columns=2))
+        _list()
         return
     if name is None:
-        raise UsageError("no recipe was named", "prunecli run --list names those that come with it.")
+        _list()
+        raise UsageError(
+            "no recipe was named",
+            "prunecli run NAME runs one of these: --dry-run says what it would do, --print what can be --set.",
+        )
     recipe = find_recipe(name)
+    label = shown_name(recipe)
     if prints:
         console.out(recipe.read_text(encoding="utf-8").rstrip("\n"))
         return
     overrides = dict(parse_override(text) for text in assignments or [])
-    plan = resolve(recipe, read_recipe(recipe), signatures(), overrides, builtin_variables())
+    plan = resolve(label, read_recipe(recipe), signatures(), overrides, builtin_variables())
     steps = plan.steps if html is None else (*plan.steps, page_step(plan.steps, html))
     state = state_file(recipe)
     if dry_run:
@@ -91,16 +95,25 @@ def run(
             steps, state, lambda step, replace: _execute(step, replace, quiet), starting, force
         )
     except KeyboardInterrupt:  # the step has said so already
-        console.warn(f"{recipe}: the same command goes on with this step.")
+        console.warn(f"{label}: the same command goes on with this step.")
         raise typer.Exit(130) from None
     last = outcomes[-1]
     if last.status != 0:
         console.warn(
-            f"{recipe}: step {last.step.name!r} failed with status {last.status}; the run stops here."
+            f"{label}: step {last.step.name!r} failed with status {last.status}; "
+            "once that is mended, the same command goes on with it."
         )
         raise typer.Exit(last.status)
     if not quiet:
         _report(plan)
+
+
+def _list() -> None:
+    from prunecli.recipes.bundled import bundled_recipes
+    from prunecli.recipes.text import read_recipe
+
+    rows = [(known, read_recipe(path).description) for known, path in bundled_recipes().items()]
+    console.show(console.table("", ("recipe", "what it does"), rows, text_columns=2))
 
 
 def builtin_variables() -> Mapping[str, str]:

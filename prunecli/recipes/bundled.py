@@ -11,10 +11,19 @@ from prunecli.errors import UsageError
 DIRECTORY = Path(__file__).parent / "files"
 """Of the recipes, and of the configurations that they train from random weights."""
 
+FIRST = ("quickstart", "shrink-a-llm", "moe-language-model", "nllb-for-two-languages", "embedding-model")
+"""Those for a model of one's own; the others repeat experiments of papers."""
+
 
 def bundled_recipes() -> Mapping[str, Path]:
-    """Name -> file."""
-    return {path.stem: path for path in sorted(DIRECTORY.glob("*.yaml"))}
+    """Name -> file, those of `FIRST` first."""
+    found = {path.stem: path for path in sorted(DIRECTORY.glob("*.yaml"))}
+    return {name: found[name] for name in sorted(found, key=lambda name: ([*FIRST, name].index(name), name))}
+
+
+def shown_name(recipe: Path) -> Path:
+    """What messages call a recipe: a bundled one by its name."""
+    return Path(recipe.stem) if recipe.parent == DIRECTORY else recipe
 
 
 def find_recipe(given: str) -> Path:
@@ -28,8 +37,11 @@ def find_recipe(given: str) -> Path:
         return path
     if given in known:
         return known[given]
-    near = difflib.get_close_matches(path.stem, known, n=1)
+    near = [name for name in known if path.stem and path.stem in name]
+    near = near or difflib.get_close_matches(path.stem, known, n=1)
     raise UsageError(
         f"{given}: no such file, and no recipe of this name",
-        f"Did you mean {near[0]}?" if near else "prunecli run --list names those that come with it.",
+        f"Did you mean {' or '.join(near)}?"
+        if near
+        else "prunecli run --list names those that come with it.",
     )

@@ -86,6 +86,11 @@ class Step:
     accepts: frozenset[str] = frozenset()
 
     @property
+    def key(self) -> str:
+        """What its record is kept under: with other outputs (`--set out=…`) it is another step."""
+        return " ".join([self.name, *map(str, self.outputs)])
+
+    @property
     def makes(self) -> tuple[Path, ...]:
         """All that it writes."""
         return (*self.outputs, *self.beside)
@@ -184,7 +189,8 @@ def _resolve_step(
             endings |= {parameter.beside} - {""}
             if parameter.role == "checkpoint":
                 for path in map(checkpoint_path, _texts(value, parameter)):
-                    model = None if any(related(path, output) for output in earlier) else hub_name(path)
+                    made = any(related(path, output) or path.parent == output.parent for output in earlier)
+                    model = None if made else hub_name(path)
                     paths["input"] += [path] if model is None else []
                     models += [] if model is None else [model]
             elif parameter.role != "value" and fault is None:

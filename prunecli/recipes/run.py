@@ -87,7 +87,7 @@ class Record:
 
 
 State = Mapping[str, Record]
-"""Step's name -> its record."""
+"""Step's key -> its record."""
 
 
 def state_file(recipe: Path, directory: Path = Path()) -> Path:
@@ -125,7 +125,7 @@ def stale_reason(step: Step, state: State, remade: Sequence[Path] = ()) -> str |
     for source in step.inputs:
         if any(related(source, output) for output in remade):
             return f"{source} is made anew"
-    record = state.get(step.name)
+    record = state.get(step.key)
     if not step.outputs:
         return "it writes no file"
     for output in step.makes:
@@ -223,7 +223,7 @@ def run_steps(
         if status != 0:
             return outcomes
         if reason is not None:
-            state[step.name] = Record(fingerprint(step, inputs), _written(step), inputs)
+            state[step.key] = Record(fingerprint(step, inputs), _written(step), inputs)
             write_state(path, state)
     return outcomes
 

@@ -177,7 +177,7 @@ def test_a_failing_step_ends_the_run_with_its_status(workplace):
     result = prunecli(workplace, "recipe.yaml")
     assert result.returncode == 1
     assert "gates.json" in result.stderr
-    assert "step 'compare-0.75' failed with status 1" in result.stderr
+    assert "recipe.yaml: step 'compare-0.75' failed with status 1" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -209,6 +209,7 @@ def test_a_missing_recipe_ends_with_status_2(tmp_path):
     ("given", "remedy"),
     [
         ("quikstart", "Did you mean quickstart?"),
+        ("nllb", "Did you mean nllb-for-two-languages or nllb-moe-54b?"),
         ("nothing-like-it", "prunecli run --list names those that come with it."),
     ],
 )
@@ -216,6 +217,26 @@ def test_an_unknown_name_is_refused(given, remedy):
     with pytest.raises(UsageError) as refused:
         find_recipe(given)
     assert str(refused.value).splitlines() == [f"{given}: no such file, and no recipe of this name", remedy]
+
+
+def test_without_a_name_those_that_there_are_are_listed(capsys):
+    with pytest.raises(UsageError, match="no recipe was named"):
+        command.run()
+    listed = capsys.readouterr().out
+    assert [name for name in bundled_recipes() if name not in listed] == []
+
+
+def test_what_lies_beside_outputs_is_no_model_of_the_hub(tmp_path, monkeypatch):
+    """`out/kind` could name one."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("""\
+steps:
+  - {name: a, command: prune-layers, arguments: {checkpoint: org/name, output: out/model}}
+  - {name: b, command: prune-layers, arguments: {checkpoint: out/modell, output: out/small}}
+""")
+    path = Path("recipe.yaml")
+    with pytest.raises(UsageError, match=r"recipe.yaml: step 'b': its input out/modell does not exist"):
+        resolve(path, read_recipe(path), signatures())
 
 
 def test_an_unknown_command_is_a_fault(tmp_path, monkeypatch):

@@ -60,6 +60,12 @@ def test_a_changed_argument_runs_its_step_and_those_after_it(workplace):
     assert outcomes[-1].reason == "made/language, made/global changed"
 
 
+def test_outputs_in_another_folder_are_another_run(workplace):
+    run(workplace)
+    assert len(run(workplace, out="other")[0].ran) == 4
+    assert run(workplace)[0].ran == run(workplace, out="other")[0].ran == []
+
+
 def test_a_changed_input_runs_what_reads_it_and_stops_where_the_output_is_the_same(workplace):
     run(workplace)
     (workplace / "text" / "val.a").write_text("two\n")
