@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ PUBLIC = [
 JSON = ("config",)
 """Names of what holds a config.json, of which nobody knows what each key is."""
 PAGE = Path(__file__).parent.parent / "docs" / "api.md"
+NOTEBOOK = PAGE.with_name("prune-experts.ipynb")
 
 
 def test_every_public_name_is_there() -> None:
@@ -49,6 +51,20 @@ def test_the_page_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, str(PAGE), "exec"), names)
+
+
+def test_the_notebook_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kernel: its cells are plain Python, and the last cell shows a translation and its reference."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    names: dict[str, Any] = {}
+    for source in sources:
+        exec(compile(source, str(NOTEBOOK), "exec"), names)
+    assert names["scores"]["chrf++"].min() > 90
+    shown = [cell["outputs"] for cell in cells if cell["cell_type"] == "code" and not cell["outputs"]]
+    assert shown == [], "each cell was run before it was saved"
 
 
 def test_the_page_names_every_function() -> None:
