@@ -79,9 +79,10 @@ def test_every_command_that_writes_has_an_output():
 @pytest.mark.parametrize("path", bundled_recipes().values(), ids=lambda path: path.stem)
 def test_shipped_recipes_fit_the_real_commands(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("nllb-moe-54b", "flores200_dataset", "classifier"):  # what some of them ask their user for
+    # What some of them ask their user for.
+    for name in ("nllb-moe-54b", "flores200_dataset", "classifier", "sentence-encoder"):
         (tmp_path / name).mkdir()
-    for name in ("train.tsv", "dev.tsv"):
+    for name in ("train.tsv", "dev.tsv", "train.txt", "valid.txt", "test.txt"):
         (tmp_path / name).write_text("0\ta\n")
     assert resolve(path, read_recipe(path), signatures(), {}, command.builtin_variables()).steps
 
