@@ -101,6 +101,8 @@ def describe_checkpoint(name: Path | str, *, say: Say = unsaid, progress: Progre
             return open_model(snapshot.directory)
         weights = weight_files(snapshot.sizes, snapshot.read)
         files = [file for file in weights if not file.endswith(".json")]
+        if not files:
+            raise CheckpointError(f"{hub}: its index names no weight files", "Ask who published it.")
         total = sum(snapshot.sizes[file] for file in files)
         if pickled := [file for file in files if not file.endswith(".safetensors")]:
             raise _pickled(hub, pickled, total)

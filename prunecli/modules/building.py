@@ -166,7 +166,7 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     """The configuration object of the family's stock class, with `changes` to config.json's values.
 
     Raises:
-        CheckpointError: transformers refuses a value.
+        CheckpointError: transformers refuses a value, or a dropout is no probability, which it would refuse at work.
     """
     from transformers import CONFIG_MAPPING
 
@@ -176,6 +176,12 @@ def stock_config(checkpoint: Checkpoint, **changes: Any) -> Any:
     if names := class_names(checkpoint.config):
         values["architectures"] = list(names)
     values |= {"model_type": family.model_type, **changes}
+    for key, value in values.items():
+        if "drop" in key and isinstance(value, (int, float)) and not 0 <= value <= 1:
+            raise CheckpointError(
+                f"{checkpoint.path}/config.json: {key} is {value}, which is no probability",
+                "Correct the value, or copy the file again.",
+            )
     try:
         return CONFIG_MAPPING[family.model_type].from_dict(values)
     except Exception as error:  # whatever a value of the wrong kind runs into inside of transformers

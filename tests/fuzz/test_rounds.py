@@ -157,7 +157,7 @@ OTHER_KINDS = (
     ("m2m_100", "pad_token_id", "a word"),
     ("m2m_100", "decoder_start_token_id", 1 << 31),
     ("llama", "tie_word_embeddings", 1),
-    ("gpt2", "resid_pdrop", float("nan")),
+    ("opt", "dropout", 55),
     ("gpt2", "architectures", ["\ud800"]),
 )
 RUNS = "score-heads model --text text -o out.json"
@@ -260,6 +260,13 @@ def test_sizes_of_another_kind_in_fit(tmp_path: Path) -> None:
     ran = run("prune-experts model --metric random --fit 60KiB -o out", tmp_path)
     assert ran.status == 1
     assert "not a count" in ran.err
+
+
+def test_sizes_of_another_model_in_prune_ffn(tmp_path: Path) -> None:
+    config = tiny_family(tmp_path / "model", "gpt2") / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "n_inner": 2}))
+    ran = run("prune-ffn model --ratio 0.5 -o out", tmp_path)
+    assert ran.status == 1, ran.trace
 
 
 def test_names_of_files_that_no_text_can_hold_are_written_as_escapes(tmp_path: Path) -> None:

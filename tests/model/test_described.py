@@ -122,6 +122,14 @@ def test_damaged_headers_are_refused(folder, hub, content, message):
         describe_checkpoint("org/tiny")
 
 
+def test_an_index_of_no_files_is_refused(folder, hub):
+    source = tiny_nllb_moe(folder / "source", shards=2)
+    (source / "model.safetensors.index.json").write_text('{"weight_map": []}')
+    hub.add("org/tiny", source)
+    with pytest.raises(HubError, match="names no weight files"):
+        describe_checkpoint("org/tiny")
+
+
 def test_without_a_network_nothing_is_described(folder, hub, monkeypatch):
     hub.add("org/tiny", tiny_nllb_moe(folder / "source"))
     describe_checkpoint("org/tiny")  # leaves config.json in the cache

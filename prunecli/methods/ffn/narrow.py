@@ -198,6 +198,7 @@ def _scores(
     if options.score == "random":
         generator = np.random.default_rng(options.seed)
         return {owner: generator.random(group.width) for owner, group in groups.items()}, {}
+    checkpoint.check()  # weights of other shapes than config.json says would be added up
     if options.score == "norms":
         return {owner: unit_norms(checkpoint, layers, group) for owner, group in groups.items()}, {}
     if activations is None:

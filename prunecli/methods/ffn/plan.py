@@ -177,6 +177,7 @@ def _scores(
             raise UsageError("--keep-units activations needs text.", "Give --data or --text.")
         whole = (replace(group, width=max(group.width, group.init_width)) for group in plan.groups)
         return activations(replace(plan, groups=tuple(whole)))
+    checkpoint.check()
     norms = {owner: unit_norms(checkpoint, layers, group) for owner, group in narrowed.items()}
     return UnitActivations(norms)
 
