@@ -189,6 +189,10 @@ def _of(error: OSError) -> str:
     return f" ({error.filename})" if error.filename else ""
 
 
+_CAME: list[int] = []
+"""Signals that asked this process to end."""
+
+
 def _again_if_lost(lost: Any) -> None:
     """A signal that arrives inside of a finaliser ends nothing: Python drops its exception. It comes once more."""
     if issubclass(lost.exc_type, (KeyboardInterrupt, SystemExit)):
@@ -207,14 +211,18 @@ def _heed_signals() -> None:
     def heed(number: int, _frame: object) -> None:
         if _is_importing("numpy"):  # whose C code makes an ImportError of whatever is raised
             _once_more(number)
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-        else:
-            sys.exit(128 + number)
+            return
+        _CAME.append(number)
+        raise _ending(number)
 
+    _CAME.clear()
     signal.signal(signal.SIGTERM, heed)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else nohup's, or the caller's own
         signal.signal(signal.SIGINT, heed)
+
+
+def _ending(number: int) -> BaseException:
+    return KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
 
 
 def _is_importing(name: str) -> bool:
@@ -256,6 +264,8 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     if _is_closed_pipe(error):
         _discard_output()
         sys.exit(PIPE_CLOSED)
+    if _CAME and not isinstance(error, SystemExit):  # which other imports in C make errors of, too
+        error = _ending(_CAME[-1])
     if isinstance(error, SystemExit):
         text, status = _of_exit(error)
     else:

@@ -69,7 +69,9 @@ def _refuse_unwritable(path: Path, *, force: bool) -> None:
     if not path.parent.is_dir():
         raise OutputError(f"{path.parent}: no such directory", "Make it first, or choose another output.")
     if not os.access(path.parent, os.W_OK):
-        raise OutputError(f"{path.parent}: nothing can be written there", "Choose another output.")
+        raise OutputError(
+            f"{path}: nothing can be written in {path.absolute().parent}", "Choose another output."
+        )
 
 
 def _is_replaceable(path: Path) -> bool:

@@ -131,7 +131,9 @@ def refuse_target(target: Path, *, force: bool, source: Path | None = None) -> N
     if not target.absolute().parent.is_dir():
         raise OutputError(f"{target.parent}: no such directory", "Make it first, or choose another --output.")
     if not os.access(target.absolute().parent, os.W_OK):
-        raise OutputError(f"{target.parent}: nothing can be written there", "Choose another --output.")
+        raise OutputError(
+            f"{target}: nothing can be written in {target.absolute().parent}", "Choose another --output."
+        )
 
 
 def _is_replaceable(target: Path) -> bool:

@@ -176,12 +176,16 @@ def test_a_signal_waits_until_numpy_is_there(
     """Its C code makes an ImportError of what is raised in the middle of its import: a fault in prunecli, it said."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(np.__spec__, "_initializing", True, raising=False)
+    monkeypatch.setattr(app, "_CAME", [])
     try:
         app._heed_signals()
         os.kill(os.getpid(), number)  # nothing is raised here
         monkeypatch.setattr(np.__spec__, "_initializing", False)
         with pytest.raises(ending):
             time.sleep(10)
+        with pytest.raises(SystemExit) as ended:
+            app._end(ImportError("what an import made of it"), debug=False, as_json=False)
+        assert ended.value.code == {KeyboardInterrupt: 130, SystemExit: 143}[ending]
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
@@ -197,9 +201,9 @@ def test_no_long_work_for_a_place_that_takes_nothing(tmp_path: Path, monkeypatch
     monkeypatch.setattr(
         os, "access", lambda _path, _mode: False
     )  # a read-only disk; root may write all others
-    with pytest.raises(OutputError, match="nothing can be written there"):
+    with pytest.raises(OutputError, match="nothing can be written in"):
         refuse_unwritable(tmp_path / "gates.json", force=False)
-    with pytest.raises(OutputError, match="nothing can be written there"):
+    with pytest.raises(OutputError, match="nothing can be written in"):
         refuse_target(tmp_path / "out", force=False)
 
 
