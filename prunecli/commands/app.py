@@ -264,7 +264,9 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     if _is_closed_pipe(error):
         _discard_output()
         sys.exit(PIPE_CLOSED)
-    if _CAME and not isinstance(error, SystemExit):  # which other imports in C make errors of, too
+    if _CAME and not isinstance(
+        error, SystemExit | processes.StoppedError
+    ):  # which other imports in C make errors of, too
         error = _ending(_CAME[-1])
     if isinstance(error, SystemExit):
         text, status = _of_exit(error)

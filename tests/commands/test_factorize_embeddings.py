@@ -59,7 +59,7 @@ def test_says_how_near_the_rows_come(model: Path) -> None:
     assert result.status == 0, result.err
     for text in (
         "explained variance",
-        "Mean cosine",
+        "mean cosine",
         "input, define",
         "projective with the same n = 4",
         "map table",

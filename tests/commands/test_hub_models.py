@@ -22,6 +22,7 @@ from prunecli.commands.prune_experts import prune_experts
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.commands.prune_heads import prune_heads
 from prunecli.commands.prune_layers import prune_layers
+from prunecli.commands.report import report
 from prunecli.commands.run import run
 from prunecli.commands.score_heads import score_heads
 from prunecli.commands.share_attention import share_attention
@@ -234,8 +235,17 @@ def test_every_checkpoint_of_a_command_may_be_of_the_hub():
         for name, parameter in parameters.items()
         if parameter.role == "checkpoint"
     }
-    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune"}
+    assert {command for command, _ in roles} == {*COMMANDS, "bench-latency", "finetune", "report"}
     assert {("finetune", "teacher"), ("compare-models", "other"), ("compare-models", "benchmarks")} <= roles
+
+
+def test_an_original_of_a_report_may_be_of_the_hub(folder, hub):
+    command, options = COMMANDS["prune-heads"]
+    (folder / "made").mkdir()
+    assert call(command, "source", *options[:-1], "made/less").status == 0
+    made = call(report, "made", "--original", "org/tiny", "-o", "page.html")
+    assert made.status == 0, made.err
+    assert ">tiny<" in (folder / "page.html").read_text()
 
 
 SCRIPT = """
