@@ -86,6 +86,6 @@ def _steps(path: Path) -> list[Mapping[str, Any]]:
 def _config(path: Path) -> Mapping[str, Any]:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return config if isinstance(config, Mapping) else {}

@@ -42,3 +42,10 @@ def test_a_damaged_history_prunes_for_nothing(tmp_path: Path, history: Any) -> N
     assert pruned_pairs([path], [(ENGLISH, FRENCH)]) == ((ENGLISH, FRENCH),)
     other = checkpoint(tmp_path / "b", {"prunecli": history})
     assert pruned_pairs([other], [(ENGLISH, FRENCH)]) == ((ENGLISH, FRENCH),)
+
+
+def test_a_config_without_end_has_no_history(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "a", {})
+    (path / "config.json").write_text("[" * 100_000)
+    assert written_checkpoints(tmp_path) == []
+    assert pruned_pairs([path], [(ENGLISH, FRENCH)]) == ((ENGLISH, FRENCH),)

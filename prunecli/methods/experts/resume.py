@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -109,7 +110,7 @@ def read_state(path: Path, key: Mapping[str, Any]) -> State:
     """The state that a run with the same `key` left in `path`; an empty one where there is none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["key"] != json.loads(json.dumps(key)):
+        if content["key"] != json.loads(json.dumps(key)) or content["sha256"] != _sha256(content):
             return State()
         sums = {
             tuple(entry): GateSums(
@@ -141,7 +142,14 @@ def write_state(path: Path, key: Mapping[str, Any], state: State) -> None:
         [*entry, {name: getattr(sums, name).tolist() for name in sums.names}]
         for entry, sums in state.sums.items()
     ]
-    write_json(path, {"key": dict(key), "batches": state.batches, "sums": sums}, force=True)
+    content = {"batches": state.batches, "sums": sums}
+    write_json(path, {"key": dict(key), **content, "sha256": _sha256(content)}, force=True)
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    """Of what is counted: a damaged number would be counted on from without a word."""
+    counted = json.dumps([content["batches"], content["sums"]])
+    return hashlib.sha256(counted.encode()).hexdigest()
 
 
 class Saver:

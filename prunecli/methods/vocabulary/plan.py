@@ -111,7 +111,7 @@ def _generation(side: Mapping[str, bytes]) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(side[GENERATION])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{GENERATION}: not JSON ({error})", "Copy the file again.") from error
     if not isinstance(value, dict):
         raise CheckpointError(f"{GENERATION}: holds no JSON object", "Copy the file again.")

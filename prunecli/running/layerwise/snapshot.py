@@ -108,7 +108,7 @@ def _read(path: Path) -> tuple[dict[str, Any], int] | None:
         if not isinstance(content["header"], dict) or path.stat().st_size != 8 + length + sum(sizes):
             return None
         return content, 8 + length
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
         return None
 
 

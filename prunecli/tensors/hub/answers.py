@@ -32,6 +32,9 @@ def require_description(name: HubName, info: Any) -> Any:
             raise no_description(name, f"file {file.rfilename!r}")
         if file.size is not None and (type(file.size) is not int or not 0 <= file.size < 1 << 60):
             raise no_description(name, f"{file.size!r} bytes of {file.rfilename}")
+        content = file.lfs.sha256 if file.lfs else file.blob_id
+        if content and not (isinstance(content, str) and _CONTENT.fullmatch(content)):
+            raise no_description(name, f"content {content!r} of {file.rfilename}")
     return info
 
 

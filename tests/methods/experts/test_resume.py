@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -40,6 +41,15 @@ def test_a_signal_while_it_ends_waits_until_all_is_kept_and_said(
         signal.signal(signal.SIGTERM, before)
     assert said == [f"Kept in {tmp_path / '.g.partial'}: the same command goes on from it."]
     assert resume.read_state(tmp_path / ".g.partial", {}).batches == 3
+
+
+@pytest.mark.parametrize("batches", [-1, 2, 4, 10**30, None, "3"])
+def test_a_state_whose_numbers_were_damaged_is_left_aside(tmp_path: Path, batches: object) -> None:
+    path = tmp_path / "state"
+    resume.write_state(path, {"a": 1}, State(3, {}))
+    assert resume.read_state(path, {"a": 1}) == State(3, {})
+    path.write_text(path.read_text().replace('"batches": 3', f'"batches": {json.dumps(batches)}'))
+    assert resume.read_state(path, {"a": 1}) == State()
 
 
 def test_without_an_output_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,10 @@ def siblings(**file: Any) -> dict[str, Any]:
         (siblings(size=1), "describes no model .'rfilename'"),
         *((siblings(rfilename=name), "file ") for name in (5, "", "a/../../b", "/a", "a\0b", "a" * 256)),
         *((siblings(rfilename="a", size=size), "bytes of a") for size in (-1, "1", 1.5, 1 << 60)),
+        *(
+            (siblings(rfilename="a", size=1, blobId=content), "content .* of a")
+            for content in (5, "../a", ["a"])
+        ),
     ],
 )
 def test_what_describes_no_model(model: HubServer, tmp_path: Path, description: Any, message: str) -> None:
