@@ -131,7 +131,9 @@ def require_sound(checkpoint: Path) -> None:
     from transformers import TrainerState
 
     try:
-        TrainerState.load_from_json(str(checkpoint / TRAINER_STATE))
+        best = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE)).best_model_checkpoint
+        if not isinstance(best, str | None):
+            raise TypeError(f"best_model_checkpoint {best!r}")
         for path in (*checkpoint.glob("*.pt"), *checkpoint.glob("*.pth")):
             if not path.name.startswith("rng_state"):  # which holds numpy's, beside tensors
                 torch.load(path, map_location="cpu", weights_only=True)

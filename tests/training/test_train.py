@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from prunecli import load_model
-from prunecli.errors import DataError, OutputError, UnsupportedModelError, UsageError
+from prunecli.errors import CheckpointError, DataError, OutputError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import open_model
 from prunecli.running.encoding import translation_examples
 from prunecli.text.parallel import ParallelText
@@ -151,6 +151,15 @@ def test_a_finished_run_is_not_trained_again_but_goes_further(model, tmp_path):
     assert again.log == first.log
     further = train(model, tmp_path / "state", options(steps=6))
     assert staged(further) == staged(train(model, tmp_path / "whole", options(steps=6)))
+
+
+def test_a_best_model_whose_name_is_damaged_is_refused(model, tmp_path):
+    train(model, tmp_path / "state", options(steps=4))
+    (tmp_path / "state" / "finished.json").unlink()
+    kept = tmp_path / "state" / f"checkpoint-{kept_steps(tmp_path / 'state')[-1]}" / "trainer_state.json"
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "best_model_checkpoint": 0.5}))
+    with pytest.raises(CheckpointError, match=r"damaged \(TypeError: best_model_checkpoint 0.5\)"):
+        train(model, tmp_path / "state", options(steps=4))
 
 
 @pytest.mark.parametrize("steps", [4, 3])
