@@ -22,6 +22,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.outputs import check_plot
 from prunecli.commands.rewriting import How, Shown, change
+from prunecli.model.define import UnitKind
 
 if TYPE_CHECKING:
     from prunecli.methods.embeddings.factorize import Factors
@@ -32,16 +33,6 @@ if TYPE_CHECKING:
     from prunecli.text.choice import Lines
 
 SideName = Literal["input", "output", "both"]
-KindName = Literal[
-    "define",
-    "hgt-no-mixing",
-    "hgt-residual",
-    "hgt-no-skip",
-    "group-linear-shuffle",
-    "group-linear",
-    "linear",
-    "projective",
-]
 
 
 def factorize_embeddings(
@@ -78,7 +69,7 @@ def factorize_embeddings(
         ),
     ] = None,
     kind: Annotated[
-        KindName | None,
+        UnitKind | None,
         typer.Option(
             "--kind",
             help="define, one of the paper's ablations of it, or projective: no expansion at all. Default: define.",

@@ -29,6 +29,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
+from prunecli.methods.experts.names import MetricName
 from prunecli.tensors.quantities import parse_names
 
 if TYPE_CHECKING:
@@ -36,23 +37,6 @@ if TYPE_CHECKING:
     from prunecli.methods.experts.plan import ExpertPlan
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import ExpertSelection
-
-MetricName = Literal[
-    "importance",
-    "importance-vanilla",
-    "top1",
-    "top2",
-    "load-balance",
-    "reap",
-    "ean",
-    "frequency",
-    "seer",
-    "man",
-    "msan",
-    "weighted-ean",
-    "aimer",
-    "random",
-]
 
 MIN_TOKENS = 100
 """That of `ExpertOptions`, which is not imported for --help."""

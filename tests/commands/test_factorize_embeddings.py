@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from prunecli import demo
-from prunecli.commands.factorize_embeddings import KindName, factorize_embeddings
+from prunecli.commands.factorize_embeddings import UnitKind, factorize_embeddings
 from prunecli.commands.inspect import inspect
 from prunecli.model.define import UNIT_KINDS
 from tests.commands.calls import call
@@ -281,4 +281,4 @@ def test_a_tokenizer_of_another_model_is_refused(model: Path, folder: Path) -> N
 
 
 def test_kinds_of_the_option_are_those_of_the_library() -> None:
-    assert get_args(KindName) == UNIT_KINDS
+    assert get_args(UnitKind) == UNIT_KINDS

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,23 +112,6 @@ def mean_square_activation_norm(sums: GateSums) -> Values:
     return ratio(sums.norm_sq_sum, sums.routed)
 
 
-MetricName = Literal[
-    "importance",
-    "importance-vanilla",
-    "top1",
-    "top2",
-    "load-balance",
-    "reap",
-    "ean",
-    "frequency",
-    "seer",
-    "man",
-    "msan",
-    "weighted-ean",
-    "aimer",
-    "random",
-]
-"""Of `METRICS` and `WITHOUT_STATISTICS`."""
 METRICS: Mapping[str, Metric] = {
     "importance": Metric(importance, frozenset({"top1", "conf1_sum"})),
     "importance-vanilla": Metric(importance_vanilla, frozenset({"top1", "conf1_sum"})),

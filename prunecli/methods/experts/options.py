@@ -14,7 +14,7 @@ from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import Strategy
 from prunecli.methods.experts.granularity import Granularity
 from prunecli.methods.experts.measured import MIN_TOKENS
-from prunecli.methods.experts.metrics import MetricName
+from prunecli.methods.experts.names import MetricName
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
