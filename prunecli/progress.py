@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
@@ -30,3 +31,49 @@ Say = Callable[[str], None]
 
 def unsaid(_line: str) -> None:
     """A `Say` that nobody hears: the library's default."""
+
+
+TOLD_AFTER_S = 10.0
+"""Seconds of work after which its rate is known."""
+
+LONG_S = 120.0
+"""Seconds above which how long the work takes is worth a word."""
+
+
+def foretelling(progress: Progress, whole: float, say: Say, what: str, remedy: str) -> Progress:
+    """`progress` that says once, as soon as the rate is known, how long all its lines take, where that is long.
+
+    Args:
+        whole: units of all lines together.
+        what: they are.
+        remedy: what makes them fewer.
+    """
+    start: float | None = None
+    done, told = 0.0, False
+
+    @contextmanager
+    def line(
+        description: str, total: float | None = None, unit: str = "steps"
+    ) -> Iterator[Callable[[float], None]]:
+        nonlocal start
+        start = time.monotonic() if start is None else start
+        with progress(description, total, unit) as advance:
+
+            def advanced(step: float) -> None:
+                nonlocal done, told
+                advance(step)
+                done += step
+                passed = time.monotonic() - start
+                if not told and passed >= TOLD_AFTER_S:
+                    told = True
+                    if (seconds := passed * whole / done) > LONG_S:
+                        say(f"{what}: about {_duration(seconds)}; {remedy}.")
+
+            yield advanced
+
+    return line
+
+
+def _duration(seconds: float) -> str:
+    minutes = seconds / 60
+    return f"{minutes:,.0f} min" if minutes < 100 else f"{minutes / 60:,.1f} h"

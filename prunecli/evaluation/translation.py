@@ -19,7 +19,7 @@ from prunecli.evaluation.significance import (
 )
 from prunecli.evaluation.translation_scores import Translations, score_translations
 from prunecli.processes import ALONE, ProcessGroup
-from prunecli.progress import Progress, Say, silent, unsaid
+from prunecli.progress import Progress, Say, foretelling, silent, unsaid
 from prunecli.tensors.documents import partial_path
 from prunecli.text.choice import Dataset
 from prunecli.text.groups import groups_of, read_groups
@@ -82,9 +82,10 @@ def evaluate_translation(
     partial = PartialTranslations(None if output is None else partial_path(output))
     run = _run_key(opened.values(), options)
     options = replace(options, dtype=_dtype(opened, options, partial.dtypes.get(run), process_group, say))
+    foretold = _foretold(opened, text, pairs, options, partial, progress, say)
     translations = {
         label: _translate_checkpoint(
-            label, checkpoint, text, pairs, options, partial, run, progress, process_group
+            label, checkpoint, text, pairs, options, partial, run, foretold, process_group
         )
         for label, checkpoint in opened.items()
     }
@@ -177,6 +178,26 @@ def _translate_checkpoint(
         del model
         gc.collect()  # before the next checkpoint is loaded
     return {pair_name(*pair): translations[pair_name(*pair)] for pair in pairs}
+
+
+def _foretold(
+    opened: Mapping[str, Checkpoint],
+    text: ParallelText,
+    pairs: Sequence[tuple[str, str]],
+    options: EvaluationOptions,
+    partial: PartialTranslations,
+    progress: Progress,
+    say: Say,
+) -> Progress:
+    keys = {
+        _key(checkpoint, text.sentences[pair[0]], pair, options)
+        for checkpoint in opened.values()
+        for pair in pairs
+    }
+    left = sum(partial.get(key, len(text)) is None for key in keys)
+    counts = ((len(opened), "checkpoint"), (len(pairs), "pair"), (len(text), "sentence"))
+    what = " x ".join(f"{count:,} {unit}{'s' * (count != 1)}" for count, unit in counts)
+    return foretelling(progress, left * len(text), say, what, "--max-sentences and --pairs take fewer")
 
 
 def _key(

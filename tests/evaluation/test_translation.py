@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from prunecli import progress
 from prunecli.errors import CheckpointError, DataError, OutputError
 from prunecli.evaluation import translation as module
 from prunecli.evaluation.decoding import DecodingOptions, Translation
@@ -103,6 +104,15 @@ def test_scores_means_and_significance(checkpoints, good_and_bad, tmp_path):
     assert "p_value" not in full["pairs"]["eng_Latn-fra_Latn"]["bootstrap"]["chrf++"]
     assert payload["significance"]["baseline"] == "full"
     assert set(payload["signatures"]) == {"chrf++", "chrf", "bleu"}
+
+
+def test_what_all_checkpoints_take_is_said_with_what_takes_less(checkpoints, tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "TOLD_AFTER_S", 0)
+    monkeypatch.setattr(progress, "LONG_S", 0)
+    said: list[str] = []
+    evaluate_translation(checkpoints, DATA, OPTIONS, say=said.append)
+    assert [line.split(": about")[0] for line in said] == ["2 checkpoints x 2 pairs x 3 sentences"]
+    assert said[0].endswith("; --max-sentences and --pairs take fewer.")
 
 
 def test_one_checkpoint_is_not_compared(checkpoints, good_and_bad, tmp_path):
