@@ -21,9 +21,10 @@ import torch
 
 from prunecli.evaluation.decoding import DecodingOptions, translate
 from prunecli.evaluation.scoring import make_metrics, score
+from prunecli.methods.experts.budget import Layer, Request, keep_count, parse_balance
 from prunecli.methods.experts.granularity import aggregate
 from prunecli.methods.experts.metrics import metric_values, random_values
-from prunecli.methods.experts.select import Layer, Request, keep_count, parse_balance, select_experts
+from prunecli.methods.experts.select import select_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.mixtures import SparseLayer
 from prunecli.modules.loading import load_model, sparse_ffns

@@ -22,19 +22,18 @@ from prunecli.analysis.language_experts import (
     spread_by_relation,
 )
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import balance_text
-from prunecli.methods.experts.granularity import aggregate
-from prunecli.methods.experts.metrics import metric_named, metric_values
-from prunecli.methods.experts.select import (
+from prunecli.methods.experts.budget import (
     MIN_PER_LAYER,
     STRATEGIES,
     Request,
-    StatedLayer,
-    Strategy,
+    balance_text,
     keep_count,
     parse_balance,
-    select_experts,
 )
+from prunecli.methods.experts.granularity import aggregate
+from prunecli.methods.experts.metrics import metric_named, metric_values
+from prunecli.methods.experts.names import Strategy
+from prunecli.methods.experts.select import StatedLayer, select_experts
 from prunecli.results.document import Model
 from prunecli.results.gates import ANY, GateStatistics, side_of, split_pair
 from prunecli.results.header import header

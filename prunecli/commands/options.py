@@ -9,8 +9,10 @@ from typing import Annotated, Literal
 import typer
 
 from prunecli.errors import UsageError
+from prunecli.methods.sharing import Order
 from prunecli.tensors.hub.names import checkpoint_path
 from prunecli.text.named import TextFile, parse_text_file
+from prunecli.text.tasks import TaskName, TrainingTask
 
 
 def written_dtype(text: str) -> str:
@@ -39,13 +41,6 @@ def removed_share(text: str) -> float:
     from prunecli.tensors.quantities import parse_share
 
     return parse_share(text)
-
-
-TaskChoice = Literal["translation", "lm", "mlm", "classification", "embedding"]
-"""Values of --task."""
-
-TrainingTaskChoice = Literal["translation", "lm", "mlm", "classification", "embedding", "feature-extraction"]
-"""Values of --task of `finetune`."""
 
 
 CheckpointArgument = Annotated[
@@ -136,8 +131,8 @@ ContextOption = Annotated[
     ),
 ]
 _TASK = typer.Option("--task", help="What for; default: what the model is for.", show_default=False)
-TaskOption = Annotated[TaskChoice | None, _TASK]
-TrainingTaskOption = Annotated[TrainingTaskChoice | None, _TASK]
+TaskOption = Annotated[TaskName | None, _TASK]
+TrainingTaskOption = Annotated[TrainingTask | None, _TASK]
 BatchTokensOption = Annotated[
     int, typer.Option("--batch-tokens", min=1, help="Padded tokens in a batch; less takes less memory.")
 ]
@@ -146,10 +141,8 @@ DenseOnlyOption = Annotated[
     bool, typer.Option("--dense-only", help="Leave mixtures of experts as they are, instead of refusing.")
 ]
 SideName = Literal["encoder", "decoder"]
-TreatmentName = Literal["share", "keep", "drop"]
-OrderName = Literal["sequence", "cycle", "cycle-reverse"]
 OrderOption = Annotated[
-    OrderName | None,
+    Order | None,
     typer.Option(
         "--order",
         help="Which layers share one, of six in three groups: 1 1 2 2 3 3, 1 2 3 1 2 3, or 1 2 3 3 2 1. Default: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -29,7 +29,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
-from prunecli.methods.experts.names import MetricName
+from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
 from prunecli.tensors.quantities import parse_names
 
 if TYPE_CHECKING:
@@ -40,12 +40,6 @@ if TYPE_CHECKING:
 
 MIN_TOKENS = 100
 """That of `ExpertOptions`, which is not imported for --help."""
-
-PredictingName = Literal["prune", "drop"]
-
-StrategyName = Literal["per-layer", "global-threshold", "side-threshold"]
-
-GranularityName = Literal["language", "pair", "global"]
 
 
 def prune_experts(
@@ -110,7 +104,7 @@ def prune_experts(
         ),
     ] = 1,
     mtp: Annotated[
-        PredictingName,
+        Predicting,
         typer.Option(
             "--mtp",
             metavar="prune|drop",
@@ -141,7 +135,7 @@ def prune_experts(
         ),
     ] = None,
     strategy: Annotated[
-        StrategyName,
+        Strategy,
         typer.Option(
             "--strategy",
             metavar="NAME",
@@ -170,7 +164,7 @@ def prune_experts(
         ),
     ] = None,
     granularity: Annotated[
-        GranularityName | None,
+        Granularity | None,
         typer.Option(
             "--granularity",
             metavar="NAME",

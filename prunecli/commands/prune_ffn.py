@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,6 +32,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
+from prunecli.methods.ffn.names import UnitScore
 
 if TYPE_CHECKING:
     from prunecli.evaluation.on_text import RunOptions
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from prunecli.methods.ffn.narrow import NarrowOptions
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.text.choice import TextChoice
-
-
-ScoreName = Literal["activation", "activation-norm", "norms", "random"]
 
 
 def prune_ffn(
@@ -79,7 +77,7 @@ def prune_ffn(
         ),
     ] = False,
     score: Annotated[
-        ScoreName | None,
+        UnitScore | None,
         typer.Option(
             "--score",
             help="What a unit is worth: activation, its mean |a| on --data or --text; activation-norm, that times the "
@@ -132,7 +130,7 @@ def prune_ffn(
         demo=demo.DATA,
     )
     named = choice.first_given
-    default: ScoreName = "norms" if named is None else "activation-norm"
+    default: UnitScore = "norms" if named is None else "activation-norm"
     options = NarrowOptions(
         ratio=ratio,
         width=width,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,16 +23,13 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
+from prunecli.methods.heads.names import HeadMetric, Normalize
 
 if TYPE_CHECKING:
     from prunecli.methods.heads.plan import HeadOptions, HeadPlan
     from prunecli.model.attention import AttentionKind, AttentionLayer
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import HeadSelection
-
-MetricName = Literal["importance", "random"]
-
-NormalizeName = Literal["per-layer", "none"]
 
 
 def prune_heads(
@@ -95,10 +92,10 @@ def prune_heads(
         ),
     ] = False,
     metric: Annotated[
-        MetricName, typer.Option("--metric", help="By their scores, or at random as a baseline.")
+        HeadMetric, typer.Option("--metric", help="By their scores, or at random as a baseline.")
     ] = "importance",
     normalize: Annotated[
-        NormalizeName | None,
+        Normalize | None,
         typer.Option(
             "--normalize",
             help="Divide scores by the l2 norm over their layer, or compare them as they are. Default: per-layer; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -32,6 +32,7 @@ from prunecli.commands.options import (
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
+from prunecli.methods.layers.names import LayerMetric
 
 if TYPE_CHECKING:
     from prunecli.evaluation.on_text import RunOptions
@@ -39,9 +40,6 @@ if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.results.rewriting import LayerSelection
     from prunecli.text.choice import TextChoice
-
-
-MetricName = Literal["cosine", "cka", "perplexity", "random", "last"]
 
 
 def prune_layers(
@@ -98,7 +96,7 @@ def prune_layers(
         ),
     ] = None,
     metric: Annotated[
-        MetricName | None,
+        LayerMetric | None,
         typer.Option(
             "--metric",
             help="What a layer is worth: cosine or cka, how little its output is like its input; perplexity, how much "

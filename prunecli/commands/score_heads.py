@@ -33,14 +33,12 @@ from prunecli.commands.options import (
     TextFilesOption,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
+from prunecli.methods.heads.names import EffectMetric
 
 MethodName = Literal["gradient", "ablation", "all-but-one"]
 
 
 ImportanceName = Literal["example", "token"]
-
-
-MetricChoice = Literal["chrf++", "bleu", "loss", "accuracy", "cosine"]
 
 
 def score_heads(
@@ -72,7 +70,7 @@ def score_heads(
         ),
     ] = None,
     metric: Annotated[
-        MetricChoice | None,
+        EffectMetric | None,
         typer.Option(
             "--metric",
             help="The score of ablation and all-but-one; default: chrf++, accuracy, cosine or loss, by task; loss is "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,17 +18,15 @@ from prunecli.commands.options import (
     JsonOption,
     OrderOption,
     QuietOption,
-    TreatmentName,
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
+from prunecli.methods.sharing import Init, Treatment
 
 if TYPE_CHECKING:
     from prunecli.commands.rewriting import Shown
     from prunecli.methods.attention.arrange import AttentionPlan
     from prunecli.results.sharing import AttentionSharing
-
-InitName = Literal["mean", "first", "last"]
 
 INITS = {"mean": "mean of {}", "first": "the first of {}", "last": "the last of {}"}
 
@@ -47,23 +45,23 @@ def share_attention(
         ),
     ] = None,
     encoder: Annotated[
-        TreatmentName | None,
+        Treatment | None,
         typer.Option(
             "--encoder", help="The encoder's self-attention, instead of --config.", show_default=False
         ),
     ] = None,
     decoder: Annotated[
-        TreatmentName | None,
+        Treatment | None,
         typer.Option(
             "--decoder", help="The decoder's self-attention, instead of --config.", show_default=False
         ),
     ] = None,
     cross: Annotated[
-        TreatmentName | None,
+        Treatment | None,
         typer.Option("--cross", help="Cross-attention. Default: keep.", show_default=False),
     ] = None,
     init: Annotated[
-        InitName | None,
+        Init | None,
         typer.Option(
             "--init",
             help="What a shared attention is made of: the mean of those that it stands for, the first, or the last. "

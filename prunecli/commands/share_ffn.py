@@ -28,20 +28,17 @@ from prunecli.commands.options import (
     SeedOption,
     SplitOption,
     TextFilesOption,
-    TreatmentName,
 )
 from prunecli.commands.rewriting import How
 from prunecli.errors import UsageError
+from prunecli.methods.ffn.names import FfnInit, KeepUnits
+from prunecli.methods.sharing import Treatment
 
 if TYPE_CHECKING:
     from prunecli.evaluation.on_text import RunOptions
     from prunecli.methods.ffn.plan import FfnOptions
     from prunecli.model.checkpoint import Checkpoint
     from prunecli.text.choice import TextChoice
-
-InitName = Literal["mean", "first", "last", "concat"]
-
-KeepName = Literal["norms", "activations"]
 
 
 def share_ffn(
@@ -58,11 +55,11 @@ def share_ffn(
         ),
     ] = None,
     encoder: Annotated[
-        TreatmentName | None,
+        Treatment | None,
         typer.Option("--encoder", help="The encoder's FFNs, instead of --config.", show_default=False),
     ] = None,
     decoder: Annotated[
-        TreatmentName | None,
+        Treatment | None,
         typer.Option("--decoder", help="The decoder's FFNs, instead of --config.", show_default=False),
     ] = None,
     width: Annotated[
@@ -76,7 +73,7 @@ def share_ffn(
         ),
     ] = None,
     init: Annotated[
-        InitName | None,
+        FfnInit | None,
         typer.Option(
             "--init",
             help="How a shared FFN is made of those that it stands for: the mean of their weights, the first, the "
@@ -104,7 +101,7 @@ def share_ffn(
     ] = None,
     order: OrderOption = None,
     keep_units: Annotated[
-        KeepName | None,
+        KeepUnits | None,
         typer.Option(
             "--keep-units",
             help="Which hidden units stay where an FFN gets narrower: those of the largest weights, or those that are "

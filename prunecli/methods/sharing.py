@@ -10,16 +10,18 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, Protocol, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
-from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 
+if TYPE_CHECKING:
+    from prunecli.architectures.records import Side
+
 Treatment = Literal["share", "keep", "drop"]
-TREATMENTS: tuple[Treatment, ...] = get_args(Treatment)
 Order = Literal["sequence", "cycle", "cycle-reverse"]
-ORDERS: tuple[Order, ...] = get_args(Order)
-SIDES: tuple[Side, ...] = get_args(Side)
+Init = Literal["mean", "first", "last"]
+"""How one is made of several."""
+SIDES: tuple[Side, ...] = ("encoder", "decoder")
 
 
 class Part(Protocol):

@@ -13,15 +13,12 @@ import pytest
 
 from prunecli.commands.prune_experts import (
     MIN_TOKENS,
-    GranularityName,
     MetricName,
-    StrategyName,
     prune_experts,
 )
-from prunecli.methods.experts.granularity import GRANULARITIES
+from prunecli.methods.experts.budget import STRATEGIES
 from prunecli.methods.experts.metrics import METRICS, WITHOUT_STATISTICS
 from prunecli.methods.experts.options import ExpertOptions
-from prunecli.methods.experts.select import STRATEGIES
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.opening import shim_classes
 from prunecli.results.gates import (
@@ -85,8 +82,6 @@ def kept(directory: Path) -> dict[str, tuple[int, ...]]:
 
 def test_choices_are_those_of_the_library() -> None:
     assert list(get_args(MetricName)) == [*METRICS, *WITHOUT_STATISTICS]
-    assert list(get_args(StrategyName)) == list(STRATEGIES)
-    assert list(get_args(GranularityName)) == list(GRANULARITIES)
     assert ExpertOptions().min_tokens == MIN_TOKENS
 
 

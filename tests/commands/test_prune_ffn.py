@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from prunecli.commands.prune_ffn import ScoreName, SideName, prune_ffn
-from prunecli.methods.ffn.narrow import UNIT_SCORES
+from prunecli.commands.prune_ffn import prune_ffn
+from prunecli.methods.ffn.names import UnitScore
 from prunecli.model.checkpoint import open_model
 from tests.commands.calls import Result, call, refused, repeats
 from tests.families import tiny_family
@@ -40,11 +40,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_choices_are_those_of_the_library() -> None:
-    assert get_args(ScoreName) == UNIT_SCORES
-    assert list(get_args(SideName)) == ["encoder", "decoder"]
-
-
 def test_without_options_the_defaults_are_said(models: dict[str, Path]) -> None:
     result = done(models["m2m_100"])
     assert "No --ratio given: removing 25% of the hidden units." in result.err
@@ -64,7 +59,7 @@ def test_text_means_activations(models: dict[str, Path]) -> None:
         assert {layer.width for layer in opened.layout.ffns} == {16}
 
 
-@pytest.mark.parametrize("score", UNIT_SCORES)
+@pytest.mark.parametrize("score", get_args(UnitScore))
 @pytest.mark.parametrize("per_layer", [False, True])
 def test_json_of_a_dry_run(score: str, per_layer: bool, models: dict[str, Path]) -> None:
     if per_layer and score == "random":

@@ -10,9 +10,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from prunecli.commands.prune_heads import MetricName, NormalizeName, prune_heads
-from prunecli.methods.heads.plan import METRICS
-from prunecli.methods.heads.select import NORMALIZE
+from prunecli.commands.prune_heads import prune_heads
+from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.tensors.documents import write_json
@@ -36,11 +35,6 @@ def folder(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         write_json(tmp_path / "heads.json", scored(checkpoint))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_choices_are_those_of_the_library() -> None:
-    assert get_args(MetricName) == METRICS
-    assert get_args(NormalizeName) == NORMALIZE
 
 
 def test_prunes_the_least_important_heads(model: Path, folder: Path) -> None:
@@ -85,8 +79,8 @@ def test_without_a_ratio_the_default_is_said(model: Path, folder: Path) -> None:
     assert count(folder / "pruned-heads") == 22  # ceil(0.2 x 28) = 6 go
 
 
-@pytest.mark.parametrize("metric", METRICS)
-@pytest.mark.parametrize("normalize", NORMALIZE)
+@pytest.mark.parametrize("metric", get_args(HeadMetric))
+@pytest.mark.parametrize("normalize", get_args(Normalize))
 def test_json_of_a_dry_run(metric: str, normalize: str, model: Path, folder: Path) -> None:
     options = ("--metric", metric, "--normalize", normalize, "--count", 10, "--json", "--dry-run")
     result = run(model, *options)

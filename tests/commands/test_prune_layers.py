@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from prunecli.commands.inspect import inspect
-from prunecli.commands.prune_layers import MetricName, SideName, prune_layers
-from prunecli.methods.layers.plan import METRICS
+from prunecli.commands.prune_layers import prune_layers
+from prunecli.methods.layers.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands.calls import Result, call, refused, repeats
@@ -49,11 +49,6 @@ def kept(directory: str | Path = "pruned-layers") -> dict[str, tuple[int, ...]]:
     with open_model(directory) as opened:
         opened.check()
         return dict(opened.structure.layers)
-
-
-def test_choices_are_those_of_the_library() -> None:
-    assert get_args(MetricName) == METRICS
-    assert list(get_args(SideName)) == ["encoder", "decoder"]
 
 
 def test_named_layers_go(models: dict[str, Path]) -> None:
@@ -98,7 +93,7 @@ def test_kept_layers_stay(models: dict[str, Path]) -> None:
     assert kept() == {"decoder": (0, 2)}
 
 
-@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("metric", get_args(LayerMetric))
 def test_json_of_a_dry_run(metric: str, models: dict[str, Path]) -> None:
     text = ("--text", "text.txt") if metric in ("cosine", "cka", "perplexity") else ()
     shown = json.loads(

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
-from prunecli.commands.options import OrderName, TreatmentName
-from prunecli.commands.share_attention import InitName, share_attention
-from prunecli.methods.attention.arrange import INITS
+from prunecli.commands.share_attention import share_attention
 from prunecli.methods.attention.plan import NAMES
 from prunecli.methods.heads.plan import HeadPlan
 from prunecli.methods.heads.rewrite import rewrite_heads
-from prunecli.methods.sharing import ORDERS, TREATMENTS
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
@@ -61,12 +57,6 @@ def owners(directory: Path | str) -> dict[str, str | None]:
     with open_model(directory) as opened:
         opened.check()
         return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.attentions}
-
-
-def test_choices_are_those_of_the_library() -> None:
-    assert get_args(TreatmentName) == TREATMENTS
-    assert get_args(InitName) == INITS
-    assert get_args(OrderName) == ORDERS
 
 
 def test_without_options_the_choices_are_said(model: Path) -> None:

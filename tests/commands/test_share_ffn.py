@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from prunecli.commands.options import OrderName, TreatmentName
 from prunecli.commands.prune_ffn import prune_ffn
-from prunecli.commands.share_ffn import InitName, KeepName, share_ffn
-from prunecli.methods.ffn.arrange import INITS
-from prunecli.methods.ffn.plan import KEEP_UNITS
-from prunecli.methods.sharing import NAMES, ORDERS, TREATMENTS
+from prunecli.commands.share_ffn import share_ffn
+from prunecli.methods.sharing import NAMES
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from tests.commands.calls import Result, call, repeats
@@ -57,13 +54,6 @@ def owners(directory: Path | str) -> dict[str, str | None]:
     with open_model(directory) as opened:
         opened.check()
         return {layer.name: None if layer.removed else layer.owner for layer in opened.layout.ffns}
-
-
-def test_choices_are_those_of_the_library() -> None:
-    assert get_args(TreatmentName) == TREATMENTS
-    assert get_args(InitName) == INITS
-    assert get_args(OrderName) == ORDERS
-    assert get_args(KeepName) == KEEP_UNITS
 
 
 def test_without_options_the_choices_are_said(model: Path, folder: Path) -> None:

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
 
 from prunecli.errors import UsageError
-from prunecli.methods.sharing import Order, Treatment, in_groups, owners, refuse_parting
+from prunecli.methods.sharing import Init, Order, Treatment, in_groups, owners, refuse_parting
 from prunecli.model.attention import KIND_NAMES, KINDS, AttentionKind, AttentionLayer
-
-Init = Literal["mean", "first", "last"]
-INITS: tuple[Init, ...] = get_args(Init)
 
 
 @dataclass(frozen=True)

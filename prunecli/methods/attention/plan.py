@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.attention.arrange import AttentionPlan, Init, Request, arrange_attentions
-from prunecli.methods.sharing import CONFIGURATIONS, Order, Treatment, find_configuration
+from prunecli.methods.attention.arrange import AttentionPlan, Request, arrange_attentions
+from prunecli.methods.sharing import CONFIGURATIONS, Init, Order, Treatment, find_configuration
 from prunecli.model.attention import KINDS, AttentionKind
 from prunecli.model.history import given, history_step
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
-from typing import Literal, Protocol, get_args
+from typing import Protocol, get_args
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
+from prunecli.methods.experts.names import Strategy
 
-Strategy = Literal["per-layer", "global-threshold", "side-threshold"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 UNBALANCED = Fraction(3)
 UNBALANCED_FROM = 128

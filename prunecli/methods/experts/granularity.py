@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
 from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.experts.names import Granularity
 from prunecli.results.gates import (
     ANY,
     SUMS,
@@ -18,7 +19,6 @@ from prunecli.results.gates import (
 )
 from prunecli.text.lines import near_names
 
-Granularity = Literal["language", "pair", "global"]
 GRANULARITIES: tuple[str, ...] = get_args(Granularity)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prunecli.errors import StatisticsError
-from prunecli.methods.experts.granularity import Granularity, aggregate, aggregate_texts, default_granularity
+from prunecli.methods.experts.granularity import aggregate, aggregate_texts, default_granularity
 from prunecli.methods.experts.metrics import Values, default_metric, metric_values
+from prunecli.methods.experts.names import Granularity
 from prunecli.model.mixtures import SparseLayer
 from prunecli.results.gate_matching import check_matches, numbered
 from prunecli.results.gates import GateStatistics, GateSums, Mode, merge, side_of

@@ -1,4 +1,4 @@
-"""The names of metrics of experts, by themselves: `--help` says them without what computes them."""
+"""The words of options about experts, by themselves: `--help` says them without what computes them."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ MetricName = Literal[
     "random",
 ]
 """Of `metrics.METRICS` and `WITHOUT_STATISTICS`."""
+Strategy = Literal["per-layer", "global-threshold", "side-threshold"]
+"""How many experts each layer keeps."""
+Granularity = Literal["language", "pair", "global"]
+"""Whose experts are chosen together."""
+Predicting = Literal["prune", "drop"]
+"""What happens to the layers that predict further tokens."""

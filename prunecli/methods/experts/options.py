@@ -6,22 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from prunecli.architectures.classes import SEQ2SEQ
 from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
-from prunecli.methods.experts.budget import Strategy
-from prunecli.methods.experts.granularity import Granularity
 from prunecli.methods.experts.measured import MIN_TOKENS
-from prunecli.methods.experts.names import MetricName
+from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
 from prunecli.results.gates import GateStatistics
 
 if TYPE_CHECKING:
     from prunecli.architectures.records import Side
     from prunecli.model.checkpoint import Checkpoint
 
-Predicting = Literal["prune", "drop"]
 DEFAULT_RATIO = 0.8
 """Of translation models: the published choice."""
 DEFAULT_TEXT_RATIO = 0.25

@@ -31,10 +31,10 @@ from prunecli.methods.experts.measured import (
 )
 from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
 from prunecli.methods.experts.metrics import AIMER, RANDOM, WITHOUT_STATISTICS, random_values
+from prunecli.methods.experts.names import Predicting
 from prunecli.methods.experts.options import (
     Amount,
     ExpertOptions,
-    Predicting,
     check_kind,
     default_ratio,
     of_language_model,

@@ -12,33 +12,13 @@ from numpy.typing import NDArray
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.methods.experts.budget import (
-    MIN_PER_LAYER,
-    STRATEGIES,
     Layer,
     Request,
-    Strategy,
     check_feasible,
-    keep_count,
     layer_counts,
-    parse_balance,
     side_counts,
 )
 from prunecli.methods.experts.thresholds import in_groups, ranked, released_threshold, threshold
-
-__all__ = [
-    "MIN_PER_LAYER",
-    "STRATEGIES",
-    "Layer",
-    "Request",
-    "Selection",
-    "StatedLayer",
-    "Strategy",
-    "keep_count",
-    "layer_counts",
-    "parse_balance",
-    "select_experts",
-    "side_counts",
-]
 
 
 class StatedLayer(NamedTuple):

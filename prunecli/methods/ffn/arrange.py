@@ -9,16 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Literal, get_args
+from typing import Literal
 
 from prunecli.architectures.records import Side
 from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.ffn.names import FfnInit
 from prunecli.methods.sharing import SIDES, Order, Treatment, in_groups, owners, refuse_parting
 from prunecli.model.decision import Decision
 from prunecli.model.ffn import FfnLayer
-
-Init = Literal["mean", "first", "last", "concat"]
-INITS: tuple[Init, ...] = get_args(Init)
 
 MATCH: Literal["match"] = "match"
 """The width at which the shared FFNs have as many hidden units as all that they stand for."""
@@ -47,7 +45,7 @@ class Request:
     groups: Mapping[Side, int] | None = None
     order: Order = "sequence"
     width: int | Literal["match"] | None = None
-    init: Init | None = None
+    init: FfnInit | None = None
     scale: float | None = None
     dense_only: bool = False
 
@@ -76,7 +74,7 @@ class Group:
 
     members: tuple[str, ...]
     sources: tuple[str, ...]
-    init: Init | None
+    init: FfnInit | None
     init_width: int
     width: int
     scale: float = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group
+from prunecli.methods.ffn.names import UnitScore
 from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 COMMAND = "prune-ffn"
 DEFAULT_RATIO = 0.25
 
-UnitScore = Literal["activation", "activation-norm", "norms", "random"]
-UNIT_SCORES: tuple[UnitScore, ...] = get_args(UnitScore)
 MEASURED: tuple[UnitScore, ...] = ("activation", "activation-norm")
 """Those that look at text."""
 

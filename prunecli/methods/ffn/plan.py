@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UsageError
-from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Group, Init, Request, arrange_ffn
+from prunecli.methods.ffn.arrange import MATCH, FfnPlan, Group, Request, arrange_ffn
+from prunecli.methods.ffn.names import FfnInit, KeepUnits
 from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units, unit_norms
 from prunecli.methods.sharing import Order, Treatment, find_configuration
 from prunecli.model.decision import Decision, Origin
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 COMMAND = "share-ffn"
 DEFAULT_CONFIG = {"both": "SharedEncNoDec", "encoder": "SharedEnc", "decoder": "SharedDec"}
 """Without options: what costs the paper's models least for what it saves."""
-
-KeepUnits = Literal["norms", "activations"]
-KEEP_UNITS: tuple[KeepUnits, ...] = get_args(KeepUnits)
 
 Activations = Callable[[FfnPlan], UnitActivations]
 """Measures hidden units in the model of a plan that narrows nothing."""
@@ -54,7 +52,7 @@ class FfnOptions(Choices):
     encoder: Treatment | None = None
     decoder: Treatment | None = None
     width: int | Literal["match"] | None = None
-    init: Init | None = None
+    init: FfnInit | None = None
     scale: float | None = None
     groups: tuple[int, ...] | None = None
     order: Order | None = None

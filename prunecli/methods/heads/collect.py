@@ -12,7 +12,6 @@ from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.options import labels_for
-from prunecli.methods.heads.effects import Metric
 from prunecli.methods.heads.measure import (
     AblationOptions,
     LoadedModel,
@@ -21,6 +20,7 @@ from prunecli.methods.heads.measure import (
     score_by_ablation,
     score_by_gradient,
 )
+from prunecli.methods.heads.names import EffectMetric
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.modules.devices import Devices, choose_devices
 from prunecli.modules.loading import load_model
@@ -64,7 +64,7 @@ class ScoreOptions(Choices):
 
     method: Method = "gradient"
     per: Per | None = None
-    metric: Metric | None = None
+    metric: EffectMetric | None = None
     beam: int = 4
     batch_tokens: int = 4096
     samples: int = 1000

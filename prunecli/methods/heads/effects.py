@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 
 from prunecli.evaluation.paired import paired_t_test
 from prunecli.evaluation.scoring import make_metrics
 from prunecli.evaluation.significance import SAMPLES, SEED, paired_bootstrap
+from prunecli.methods.heads.names import EffectMetric
 
-Metric = Literal["chrf++", "bleu", "loss", "accuracy", "cosine"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-TEXT_METRICS: tuple[Metric, ...] = ("chrf++", "bleu")
+TEXT_METRICS: tuple[EffectMetric, ...] = ("chrf++", "bleu")
 LEVEL = 0.01
 """A difference counts as significant below this p-value (Tables 1 to 3)."""
 
@@ -30,13 +29,13 @@ class Effects:
         p_values: of each variant's difference from the whole model.
     """
 
-    metric: Metric
+    metric: EffectMetric
     base: float
     values: tuple[float, ...]
     p_values: tuple[float, ...]
 
 
-def mean_effects(metric: Metric, outcomes: Sequence[Sequence[float]]) -> Effects:
+def mean_effects(metric: EffectMetric, outcomes: Sequence[Sequence[float]]) -> Effects:
     """Means over the examples, compared by a paired t-test, two-sided.
 
     Args:
@@ -53,7 +52,7 @@ def mean_effects(metric: Metric, outcomes: Sequence[Sequence[float]]) -> Effects
 
 def text_effects(
     outcomes: Sequence[Sequence[str]], references: Sequence[str], samples: int = SAMPLES, seed: int = SEED
-) -> dict[Metric, Effects]:
+) -> dict[EffectMetric, Effects]:
     """Corpus scores of translations, compared by the paired bootstrap (Koehn 2004).
 
     Args:
@@ -67,7 +66,7 @@ def text_effects(
     known = make_metrics(None)
     metrics: dict[str, Any] = {metric: known[metric] for metric in TEXT_METRICS}
     tests = paired_bootstrap(outcomes, references, metrics, samples, seed) if len(outcomes) > 1 else []
-    effects: dict[Metric, Effects] = {}
+    effects: dict[EffectMetric, Effects] = {}
     for metric in TEXT_METRICS:
         base, *values = (float(metrics[metric].corpus_score(texts, [references]).score) for texts in outcomes)
         p_values = tuple(_known(test[metric].p_value) for test in tests[1:])

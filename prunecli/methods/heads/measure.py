@@ -24,7 +24,8 @@ from prunecli.methods.heads.ablate import (
     translation_measurements,
     without_each,
 )
-from prunecli.methods.heads.effects import TEXT_METRICS, Effects, Metric, mean_effects, text_effects
+from prunecli.methods.heads.effects import TEXT_METRICS, Effects, mean_effects, text_effects
+from prunecli.methods.heads.names import EffectMetric
 from prunecli.methods.heads.score import gradient_importance
 from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint
@@ -40,7 +41,7 @@ from prunecli.text.choice import Dataset
 from prunecli.text.parallel import ParallelText, pair_name
 from prunecli.text.tasks import TaskName
 
-METRICS_OF: dict[TaskName, tuple[Metric, ...]] = {
+METRICS_OF: dict[TaskName, tuple[EffectMetric, ...]] = {
     "translation": ("chrf++", "bleu", "loss"),
     "classification": ("accuracy", "loss"),
     "mlm": ("loss",),
@@ -61,7 +62,7 @@ class AblationOptions:
         seed: of the resamples.
     """
 
-    metric: Metric
+    metric: EffectMetric
     decoding: DecodingOptions = field(default_factory=DecodingOptions)
     samples: int = 1000
     seed: int = 12345
@@ -76,7 +77,7 @@ class LoadedModel:
     tokenizer: Any
 
 
-def check_metric(task: TaskName, metric: str | None) -> Metric:
+def check_metric(task: TaskName, metric: str | None) -> EffectMetric:
     """`metric`, or the task's default.
 
     Raises:
@@ -142,7 +143,7 @@ def score_by_ablation(
     method: Method,
     options: AblationOptions,
     progress: Progress = silent,
-) -> dict[Metric, HeadScores]:
+) -> dict[EffectMetric, HeadScores]:
     """The score without each head (3.2), or with each head alone in its layer (3.3: `all-but-one`).
 
     Sentences of all pairs count as one corpus.
@@ -235,7 +236,7 @@ def _effects(
     masks: Sequence[HeadMask],
     options: AblationOptions,
     progress: Progress,
-) -> tuple[int, dict[Metric, Effects]]:
+) -> tuple[int, dict[EffectMetric, Effects]]:
     """How many examples there are, and the effects by metric."""
     examples, outcomes = measure_masked(
         loaded.checkpoint, loaded.model, measurements(loaded, data, options), masks, progress

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from prunecli.choices import Choices, paths
 from prunecli.errors import StatisticsError, UsageError
+from prunecli.methods.heads.names import HeadMetric, Normalize
 from prunecli.methods.heads.select import (
     Importance,
-    Normalize,
     Request,
     random_importance,
     ranked_heads,
@@ -32,8 +32,6 @@ COMMAND = "prune-heads"
 DEFAULT_RATIO = 0.2
 """What goes without a noticeable loss in both of the paper's models (4.2)."""
 
-HeadMetric = Literal["importance", "random"]
-METRICS: tuple[HeadMetric, ...] = get_args(HeadMetric)
 DEFAULT_NORMALIZE: dict[Method, Normalize] = {"gradient": "per-layer", "ablation": "none"}
 """The paper normalises I_h (4.1), and says nothing of the kind of differences of scores (4.2)."""
 

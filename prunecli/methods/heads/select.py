@@ -10,16 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, fsum, sqrt
-from typing import Literal, get_args
 
 import numpy as np
 
 from prunecli.errors import UsageError
+from prunecli.methods.heads.names import Normalize
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.decision import Ranked
 
-Normalize = Literal["per-layer", "none"]
-NORMALIZE: tuple[Normalize, ...] = get_args(Normalize)
 Importance = Mapping[str, Mapping[int, float]]
 """Attention's name -> original id -> importance of the head."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from prunecli.architectures.records import Side
 from prunecli.choices import Choices
 from prunecli.errors import UnsupportedModelError, UsageError
+from prunecli.methods.layers.names import LayerMetric
 from prunecli.methods.layers.select import (
     Distances,
     Scores,
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 DEFAULT_RATIO = 0.25
 """About what ShortGPT removes (2403.03853)."""
 
-Metric = Literal["cosine", "cka", "perplexity", "random", "last"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-MEASURED: tuple[Metric, ...] = ("cosine", "cka", "perplexity")
+MEASURED: tuple[LayerMetric, ...] = ("cosine", "cka", "perplexity")
 """Those that look at text."""
 
 
@@ -52,7 +51,7 @@ class Measured:
     tokens: Mapping[str, int] = field(default_factory=dict)
 
 
-Measure = Callable[[Metric], Measured]
+Measure = Callable[[LayerMetric], Measured]
 """Runs the model on text."""
 
 
@@ -81,7 +80,7 @@ class LayerOptions(Choices):
     layers: str | None = None
     keep: str | None = None
     side: Side | None = None
-    metric: Metric | None = None
+    metric: LayerMetric | None = None
     contiguous: bool = False
     dtype: str | None = None
     seed: int = 0
@@ -285,7 +284,7 @@ def _counts(options: LayerOptions, depths: Mapping[Side, int]) -> dict[tuple[Sid
 
 
 def _measured(
-    metric: Metric, options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
+    metric: LayerMetric, options: LayerOptions, depths: Mapping[Side, int], measure: Measure | None
 ) -> Measured:
     if metric == "random":
         return Measured(random_scores(depths, options.seed))

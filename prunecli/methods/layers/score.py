@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from prunecli.architectures.records import Side
 from prunecli.errors import DataError, PruneError
 from prunecli.evaluation.on_text import RunOptions, model_and_batches
-from prunecli.methods.layers.plan import Measured, Metric
+from prunecli.methods.layers.names import LayerMetric
+from prunecli.methods.layers.plan import Measured
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.layout import ModelLayout
 from prunecli.modules.attention import module_name
@@ -33,7 +34,7 @@ def measure_layers(
     checkpoint: Checkpoint,
     data: Dataset,
     options: RunOptions,
-    metric: Metric,
+    metric: LayerMetric,
     progress: Progress = silent,
     say: Say = unsaid,
 ) -> Measured:
@@ -50,7 +51,11 @@ def measure_layers(
 
 
 def state_scores(
-    runner: Runner, layout: ModelLayout, batches: Sequence[Batch], metric: Metric, progress: Progress = silent
+    runner: Runner,
+    layout: ModelLayout,
+    batches: Sequence[Batch],
+    metric: LayerMetric,
+    progress: Progress = silent,
 ) -> Measured:
     """How far the states after a layer are from those before it.
 
@@ -135,7 +140,7 @@ def _input(arguments: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
 class StateObserver:
     """Sums what a metric needs of the states before and after each layer: an `Observer`."""
 
-    def __init__(self, layout: ModelLayout, metric: Metric) -> None:
+    def __init__(self, layout: ModelLayout, metric: LayerMetric) -> None:
         self._layout, self._kind = layout, _Alignments if metric == "cka" else _Angles
         self._sums: dict[Side, _Alignments | _Angles] = {}
         self._real: dict[Side, Tensor] = {}

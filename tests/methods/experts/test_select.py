@@ -11,15 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.methods.experts.budget import default_balance, kept_counts, least_experts, starved
-from prunecli.methods.experts.select import (
+from prunecli.methods.experts.budget import (
     Request,
+    default_balance,
     keep_count,
+    kept_counts,
     layer_counts,
+    least_experts,
     parse_balance,
-    select_experts,
     side_counts,
+    starved,
 )
+from prunecli.methods.experts.select import select_experts
 from prunecli.methods.experts.thresholds import ranked, released_threshold, threshold
 from tests.methods.experts.layer import Layer
 from tests.reference import expert_selection, released_statistics

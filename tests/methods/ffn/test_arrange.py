@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from prunecli.architectures import FAMILIES
 from prunecli.errors import UnsupportedModelError, UsageError
 from prunecli.methods.ffn.arrange import FfnPlan, Group, Request, arrange_ffn
-from prunecli.methods.sharing import ORDERS, group_numbers
+from prunecli.methods.sharing import Order, group_numbers
 from prunecli.model.ffn import FfnLayer
 from tests.reference import ffn as reference
 
@@ -81,7 +81,7 @@ def test_groups(request_: Request, groups: list[str], removed: str) -> None:
     assert all(group.is_merged == (len(group.members) > 1) for group in found.groups)
 
 
-@given(st.integers(1, 6), st.integers(1, 8), st.sampled_from(ORDERS))
+@given(st.integers(1, 6), st.integers(1, 8), st.sampled_from(get_args(Order)))
 def test_orders_are_those_of_takase_and_kiyono(groups: int, times: int, order: Any) -> None:
     found = group_numbers(groups * times, groups, order)
     if order == "cycle-reverse" and times == 1:  # all of their own: the names of the groups do not matter
@@ -97,7 +97,7 @@ def test_orders_of_the_paper() -> None:
     assert group_numbers(9, 3, "cycle-reverse") == [0, 1, 2, 0, 1, 2, 2, 1, 0]
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", get_args(Order))
 @pytest.mark.parametrize(
     ("layers", "groups", "divisors"), [(6, 4, "1, 2, 3, 6"), (2, 3, "1, 2"), (5, 0, "1, 5")]
 )
