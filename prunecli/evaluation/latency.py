@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from prunecli.evaluation.timing import LatencyOptions, Setting, Turns, measure_seconds
 from prunecli.evaluation.workload import Phase, Workload
-from prunecli.evaluation.workloads import decoding, workload
+from prunecli.evaluation.workloads import workload
 from prunecli.model.checkpoint import Checkpoint, directory_of, open_model
 from prunecli.model.cost import Load
 from prunecli.model.history import pruned_pairs
@@ -76,35 +76,6 @@ def bench_latency(
         }
         gc.collect()
         return _latency(opened, workloads, _described(data, options), options, progress, say)
-
-
-def time_decoding(
-    checkpoints: Mapping[str, Path],
-    sentences: Sequence[str],
-    pair: tuple[str, str],
-    options: LatencyOptions,
-    progress: Progress = silent,
-    say: Say = unsaid,
-) -> Latency:
-    """Measure the speed of each checkpoint (label -> directory, the baseline first) on all of `sentences`.
-
-    Args:
-        say: hears of the type that all are computed in, where it is not what is stored.
-
-    Returns:
-        latency.json; nothing is written.
-
-    Raises:
-        PruneError: a checkpoint or language that cannot be used.
-    """
-    opened = {label: open_model(path) for label, path in checkpoints.items()}
-    with _threads(options.threads):
-        workloads: dict[str, Workload] = {
-            label: decoding(checkpoint, sentences, pair, options.new_tokens)
-            for label, checkpoint in opened.items()
-        }
-        about = {"pair": pair_name(*pair), "new_tokens": options.new_tokens}
-        return _latency(opened, workloads, about, options, progress, say)
 
 
 def _described(data: Dataset, options: LatencyOptions) -> dict[str, Any]:

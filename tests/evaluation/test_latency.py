@@ -1,18 +1,18 @@
 from __future__ import annotations
 
+import json
 import statistics
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from transformers import AutoTokenizer
 
 from prunecli.errors import CheckpointError, DataError, PruneError, UsageError
-from prunecli.evaluation import hardware, timing, workloads
+from prunecli.evaluation import hardware, memory, timing, workloads
 from prunecli.evaluation.hardware import fit_together
-from prunecli.evaluation.latency import bench_latency, time_decoding
-from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident
+from prunecli.evaluation.latency import bench_latency
+from prunecli.evaluation.memory import MemoryTask, measure_cost, peak_resident, run_task
 from prunecli.evaluation.timing import LatencyOptions
 from prunecli.evaluation.workloads import decode, decoding
 from prunecli.model.checkpoint import open_model
@@ -24,16 +24,29 @@ from tests.families import tiny_family
 from tests.sentence_model import WIDTH, sentence_model
 from tests.tiny import tiny_nllb_moe
 
-SENTENCES = ("the hat", "a hen in the inn", "no")
+SENTENCES = ("the hat", "a hen in the inn", "no", "the ten hens")
 CPU = torch.device("cpu")
 PAIR = ("eng_Latn", "fra_Latn")
-OPTIONS = LatencyOptions(beams=(1, 2), batch_sizes=(1, 2), runs=2, new_tokens=4, device="cpu", memory=False)
+OPTIONS = LatencyOptions(
+    sentences=4, beams=(1, 2), batch_sizes=(1, 2), runs=2, new_tokens=4, device="cpu", memory=False
+)
+TURNS = LatencyOptions(sentences=4, runs=2, device="cpu", memory=False)
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory):
     folder = tmp_path_factory.mktemp("latency")
     return {n: tiny_nllb_moe(folder / n, experts=e) for n, e in {"full": 8, "pruned": 4}.items()}
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    """Of English, whose translations are not looked at."""
+    for name in ("source", "target"):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in SENTENCES))
+    return TextChoice(
+        source_file=tmp_path / "source", target_file=tmp_path / "target", pairs="eng_Latn-fra_Latn"
+    )
 
 
 @pytest.fixture
@@ -58,16 +71,16 @@ def turns(monkeypatch):
     return seen
 
 
-def test_results_by_hand(checkpoints, turns):
-    payload = time_decoding(checkpoints, SENTENCES, PAIR, OPTIONS).to_json()
+def test_results_by_hand(checkpoints, sentences, turns):
+    payload = bench_latency(checkpoints, sentences, OPTIONS).to_json()
     assert payload["format"] == "prunecli.latency/1"
-    assert (payload["sentences"], payload["new_tokens"], payload["pair"]) == (3, 4, "eng_Latn-fra_Latn")
+    assert (payload["sentences"], payload["new_tokens"], payload["pair"]) == (4, 4, "eng_Latn-fra_Latn")
     assert payload["threads"] == torch.get_num_threads()
     full, pruned = payload["results"]
     configs = [(timing["batch_size"], timing["beam"]) for timing in full["timings"]]
     assert configs == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    # 3 sentences x 2 s; 3 x 4 tokens in 6 s; the pruned one takes 0.5 s a sentence
-    assert full["timings"][0]["seconds"] == [6.0, 6.0]
+    # 4 sentences x 2 s; 4 x 4 tokens in 8 s; the pruned one takes 0.5 s a sentence
+    assert full["timings"][0]["seconds"] == [8.0, 8.0]
     assert full["timings"][0]["tokens_per_second"] == {"mean": 2.0, "std": 0.0}
     assert pruned["timings"][0]["seconds_per_sentence"] == {"mean": 0.5, "std": 0.0}
     assert pruned["timings"][0]["speedup"] == {"mean": 4.0, "std": 0.0}
@@ -77,23 +90,19 @@ def test_results_by_hand(checkpoints, turns):
     assert full["parameter_bytes"] == 4 * full["parameters"]
 
 
-def test_checkpoints_take_turns_run_by_run(checkpoints, turns):
-    payload = time_decoding(
-        checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu")
-    ).to_json()
+def test_checkpoints_take_turns_run_by_run(checkpoints, sentences, turns):
+    payload = bench_latency(checkpoints, sentences, TURNS).to_json()
     assert payload["interleaved"]
     labels = [label for label, _, _ in turns]
-    assert labels == (["full"] * 3 + ["pruned"] * 3) * 3  # one of warm-up, two timed
+    assert labels == (["full"] * 4 + ["pruned"] * 4) * 3  # one of warm-up, two timed
 
 
-def test_one_after_the_other_where_memory_is_short(checkpoints, turns, monkeypatch):
+def test_one_after_the_other_where_memory_is_short(checkpoints, sentences, turns, monkeypatch):
     monkeypatch.setattr(hardware, "MEMORY_SHARE", 0.0)
     assert not fit_together([open_model(path) for path in checkpoints.values()], CPU, torch.float32)
-    payload = time_decoding(
-        checkpoints, SENTENCES, PAIR, LatencyOptions(runs=2, memory=False, device="cpu")
-    ).to_json()
+    payload = bench_latency(checkpoints, sentences, TURNS).to_json()
     assert not payload["interleaved"]
-    assert [label for label, _, _ in turns] == ["full"] * 9 + ["pruned"] * 9
+    assert [label for label, _, _ in turns] == ["full"] * 12 + ["pruned"] * 12
 
 
 def test_exactly_the_tokens_asked_for(checkpoints):
@@ -148,21 +157,21 @@ def test_spread_is_mean_and_sample_deviation():
     assert Spread.of([3.0]).to_json() == {"mean": 3.0, "std": 0.0}
 
 
-def test_more_tokens_than_positions_are_refused(checkpoints):
+def test_more_tokens_than_positions_are_refused(checkpoints, sentences):
     with pytest.raises(UsageError, match="positions"):
-        time_decoding(checkpoints, SENTENCES, PAIR, LatencyOptions(new_tokens=10**6))
+        bench_latency(checkpoints, sentences, replace(TURNS, new_tokens=10**6))
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("new_tokens", "left"), [(60, 4), (63, 1)])
-def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, family, new_tokens, left):
+def test_prompts_leave_room_for_what_a_decoder_alone_generates(tmp_path, sentences, family, new_tokens, left):
     path = tiny_family(tmp_path / "full", family)  # 64 positions
     with open_model(path) as opened:
         work = decoding(opened, ["the hen in the inn", "the ten hens"], PAIR, new_tokens)
     assert [len(ids) for ids in work.rows] == [left, left]
     decode(load_model(path, device="cpu"), work.rows, 1, new_tokens, 1, None)
     with pytest.raises(UsageError, match="64 new tokens were asked for, the model has 64 positions"):
-        time_decoding({"full": path}, SENTENCES, PAIR, LatencyOptions(new_tokens=64))
+        bench_latency({"full": path}, sentences, replace(TURNS, new_tokens=64))
 
 
 def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
@@ -173,14 +182,14 @@ def test_prompts_of_an_encoder_keep_their_positions(checkpoints):
     assert len(work.rows[0]) > 1
 
 
-def test_unknown_language(checkpoints):
+def test_unknown_language(checkpoints, sentences):
     with pytest.raises(DataError, match="unknown language"):
-        time_decoding(checkpoints, SENTENCES, ("eng_Latn", "zho_Hans"), OPTIONS)
+        bench_latency(checkpoints, replace(sentences, pairs="eng_Latn-zho_Hans"), OPTIONS)
 
 
-def test_not_a_checkpoint(tmp_path):
+def test_not_a_checkpoint(tmp_path, sentences):
     with pytest.raises(CheckpointError):
-        time_decoding({"x": Path(tmp_path)}, SENTENCES, PAIR, OPTIONS)
+        bench_latency({"x": tmp_path}, sentences, OPTIONS)
 
 
 LINES = ("the hen in the inn", "a hat", "no", "the ten hens")
@@ -297,9 +306,15 @@ def test_what_a_classifier_is_given(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["mlm", "embedding"])
-def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, task):
+def test_load_time_and_peak_memory_of_a_process_of_its_own(tmp_path, text, monkeypatch, task):
     path = tmp_path / "full"
     sentence_model(path) if task == "embedding" else tiny_family(path, "roberta")
+    if task == "mlm":  # one real process is enough
+
+        def in_this_one(task):
+            return run_task(MemoryTask(**json.loads(json.dumps(asdict(task)))))
+
+        monkeypatch.setattr(memory, "measure_cost", in_this_one)
     before = torch.get_num_threads()
     options = replace(QUICK, sentences=2, batch_sizes=(2,), runs=1, memory=True, threads=1)
     payload = bench_latency({"full": path}, text, options).to_json()
