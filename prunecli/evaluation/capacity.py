@@ -12,7 +12,7 @@ from prunecli.methods.experts.budget import Request
 from prunecli.methods.experts.memory_fit import MemoryFit, at_ratios, fit_payload, margin_bytes, nearest_ratio
 from prunecli.model.cache import find_cache
 from prunecli.model.cost import Load, decoding_bytes, stored_dtype, weight_bytes
-from prunecli.model.quantised import method_of
+from prunecli.model.quantisation import method_of, value_dtype
 from prunecli.tensors.dtypes import config_dtype, is_float, itemsize, parse_dtype
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def _dtypes(checkpoint: Checkpoint, asked: str | None) -> list[str | None]:
     what they are decoded to where that is known."""
     first = None if asked is None else parse_dtype(asked)
     if method_of(checkpoint.config) or checkpoint.quantised:
-        return [None, first or checkpoint.value_dtype] if checkpoint.quantised else [None]
+        return [None, first or value_dtype(checkpoint.config)] if checkpoint.quantised else [None]
     floats = {info.dtype for info in checkpoint.tensors.values() if is_float(info.dtype)}
     alone = first or (floats.pop() if len(floats) == 1 else None)
     same = 0 if alone is None else itemsize(alone)

@@ -14,12 +14,12 @@ from prunecli.model.embedding import resolve_tables, resolve_ties
 from prunecli.model.fingerprint import fingerprint, router_fingerprint, samples_of
 from prunecli.model.layout import ModelLayout, resolve
 from prunecli.model.mixtures import SparseLayer, find_mixtures
-from prunecli.model.names import nearest_family, same_values, stored_names, text_type
-from prunecli.model.quantised import QuantisedWeight, find_quantised, method_of, names_of_values, values_of
+from prunecli.model.names import resemblance, same_values, stored_names
+from prunecli.model.quantisation import method_of, value_dtype
+from prunecli.model.quantised import QuantisedWeight, find_quantised, names_of_values, values_of
 from prunecli.model.structure import KEY, Structure
 from prunecli.progress import Say, unsaid
 from prunecli.tensors.directory import find_weights, read_config
-from prunecli.tensors.dtypes import COMPUTED, parse_dtype
 from prunecli.tensors.hub.fetch import local_directory
 from prunecli.tensors.hub.ranges import Traffic
 from prunecli.tensors.reader import Stored, TensorInfo, TensorReader, WeightFile
@@ -107,14 +107,7 @@ class Checkpoint(TensorReader):
         if not self.quantised:
             return self.tensors
         shapes = {} if self.family is None else self.resolved.shapes
-        return values_of(self.tensors, self.quantised, self.value_dtype, shapes)
-
-    @property
-    def value_dtype(self) -> str:
-        """The safetensors type that quantised weights stand for: that of config.json, else bfloat16."""
-        stated = self.config.get("dtype") or self.config.get("torch_dtype")
-        known = stated.removeprefix("torch.") if isinstance(stated, str) else ""
-        return parse_dtype(known) if known in COMPUTED else "BF16"
+        return values_of(self.tensors, self.quantised, value_dtype(self.config), shapes)
 
     def info(self, name: str) -> TensorInfo:
         """What is known of one tensor.
@@ -231,22 +224,9 @@ class Checkpoint(TensorReader):
         layout = self.resolved
         if self.runs_stock:  # what is wrong with mixtures is said in their words
             _ = self.require_mixtures() if self.architecture is None else self.mixtures
-        tensors, expected = self.unquantised, layout.shapes
-        missing = [name for name in expected if name not in tensors]
-        unexpected = [name for name in tensors if name not in expected and not layout.is_extra(name)]
-        misshapen = [
-            f"{name} {list(tensors[name].shape)} instead of {list(shape)}"
-            for name, shape in expected.items()
-            if name in tensors and tensors[name].shape != shape
-        ]
-        faults = [
-            f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
-            for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
-            if names
-        ]
-        if faults:
+        if faults := layout.faults({name: info.shape for name, info in self.unquantised.items()}):
             raise CheckpointError(
-                f"{self.path}: tensors do not fit config.json: {'; '.join(faults)}",
+                f"{self.path}: tensors do not fit config.json: {faults}",
                 "config.json and the weights are not of one checkpoint; copy both again.",
             )
         self._is_checked = True
@@ -270,7 +250,8 @@ class Checkpoint(TensorReader):
         if self.architecture is None:
             supported = ", ".join((*FAMILIES, *WHOLE_MIXTURES))
             raise UnsupportedModelError(
-                f'{self.path}: the model family "{self.model_type}" is not supported{self._resembles()}',
+                f'{self.path}: the model family "{self.model_type}" is not supported'
+                + resemblance(self.config, self.tensors),
                 f"inspect, evaluate and bench-latency work all the same. Supported: {supported}.",
             )
         return self.architecture
@@ -303,13 +284,6 @@ class Checkpoint(TensorReader):
                 f"{self.path}: its weights are quantised ({method}), which are not trained",
                 "Train the same model in floating point, and quantise the result.",
             )
-
-    def _resembles(self) -> str:
-        """What an undeclared family has in common with a declared one."""
-        if (inner := text_type(self.config)) in FAMILIES:
-            return f": it holds a {inner} beside other parts, which is supported only on its own"
-        near = nearest_family(self.tensors)
-        return f" (its layers resemble those of {near}, which is)" if near else ""
 
     def __repr__(self) -> str:
         return f"Checkpoint({str(self.path)!r}, {self.model_type}, {len(self.tensors)} tensors)"

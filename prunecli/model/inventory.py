@@ -17,7 +17,8 @@ from prunecli.model.ffn import FfnLayer
 from prunecli.model.layout import ModelLayout
 from prunecli.model.mixtures import SparseLayer, parts_of
 from prunecli.model.names import Surmise, surmise
-from prunecli.model.quantised import QuantisedWeight, method_of, owners_of, settings_of
+from prunecli.model.quantisation import method_of, settings_of
+from prunecli.model.quantised import QuantisedWeight, owners_of
 
 MODULES = re.compile(r"[A-Za-z_]\w*(?:\.\w+)+")
 """A plain name of a module: no pattern, and no last part alone, which stands for many ("lm_head", "gate")."""

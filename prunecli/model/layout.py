@@ -147,6 +147,21 @@ class ModelLayout:
         """Whether a tensor belongs to a part that only some classes of the family have, and that no method changes."""
         return name.startswith(self.family.extras)
 
+    def faults(self, tensors: Mapping[str, tuple[int, ...]]) -> str:
+        """How these tensors, name -> shape, are not those that it stores; "": they are."""
+        missing = [name for name in self.shapes if name not in tensors]
+        unexpected = [name for name in tensors if name not in self.shapes and not self.is_extra(name)]
+        misshapen = [
+            f"{name} {list(tensors[name])} instead of {list(shape)}"
+            for name, shape in self.shapes.items()
+            if name in tensors and tensors[name] != shape
+        ]
+        return "; ".join(
+            f"{len(names)} {kind} ({', '.join(names[:3])}{', …' if len(names) > 3 else ''})"
+            for kind, names in (("missing", missing), ("unexpected", unexpected), ("misshapen", misshapen))
+            if names
+        )
+
 
 def resolve(family: Architecture, config: Mapping[str, Any], structure: Structure) -> ModelLayout:
     """The model that `config` and `structure` describe.

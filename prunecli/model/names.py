@@ -11,7 +11,7 @@ from typing import Any
 
 from prunecli.architectures import FAMILIES, Architecture
 from prunecli.model.declared import Sizes
-from prunecli.model.quantised import method_of
+from prunecli.model.quantisation import method_of
 from prunecli.tensors.reader import Handle, Stored, TensorInfo, read_into
 
 SAMPLES = 256
@@ -159,6 +159,14 @@ def nearest_family(names: Iterable[str]) -> str:
     shares = {family.model_type: _share(family, kinds) for family in FAMILIES.values()}
     best = max(shares, key=lambda model_type: shares[model_type])
     return best if shares[best] > NEAR else ""
+
+
+def resemblance(config: Mapping[str, Any], names: Iterable[str]) -> str:
+    """What an undeclared family has in common with a declared one, to follow "is not supported"."""
+    if (inner := text_type(config)) in FAMILIES:
+        return f": it holds a {inner} beside other parts, which is supported only on its own"
+    near = nearest_family(names)
+    return f" (its layers resemble those of {near}, which is)" if near else ""
 
 
 def _with_new_ending(family: Architecture, name: str) -> str:

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from prunecli.errors import CheckpointError, UnsupportedModelError
+from prunecli.errors import CheckpointError
+from prunecli.model.quantisation import settings_of, weight_settings
 from prunecli.tensors.reader import TensorInfo
 
 Scheme = Literal["scaled", "packed", "gptq", "awq", "nvfp4", "mxfp4", "bitsandbytes"]
@@ -64,9 +64,6 @@ BITSANDBYTES = (
 
 OF_ATTENTION = re.compile(r"\.(?:[qkv]|kv|prob_output)_(?:cache_)?scale$")
 """Scales of what an attention caches or multiplies: of no weight."""
-
-KEYS = ("quantization_config", "compression_config", "quantization")
-"""Of config.json: transformers', compressed-tensors' of old, MLX's."""
 
 Blocks = dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[int, int]]
 """(Shape of values, shape of their scales) -> rows and columns that share one."""
@@ -140,50 +137,6 @@ def find_quantised(
         if weight is not None:
             found[weight.name] = weight
     return found
-
-
-def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What config.json, or the part of it on a language model, says of the quantisation; empty: nothing."""
-    inner = config.get("text_config")
-    places = (config, inner if isinstance(inner, Mapping) else {})
-    stated = (place.get(key) for place in places for key in KEYS)
-    return next((value for value in stated if isinstance(value, Mapping)), {})
-
-
-def method_of(config: Mapping[str, Any]) -> str:
-    """The method that config.json names ("awq"); "" where it names none."""
-    settings = settings_of(config)
-    return str(settings.get("quant_method") or "of unknown method") if settings else ""
-
-
-def renamed_settings(config: Mapping[str, Any], rename: Callable[[str], str | None]) -> dict[str, Any]:
-    """`config` with other names of modules in what it says of the quantisation, keys and texts in lists alike.
-
-    Args:
-        rename: the new name of a text that stands there; None: it is left out.
-    """
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, str):
-            return rename(value)
-        if isinstance(value, list):
-            return [new for item in value if (new := walk(item)) is not None or item is None]
-        if isinstance(value, dict):
-            pairs = ((rename(key), walk(item), item) for key, item in value.items())
-            return {
-                key: new for key, new, item in pairs if key is not None and (new is not None or item is None)
-            }
-        return value
-
-    return {key: walk(value) if key in KEYS else value for key, value in config.items()}
-
-
-def numbered_refusal(path: Path, what: Literal["experts", "layers"], text: str) -> UnsupportedModelError:
-    """The error of settings that hold numbers of parts which get others, in a text that is no name of one of them."""
-    return UnsupportedModelError(
-        f'{path}: config.json: the quantisation settings name {what} by number: "{text}"',
-        "prunecli cannot say which of them stay; write the names of single modules there.",
-    )
 
 
 def owners_of(weights: Iterable[QuantisedWeight]) -> dict[str, QuantisedWeight]:
@@ -272,7 +225,7 @@ def _packed(
     if len(values.shape) != 2 or len(scale) != 2:
         raise _unfit(f"{values.name} {list(values.shape)} has scales of the shape {list(scale)}")
     rows, words = values.shape
-    for stated in _weight_settings(settings):
+    for stated in weight_settings(settings):
         bits, size = stated.get("num_bits"), stated.get("group_size")
         if bits not in (2, 4, 8) or stated.get("type", "int") != "int":
             continue
@@ -352,7 +305,7 @@ def _block(values: TensorInfo, scale: TensorInfo, settings: Mapping[str, Any]) -
     if math.prod(grid) == rows and grid[0] == rows:
         return 1, columns
     stated = settings.get("weight_block_size") or next(
-        (own.get("block_structure") for own in _weight_settings(settings) if own.get("block_structure")), None
+        (own.get("block_structure") for own in weight_settings(settings) if own.get("block_structure")), None
     )
     block = tuple(map(_count, stated)) if isinstance(stated, (list, tuple)) and len(stated) == 2 else None
     if block is not None and not all(block):
@@ -385,15 +338,6 @@ def _parts(name: str, more: Mapping[str, str], scale: str) -> dict[str, str]:
 def _weight_of(name: str) -> str:
     """The name that a module's weight would have unquantised."""
     return f"{name[: name.rindex('.')]}.weight"
-
-
-def _weight_settings(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What compressed-tensors says of weights, group by group of modules."""
-    groups = settings.get("config_groups")
-    for group in groups.values() if isinstance(groups, Mapping) else ():
-        weights = group.get("weights") if isinstance(group, Mapping) else None
-        if isinstance(weights, Mapping):
-            yield weights
 
 
 def _unfit(message: str) -> CheckpointError:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
-from prunecli.model.quantised import KEYS, QuantisedWeight, values_of
+from prunecli.model.quantisation import KEYS
+from prunecli.model.quantised import QuantisedWeight, values_of
 from prunecli.modules.decoders import DECODERS, Parts, Scratch, matrix_rows
 from prunecli.modules.filling import DTYPES
 from prunecli.tensors.dtypes import parse_dtype

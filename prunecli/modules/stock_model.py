@@ -20,7 +20,7 @@ from prunecli.errors import UnsupportedModelError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import class_names
 from prunecli.model.mixtures import SparseLayer, stated_counts
-from prunecli.model.quantised import KEYS
+from prunecli.model.quantisation import KEYS
 from prunecli.modules.building import NoValues, cannot_make, missing_tensors, on_each
 from prunecli.modules.constant_experts import class_of_constants
 from prunecli.modules.filling import Destination, chunk_for, expert_names, fill, read_into, require_shape

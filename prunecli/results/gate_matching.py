@@ -8,7 +8,7 @@ from dataclasses import replace
 from prunecli.errors import StatisticsError
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import renaming_since
-from prunecli.model.quantised import method_of
+from prunecli.model.quantisation import method_of
 from prunecli.results.gates import GateStatistics
 
 

@@ -20,7 +20,7 @@ from prunecli.methods.experts.plan import ExpertPlan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.declared import with_keys
 from prunecli.model.mixtures import CONSTANT, SparseLayer, predicting_tensors
-from prunecli.model.quantised import method_of
+from prunecli.model.quantisation import method_of
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.results.gates import ratio
 from prunecli.results.outputs import OutputSums, added, outputs_path

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prunecli.model.mixtures import SparseLayer
-from prunecli.model.quantised import numbered_refusal, renamed_settings
+from prunecli.model.quantisation import numbered_refusal, renamed_settings
 
 _NUMBERED = re.compile(r"experts?\\?[._](?:expert_)?\d+")
 

@@ -15,7 +15,7 @@ from prunecli.errors import UsageError
 from prunecli.methods.layers.plan import LayerPlan
 from prunecli.model.checkpoint import Checkpoint
 from prunecli.model.depth import Rename, heirs, keeping_layers, renaming
-from prunecli.model.quantised import numbered_refusal, renamed_settings
+from prunecli.model.quantisation import numbered_refusal, renamed_settings
 from prunecli.model.rewrite import Rewrite, rewritten
 from prunecli.tensors.dtypes import parse_dtype
 from prunecli.tensors.stream import Copy, Output
