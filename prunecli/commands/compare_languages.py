@@ -17,12 +17,11 @@ from prunecli.commands.options import (
     LangsOption,
     QuietOption,
     TableOption,
-    removed_share,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.commands.text_tables import plot_texts, show_texts
 from prunecli.errors import StatisticsError, UsageError
-from prunecli.tensors.quantities import parse_names
+from prunecli.tensors.quantities import parse_names, parse_share
 
 if TYPE_CHECKING:
     from prunecli.analysis.language_comparison import LanguageOptions
@@ -42,7 +41,7 @@ def compare_languages(
         float,
         typer.Option(
             "--ratio",
-            parser=removed_share,
+            parser=parse_share,
             metavar="R",
             help="Fraction of the experts removed, in [0, 1), such as 0.75 or 75%.",
         ),

@@ -36,13 +36,6 @@ def running_dtype(text: str) -> str:
     return parse_computed(text, also=("auto", "int8"))
 
 
-def removed_share(text: str) -> float:
-    """Value of --ratio."""
-    from prunecli.tensors.quantities import parse_share
-
-    return parse_share(text)
-
-
 CheckpointArgument = Annotated[
     Path | None,
     typer.Argument(

@@ -25,12 +25,11 @@ from prunecli.commands.options import (
     SeedOption,
     StreamOption,
     fit_load,
-    removed_share,
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Granularity, MetricName, Predicting, Strategy
-from prunecli.tensors.quantities import parse_names
+from prunecli.tensors.quantities import parse_names, parse_share
 
 if TYPE_CHECKING:
     from prunecli.methods.experts.options import ExpertOptions
@@ -68,7 +67,7 @@ def prune_experts(
         float | None,
         typer.Option(
             "--ratio",
-            parser=removed_share,
+            parser=parse_share,
             metavar="R",
             help="Fraction of the experts to remove, counted from those that the checkpoint holds; never "
             "less is removed. Default: 0.8, of language models 0.25.",

@@ -28,11 +28,11 @@ from prunecli.commands.options import (
     SideName,
     SplitOption,
     TextFilesOption,
-    removed_share,
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 from prunecli.methods.ffn.names import UnitScore
+from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
     from prunecli.evaluation.on_text import RunOptions
@@ -48,7 +48,7 @@ def prune_ffn(
         float | None,
         typer.Option(
             "--ratio",
-            parser=removed_share,
+            parser=parse_share,
             metavar="R",
             help="Fraction of the hidden units to remove, of each FFN; never less is removed. Default: 0.25.",
             show_default=False,

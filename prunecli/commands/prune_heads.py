@@ -19,11 +19,11 @@ from prunecli.commands.options import (
     JsonOption,
     QuietOption,
     SeedOption,
-    removed_share,
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 from prunecli.methods.heads.names import HeadMetric, Normalize
+from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
     from prunecli.methods.heads.plan import HeadOptions, HeadPlan
@@ -57,7 +57,7 @@ def prune_heads(
         float | None,
         typer.Option(
             "--ratio",
-            parser=removed_share,
+            parser=parse_share,
             metavar="R",
             help="Fraction of the heads to remove, counted from those that the checkpoint holds; never less is "
             "removed. Default: 0.2.",

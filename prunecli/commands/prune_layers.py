@@ -28,11 +28,11 @@ from prunecli.commands.options import (
     SplitOption,
     StreamOption,
     TextFilesOption,
-    removed_share,
 )
 from prunecli.commands.rewriting import How, Shown, removal
 from prunecli.errors import UsageError
 from prunecli.methods.layers.names import LayerMetric
+from prunecli.tensors.quantities import parse_share
 
 if TYPE_CHECKING:
     from prunecli.evaluation.on_text import RunOptions
@@ -48,7 +48,7 @@ def prune_layers(
         float | None,
         typer.Option(
             "--ratio",
-            parser=removed_share,
+            parser=parse_share,
             metavar="R",
             help="Fraction of the layers to remove, encoder and decoder ranked together; never less is removed. "
             "Default: 0.25.",

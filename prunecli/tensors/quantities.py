@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 
 from prunecli.errors import UsageError
 
 
-def parse_share(text: str, option: str = "--ratio") -> float:
-    """The share that is written "0.8" or "80%".
-
-    Args:
-        option: that a message names.
+def parse_share(text: str) -> float:
+    """Value of --ratio: the share that is written "0.8" or "80%".
 
     Raises:
         UsageError: not a number, or one that is a share only if it counts in hundredths.
@@ -24,12 +22,30 @@ def parse_share(text: str, option: str = "--ratio") -> float:
     except InvalidOperation:
         value = Decimal("NaN")
     if not value.is_finite():
-        raise UsageError(f"{option} {text}: not a number", "Write a fraction or per cent: 0.8 or 80%.")
+        raise UsageError(f"--ratio {text}: not a number", "Write a fraction or per cent: 0.8 or 80%.")
     if number != written:
         return float(value / 100)
     if 1 < value <= 100:
-        raise UsageError(f"{option} {text} is more than everything", f"Write {value / 100} or {value}%.")
+        raise UsageError(f"--ratio {text} is more than everything", f"Write {value / 100} or {value}%.")
     return float(value)
+
+
+def exact_share(ratio: float, parts: str, usual: float) -> Fraction:
+    """The share to remove, as the decimal that a ratio prints as: 0.7 of 10 are 7, not the 8 of binary rounding.
+
+    Args:
+        parts: what it is a share of, for the message.
+        usual: a ratio that the message explains.
+
+    Raises:
+        UsageError: the ratio is outside [0, 1).
+    """
+    if not 0 <= ratio < 1:
+        raise UsageError(
+            f"--ratio {ratio:g} is outside [0, 1).",
+            f"It is the fraction of the {parts} to remove: {usual:g} removes {usual:.0%}.",
+        )
+    return Fraction(repr(float(ratio)))
 
 
 _UNITS = {"": 1, "b": 1} | {

@@ -14,6 +14,7 @@ from typing import Protocol, get_args
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.methods.experts.names import Strategy
+from prunecli.tensors.quantities import exact_share
 
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 UNBALANCED = Fraction(3)
@@ -69,17 +70,10 @@ class Request:
 def keep_count(ratio: float, held: int) -> int:
     """Experts to keep at most, floor((1 - ratio) x held), so that never less is removed than asked.
 
-    The ratio is taken as the decimal that it prints as: 0.9 of 10 keeps 1, not the 0 of binary rounding.
-
     Raises:
         UsageError: the ratio is outside [0, 1).
     """
-    if not 0 <= ratio < 1:
-        raise UsageError(
-            f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the experts to remove: 0.8 removes 80%.",
-        )
-    return floor((1 - Fraction(repr(float(ratio)))) * held)
+    return floor((1 - exact_share(ratio, "experts", 0.8)) * held)
 
 
 def parse_balance(text: str) -> Fraction:

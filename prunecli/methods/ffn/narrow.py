@@ -19,6 +19,7 @@ from prunecli.methods.ffn.score import UnitActivations, best_units, ranked_units
 from prunecli.model.decision import Decision, Origin
 from prunecli.model.ffn import FfnLayer
 from prunecli.model.history import given, history_step
+from prunecli.tensors.quantities import exact_share
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
@@ -125,11 +126,8 @@ def refuse_contradictions(options: NarrowOptions) -> None:
     """
     if options.ratio is not None and options.width is not None:
         raise UsageError("Give one of --ratio and --width.", "Each says how many hidden units go.")
-    if options.ratio is not None and not 0 <= options.ratio < 1:
-        raise UsageError(
-            f"--ratio {options.ratio:g} is outside [0, 1).",
-            "It is the fraction of the hidden units to remove: 0.25 removes 25%.",
-        )
+    if options.ratio is not None:
+        _share(options.ratio)
     if options.width is not None and (options.width < 1 or options.per_layer):
         what = "--per-layer: widths differ then." if options.per_layer else "an FFN of no width is none."
         raise UsageError(
@@ -141,8 +139,12 @@ def refuse_contradictions(options: NarrowOptions) -> None:
 
 def narrower(width: int, ratio: float, round_to: int) -> int:
     """Units that stay of `width`: never less go than asked, what stays is a multiple of `round_to`, one at least."""
-    kept = width - ceil(Fraction(repr(float(ratio))) * width)
+    kept = width - ceil(_share(ratio) * width)
     return min(width, max(kept // round_to * round_to, round_to)) if kept < width else width
+
+
+def _share(ratio: float) -> Fraction:
+    return exact_share(ratio, "hidden units", 0.25)
 
 
 def _chosen(layers: Sequence[FfnLayer], options: NarrowOptions) -> set[str]:
@@ -229,7 +231,7 @@ def _widths(
     if not options.per_layer:
         return {owner: narrower(width, ratio, options.round_to) for owner, width in held.items()}
     total = sum(held.values())
-    kept = total - ceil(Fraction(repr(float(ratio))) * total)
+    kept = total - ceil(_share(ratio) * total)
     relative = np.concatenate([scores[owner] / (np.linalg.norm(scores[owner]) or 1) for owner in held])
     owners = np.repeat(np.arange(len(held)), list(held.values()))
     best = np.argsort(-relative, kind="stable")[:kept]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from math import ceil, fsum, sqrt
 
 import numpy as np
@@ -17,6 +16,7 @@ from prunecli.errors import UsageError
 from prunecli.methods.heads.names import Normalize
 from prunecli.model.attention import KINDS, AttentionKind, AttentionLayer
 from prunecli.model.decision import Ranked
+from prunecli.tensors.quantities import exact_share
 
 Importance = Mapping[str, Mapping[int, float]]
 """Attention's name -> original id -> importance of the head."""
@@ -63,17 +63,10 @@ def normalized(importance: Importance) -> dict[str, dict[int, float]]:
 def removed_count(ratio: float, held: int) -> int:
     """Heads to remove: ceil(ratio x held), never less than asked.
 
-    The ratio is taken as the decimal that it prints as: 0.7 of 10 removes 7, not the 8 of binary rounding.
-
     Raises:
         UsageError: the ratio is outside [0, 1).
     """
-    if not 0 <= ratio < 1:
-        raise UsageError(
-            f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the heads to remove: 0.2 removes 20%.",
-        )
-    return ceil(Fraction(repr(float(ratio))) * held)
+    return ceil(exact_share(ratio, "heads", 0.2) * held)
 
 
 def select_heads(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from fractions import Fraction
 from math import ceil
 from typing import get_args
 
@@ -13,6 +12,7 @@ import numpy as np
 from prunecli.architectures.records import Side
 from prunecli.errors import UsageError
 from prunecli.model.decision import Ranked
+from prunecli.tensors.quantities import exact_share
 
 Scores = Mapping[Side, Sequence[float]]
 """Side -> one score a layer: what is lost without it; the lowest go first."""
@@ -25,17 +25,12 @@ Distances = Mapping[Side, np.ndarray]
 
 
 def removed_count(ratio: float, held: int) -> int:
-    """Layers to remove: ceil(ratio x held), the ratio taken as the decimal that it prints as.
+    """Layers to remove: ceil(ratio x held), never less than asked.
 
     Raises:
         UsageError: the ratio is outside [0, 1).
     """
-    if not 0 <= ratio < 1:
-        raise UsageError(
-            f"--ratio {ratio:g} is outside [0, 1).",
-            "It is the fraction of the layers to remove: 0.25 removes 25%.",
-        )
-    return ceil(Fraction(repr(float(ratio))) * held)
+    return ceil(exact_share(ratio, "layers", 0.25) * held)
 
 
 def lowest(scores: Scores, count: int) -> dict[Side, tuple[int, ...]]:

@@ -7,7 +7,6 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import LifoQueue, Queue, SimpleQueue
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -108,9 +107,7 @@ class Reader:
     def __enter__(self) -> Reader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _work(self, started: threading.Barrier) -> None:

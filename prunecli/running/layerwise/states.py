@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch import Tensor
@@ -174,9 +173,7 @@ class StateStore:
     def __enter__(self) -> StateStore:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def _view(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
