@@ -130,7 +130,7 @@ def apply(
                 )
         _write_side_files(source, rewrite, directory)
         config = _with_dtype(rewrite)
-        write_json(directory / "config.json", config)
+        write_json(directory / "config.json", config, allow_nan=True)
         if classes := shim_classes(rewrite.config):
             (directory / SHIM_FILE).write_text(shim_source(classes), encoding="utf-8")
         (directory / "README.md").write_text(

@@ -323,7 +323,7 @@ def _fill_buffers(model: Any, family: Architecture, device: torch.device) -> Non
             )
             setattr(module, name, parameter)
         if buffers or computed:
-            for name, value in module.named_parameters(recurse=False):
-                if name not in computed:  # was read, in Gemma's tables: transformers must not draw it
+            for name, value in module.named_parameters():
+                if name not in computed:  # was read: transformers must neither draw nor compute it
                     value._is_hf_initialized = True
             model._init_weights(module)

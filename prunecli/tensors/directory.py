@@ -21,6 +21,9 @@ from prunecli.tensors.side_files import MODULES_FILE, folders_of
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 """In the order in which transformers looks for them; each may also be sharded under NAME.index.json."""
 
+UNLIMITED = ("time_step_limit", "mamba_dt_limit")
+"""Keys of config.json under which published models, Nemotron-H for one, have `Infinity`, as Python writes it."""
+
 
 def read_config(directory: Path) -> dict[str, Any]:
     """config.json, its model type as it is called now.
@@ -45,7 +48,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path}: nested more than {DEEPEST} levels deep", "Download or copy the file again."
         )
-    if not is_finite(config):
+    if not is_finite(config, UNLIMITED):
         raise CheckpointError(
             f"{path}: holds NaN or infinity, which are no values of JSON", "Correct the value."
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,25 @@ _OTHER_RESULTS = (".csv", ".md", ".tex", ".png", ".html", ".hyp", ".outputs.safe
 _LONE = re.compile("[\ud800-\udfff]")
 
 
-def write_json(path: Path | str, payload: Mapping[str, Any], *, force: bool = False) -> None:
+def write_json(
+    path: Path | str, payload: Mapping[str, Any], *, force: bool = False, allow_nan: bool = False
+) -> None:
     """Write `payload` beside `path`, then rename: the file appears whole or not at all.
+
+    Args:
+        path: the file.
+        payload: what it is to hold.
+        force: whether an existing file is replaced.
+        allow_nan: whether NaN and infinity are written as Python writes them.
 
     Raises:
         OutputError: it exists and `force` is not given, or its directory does not.
-        PruneError: a number is NaN or infinite, or a value has no form in JSON.
+        PruneError: a number is NaN or infinite and may not be, or a value has no form in JSON.
     """
     path = Path(path)
     _refuse_unwritable(path, force=force)
     try:
-        text = escaped(_text(payload, 0)) + "\n"
+        text = escaped(_text(payload, 0, allow_nan=allow_nan)) + "\n"
     except (TypeError, ValueError) as error:
         raise PruneError(f"{path}: not written: {error}") from error
     with new_file(path) as partial:
@@ -154,13 +163,18 @@ def has_lone_surrogates(value: Any) -> bool:
     return _LONE.search(json.dumps(value, ensure_ascii=False)) is not None
 
 
-def is_finite(value: Any) -> bool:
-    """Whether all numbers of a JSON value are: Python reads `NaN`, `Infinity` and `1e999`, JSON has none of them."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        return False
-    return True
+def is_finite(value: Any, but: Collection[str] = ()) -> bool:
+    """Whether all numbers of a JSON value are: Python reads `NaN`, `Infinity` and `1e999`, JSON has none of them.
+
+    Args:
+        value: of no more than `DEEPEST` levels.
+        but: keys whose values are not looked at.
+    """
+    if isinstance(value, dict):
+        return all(key in but or is_finite(item, but) for key, item in value.items())
+    if isinstance(value, list):
+        return all(is_finite(item, but) for item in value)
+    return not isinstance(value, float) or isfinite(value)
 
 
 def is_deep(value: Any) -> bool:
@@ -198,18 +212,24 @@ def _refuse_constant(name: str) -> float:
     raise ValueError(f"holds {name}, which is no number")
 
 
-def _text(value: Any, depth: int) -> str:
+def _text(value: Any, depth: int, *, allow_nan: bool) -> str:
     """JSON with one space of indent per level; a list of plain values stays on one line."""
     pad = "\n" + " " * (depth + 1)
     end = "\n" + " " * depth
     if isinstance(value, Mapping) and value:
         fields = (
-            f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1)}"
+            f"{json.dumps(str(key), ensure_ascii=False)}: {_text(item, depth + 1, allow_nan=allow_nan)}"
             for key, item in value.items()
         )
         return "{" + pad + f",{pad}".join(fields) + end + "}"
     if isinstance(value, (list, tuple)) and any(isinstance(item, (list, tuple, Mapping)) for item in value):
-        return "[" + pad + f",{pad}".join(_text(item, depth + 1) for item in value) + end + "]"
+        return (
+            "["
+            + pad
+            + f",{pad}".join(_text(item, depth + 1, allow_nan=allow_nan) for item in value)
+            + end
+            + "]"
+        )
     return json.dumps(
-        dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=False
+        dict(value) if isinstance(value, Mapping) else value, ensure_ascii=False, allow_nan=allow_nan
     )

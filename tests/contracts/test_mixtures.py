@@ -218,6 +218,19 @@ def test_where_layers_must_be_alike(model_type: str, config: Mapping[str, Any], 
             rewrite_experts(checkpoint, ExpertPlan(kept))
 
 
+def test_a_limit_that_is_none_stays_infinity(tmp_path: Path) -> None:
+    """As Nemotron-H's published configs have it; transformers 5 writes it in a form of its own."""
+    source, output = save_tiny(tmp_path / "source", "nemotron_h"), tmp_path / "pruned"
+    path = source / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "time_step_limit": [0.0, float("inf")]}))
+    with open_model(source) as checkpoint:
+        apply(checkpoint, rewrite_experts(checkpoint, ExpertPlan(choose(checkpoint))), output)
+    limit = '"time_step_limit": [0.0, Infinity]'
+    assert limit in path.read_text()
+    assert limit in (output / "config.json").read_text()
+    assert load_model(output, device="cpu", dtype="float32").config.time_step_limit[1] == float("inf")
+
+
 def to_float8(directory: Path) -> None:
     """Experts in blocks of float8 with their scales, as DeepSeek and Qwen publish them."""
     tensors = load_file(directory / "model.safetensors")

@@ -19,6 +19,7 @@ from prunecli.modules import precision
 from prunecli.modules.loading import load_model, sparse_ffns
 from prunecli.modules.sparse_ffn import SparseFFN
 from prunecli.pipeline import apply
+from tests.families import tiny_family
 from tests.forked import ended, start
 from tests.reference import routing as reference
 from tests.tiny import tiny_nllb_moe
@@ -83,6 +84,16 @@ def test_positions_are_the_sinusoids_of_the_paper_in_the_models_type(source: Pat
             held[7].float().numpy(), want, atol=1e-2 if dtype != torch.float32 else 1e-5
         )
         assert (held[1] == 0).all()  # the padding token
+
+
+def test_positions_that_a_checkpoint_holds_are_not_computed(tmp_path: Path) -> None:
+    """As those of a DistilBERT that got its teacher's, though its config.json says that they are sinusoids."""
+    path = tiny_family(tmp_path / "model", "distilbert")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "sinusoidal_pos_embds": True}))
+    held = load_model(path, device="cpu").distilbert.embeddings.position_embeddings.weight
+    stored = load_file(path / "model.safetensors")["distilbert.embeddings.position_embeddings.weight"]
+    assert np.array_equal(held.detach().numpy(), stored)
 
 
 def test_a_sparse_layer_in_the_model_follows_equation_2(source: Path) -> None:
