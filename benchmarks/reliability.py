@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from tests.fuzz.kills import SIGNALS, WRITERS, Fresh, Stable, kill, reference, served
+from tests.fuzz.kills import SIGNALS, Fresh, Stable, kill, reference, served
 from tests.fuzz.rounds import play, prepare
+from tests.fuzz.writers import WRITERS
 
 MEMORY_BYTES, FILE_BYTES = 16 << 30, 1 << 30
 """Limits of this process: absurd sizes that are believed show."""

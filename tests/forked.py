@@ -16,6 +16,8 @@ PRELOADED = [
     "transformers.models.nllb_moe.modeling_nllb_moe",
     "prunecli.commands.app",
     "prunecli.modules.loading",
+    "prunecli.training.train",
+    "transformers.models.m2m_100.modeling_m2m_100",
     "prunecli.text.tokens",
 ]
 

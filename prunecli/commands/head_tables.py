@@ -22,7 +22,6 @@ def head_table(
     values: Mapping[str, Sequence[float]],
     layers: Sequence[AttentionLayer],
     title: str = "Heads",
-    digits: int = 3,
 ) -> console.Shown:
     """One row for each attention, one column for each head of the original model; pruned heads have no value.
 
@@ -30,10 +29,9 @@ def head_table(
         values: attention's name -> a value for each head that it holds.
         layers: the attentions, in the order of the rows; those without values are left out.
         title: above the table.
-        digits: significant digits of a value.
     """
     layers = [layer for layer in layers if layer.name in values]
-    cells = {layer.name: _cells(layer, values[layer.name], digits) for layer in layers}
+    cells = {layer.name: _cells(layer, values[layer.name]) for layer in layers}
     heads = max(map(len, cells.values()), default=0)
     count = _in_a_line(heads, [text for texts in cells.values() for text in texts])
     columns = ["attention", "layer", *(f"head {n}" if n == 0 else str(n) for n in range(count))]
@@ -41,10 +39,10 @@ def head_table(
     return console.table(title, columns, rows)
 
 
-def _cells(layer: AttentionLayer, values: Sequence[float], digits: int) -> list[str]:
+def _cells(layer: AttentionLayer, values: Sequence[float]) -> list[str]:
     """The value of each head of the original model; a dash for those that are gone."""
     by_head = dict(zip(layer.heads, values, strict=True))
-    return [f"{by_head[head]:.{digits}g}" if head in by_head else "-" for head in range(layer.original_heads)]
+    return [f"{by_head[head]:.3g}" if head in by_head else "-" for head in range(layer.original_heads)]
 
 
 def _in_a_line(heads: int, texts: Sequence[str]) -> int:

@@ -68,10 +68,9 @@ def join(children: Iterable[str]) -> Html:
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
 
 
-def number(value: float, digits: int = 2) -> str:
+def number(value: float) -> str:
     """A coordinate, without needless zeros: 12.50 -> '12.5'."""
-    text = f"{value:.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def table(

@@ -131,12 +131,7 @@ def has_split(directory: Path, split: str) -> bool:
     return directory.is_dir() and split in _splits(directory)
 
 
-def read_parallel(
-    directory: Path | str,
-    split: str,
-    languages: Sequence[str] | None = None,
-    max_sentences: int | None = None,
-) -> ParallelText:
+def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | None = None) -> ParallelText:
     """Read one split: `SPLIT.LANG` (`val.eng_Latn`), or FLORES-200's `SPLIT/LANG.SPLIT` (`dev/eng_Latn.dev`).
 
     Either may be packed (`val.eng_Latn.gz`); where a file is there twice, the unpacked one is read.
@@ -145,18 +140,17 @@ def read_parallel(
         directory: where the files lie.
         split: such as "val".
         languages: those to read; None: all that there are.
-        max_sentences: only the first so many; None: all.
 
     Raises:
         DataError: no such directory, split or language; an empty file; a file that is not UTF-8; files of
-            different line counts; fewer than `max_sentences` sentences.
+            different line counts.
     """
     files = _language_files(Path(directory), split)
     names = tuple(files) if languages is None else tuple(dict.fromkeys(languages))
     for name in names:
         if name not in files:
             raise DataError(f"{directory}: split {split!r} has no text in {name!r}", near_names(name, files))
-    return _aligned(split, {name: files[name] for name in names}).first(max_sentences)
+    return _aligned(split, {name: files[name] for name in names})
 
 
 def read_pair(source_file: Path | str, target_file: Path | str, pair: str) -> ParallelText:

@@ -29,6 +29,13 @@ def call(command: Callable[..., None], *arguments: object) -> Result:
     return Result(status, result.stdout, result.stderr + text)
 
 
+def done(command: Callable[..., None], *arguments: object) -> Result:
+    """One that goes through."""
+    result = call(command, *arguments)
+    assert result.status == 0, result.err
+    return result
+
+
 def raising(command: Callable[..., None], *arguments: object) -> Any:
     """The test runner's own result; failures are raised."""
     result = _invoked(command, arguments)

@@ -12,16 +12,11 @@ import pytest
 from prunecli.commands.prune_ffn import prune_ffn
 from prunecli.methods.ffn.names import UnitScore
 from prunecli.model.checkpoint import open_model
-from tests.commands.calls import Result, call, refused, repeats
+from tests.commands import calls
+from tests.commands.calls import call, refused, repeats
 from tests.families import tiny_family
 
-run = partial(call, prune_ffn)
-
-
-def done(*arguments: object) -> Result:
-    result = run(*arguments)
-    assert result.status == 0, result.err
-    return result
+run, done = partial(call, prune_ffn), partial(calls.done, prune_ffn)
 
 
 @pytest.fixture(scope="module")

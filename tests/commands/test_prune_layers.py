@@ -15,17 +15,12 @@ from prunecli.commands.prune_layers import prune_layers
 from prunecli.methods.layers.names import LayerMetric
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from tests.commands.calls import Result, call, refused, repeats
+from tests.commands import calls
+from tests.commands.calls import call, refused, repeats
 from tests.families import tiny_family
 from tests.results.tables import rows
 
-run = partial(call, prune_layers)
-
-
-def done(*arguments: object) -> Result:
-    result = run(*arguments)
-    assert result.status == 0, result.err
-    return result
+run, done = partial(call, prune_layers), partial(calls.done, prune_layers)
 
 
 @pytest.fixture(scope="module")

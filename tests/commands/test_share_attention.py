@@ -15,7 +15,8 @@ from prunecli.methods.heads.rewrite import rewrite_heads
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
-from tests.commands.calls import Result, call
+from tests.commands import calls
+from tests.commands.calls import call
 from tests.families import tiny_family
 
 ENCODER, DECODER, CROSS = (
@@ -25,13 +26,7 @@ ENCODER, DECODER, CROSS = (
 )
 """Of m2m_100: 3 and 2 layers, d_model 32."""
 
-run = partial(call, share_attention)
-
-
-def done(*arguments: object) -> Result:
-    result = run(*arguments)
-    assert result.status == 0, result.err
-    return result
+run, done = partial(call, share_attention), partial(calls.done, share_attention)
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,8 @@ from prunecli.commands.share_ffn import share_ffn
 from prunecli.methods.sharing import NAMES
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
-from tests.commands.calls import Result, call, repeats
+from tests.commands import calls
+from tests.commands.calls import call, refused, repeats
 from tests.ffn_layouts import tiny
 from tests.tiny import tiny_nllb_moe
 
@@ -22,13 +23,7 @@ ENCODER, DECODER = "model.encoder.layers.{}", "model.decoder.layers.{}"
 """Of m2m_100: 3 and 2 layers, FFNs of 48 hidden units, d_model 32."""
 
 
-run = partial(call, share_ffn)
-
-
-def done(*arguments: object) -> Result:
-    result = run(*arguments)
-    assert result.status == 0, result.err
-    return result
+run, done = partial(call, share_ffn), partial(calls.done, share_ffn)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +145,7 @@ def test_equal_runs_give_equal_bytes(model: Path, folder: Path) -> None:
 
 
 def test_experts_stay_when_told(models: dict[str, Path]) -> None:
-    _refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
+    refused(run(models["nllb-moe"]), "are mixtures of experts.\nAdd --dense-only", 1)
     done(models["nllb-moe"], "--dense-only", "-o", "out")
     found = owners("out")
     name = "model.encoder.layers.{}.ffn".format
@@ -161,7 +156,7 @@ def test_experts_alone(folder: Path) -> None:
     model = tiny_nllb_moe(
         folder / "moe", layers=2, config={"encoder_sparse_step": 1, "decoder_sparse_step": 1}
     )
-    _refused(run(model, "--dense-only", "-o", "out"), "mixtures of experts", 1)
+    refused(run(model, "--dense-only", "-o", "out"), "mixtures of experts", 1)
 
 
 def test_the_demo_without_any_argument(folder: Path) -> None:
@@ -181,7 +176,7 @@ def test_a_reduced_checkpoint_is_reduced_further(model: Path) -> None:
         assert {name: two.read(name).tobytes() for name in two.tensors} == {
             name: direct.read(name).tobytes() for name in direct.tensors
         }
-    _refused(run("two", "--config", "SharedDec", "-o", "no"), "no FFN left to share", 2)
+    refused(run("two", "--config", "SharedDec", "-o", "no"), "no FFN left to share", 2)
 
 
 def test_units_by_their_activations(models: dict[str, Path], folder: Path) -> None:
@@ -225,7 +220,7 @@ def test_quiet_says_nothing(model: Path) -> None:
 def test_an_existing_output_is_refused_without_force(model: Path) -> None:
     done(model)
     before = Path("shared-ffn/config.json").read_bytes()
-    _refused(run(model, "--config", "NoDec"), "shared-ffn", 1)
+    refused(run(model, "--config", "NoDec"), "shared-ffn", 1)
     assert Path("shared-ffn/config.json").read_bytes() == before
     done(model, "--config", "NoDec", "--force")
 
@@ -270,24 +265,17 @@ def test_refusals(
     name: str, options: tuple[Any, ...], message: str, models: dict[str, Path], folder: Path
 ) -> None:
     result = run(models[name], *options)
-    _refused(result, message, 2)
+    refused(result, message, 2)
     assert list(folder.iterdir()) == []
 
 
 def test_widths_that_have_no_mean(folder: Path) -> None:
     model = tiny(folder / "uneven", "m2m_100", decoder_ffn_dim=40)
-    _refused(run(model, "--config", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
+    refused(run(model, "--config", "SharedEncDec", "-o", "out"), "different widths (40, 48)", 2)
     done(model, "--config", "SharedEncDec", "--init", "last", "-o", "out")
     with open_model("out") as opened:
         assert {layer.width for layer in opened.layout.ffns} == {40}
 
 
 def test_what_is_no_checkpoint(folder: Path) -> None:
-    _refused(run(folder / "nothing"), "nothing", 1)
-
-
-def _refused(result: Result, message: str, status: int) -> None:
-    assert message in result.err
-    assert result.status == status
-    error = result.err[result.err.index("Error:") :]
-    assert len(error.strip().splitlines()) <= 2
+    refused(run(folder / "nothing"), "nothing", 1)

@@ -94,6 +94,22 @@ class MethodContract(Method):
         torch.testing.assert_close(logits(tmp_path / "out"), masked, rtol=1e-5, atol=1e-5)
 
 
+class CachedGeneration(Method):
+    """Step by step too, with a cache, it is the masked original."""
+
+    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
+        import torch
+
+        written(source, self.reduce, tmp_path / "out")
+        original, reduced = self.original(source), load(tmp_path / "out")
+        whole = generated(original)
+        with open_model(source) as opened:
+            self.mask(original, self.reduce(opened))
+        masked = generated(original)
+        assert not torch.allclose(whole, masked)
+        torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
+
+
 class WrittenFiles(Method):
     """What does not depend on a family's names, once a result computes what it should: for each layout of tensors."""
 
@@ -229,3 +245,26 @@ def batch_for(config: Any) -> dict[str, Any]:
     source[1, 6:] = config.pad_token_id
     targets = {"decoder_input_ids": target} if config.is_encoder_decoder else {}
     return {"input_ids": source, "attention_mask": mask, **targets}
+
+
+def generated(model: Any) -> Any:
+    """Logits `[batch, 6, vocabulary]` of six greedy steps with a cache, after padded sources of two lengths."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(4, model.config.vocab_size, (2, 7), generator=generator)
+    mask = torch.ones_like(source)
+    gap = slice(5, None) if model.config.is_encoder_decoder else slice(None, 2)  # the last token goes on
+    mask[1, gap] = 0
+    source[1, gap] = model.config.pad_token_id
+    steps = {"min_new_tokens": 6, "max_new_tokens": 6, "use_cache": True, "do_sample": False, "num_beams": 1}
+    found = model.generate(
+        input_ids=source, attention_mask=mask, return_dict_in_generate=True, output_logits=True, **steps
+    )
+    return torch.stack(found.logits, dim=1).float()
+
+
+def tensors(directory: Path) -> dict[str, bytes]:
+    """Name -> bytes of every tensor."""
+    with open_model(directory) as opened:
+        return {name: opened.read(name).tobytes() for name in opened.tensors}

@@ -21,12 +21,13 @@ from tests.contracts.method_contract import (
     Method,
     MethodContract,
     WrittenFiles,
+    generated,
     load,
     logits,
     logits_of,
+    tensors,
     written,
 )
-from tests.contracts.test_heads_method import generated, tensors
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 from tests.ffn_layouts import weights, write_copy

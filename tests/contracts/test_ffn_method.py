@@ -22,15 +22,16 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from prunecli.pipeline import apply
 from tests.contracts.method_contract import (
+    CachedGeneration,
     Method,
     MethodContract,
     WrittenFiles,
     load,
     logits,
     logits_of,
+    tensors,
     written,
 )
-from tests.contracts.test_heads_method import generated, tensors
 from tests.families import tiny_family
 from tests.families.records import CASES, own_layouts
 from tests.ffn_layouts import LAYOUTS, tiny, weights
@@ -176,15 +177,8 @@ def of_task(*tasks: str) -> list[str]:
 
 
 @pytest.mark.parametrize("case", own_layouts(of_task("translation", "lm")))
-class TestEveryDecoder(FfnSharing):
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(tmp_path / "out")
-        with open_model(source) as opened:
-            self.mask(original, self.reduce(opened))
-        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+class TestEveryDecoder(FfnSharing, CachedGeneration):
+    pass
 
 
 @pytest.mark.parametrize("case", own_layouts(of_task("translation")))

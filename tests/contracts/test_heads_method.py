@@ -15,12 +15,13 @@ from prunecli.model.attention import AttentionLayer
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import Rewrite
 from tests.contracts.method_contract import (
+    CachedGeneration,
     Method,
     MethodContract,
     WrittenFiles,
-    load,
     logits,
     logits_of,
+    tensors,
     written,
 )
 from tests.families.records import CASES, FAMILIES, own_layouts
@@ -39,23 +40,6 @@ def made_of(source: Checkpoint, kept: dict[str, tuple[int, ...]], dtype: str | N
 
 def decided(source: Checkpoint, options: HeadOptions) -> Rewrite:
     return made_of(source, dict(plan_heads(source, options).kept), options.dtype)
-
-
-def generated(model: Any) -> Any:
-    """Logits `[batch, 6, vocabulary]` of six greedy steps with a cache, after padded sources of two lengths."""
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    source = torch.randint(4, model.config.vocab_size, (2, 7), generator=generator)
-    mask = torch.ones_like(source)
-    gap = slice(5, None) if model.config.is_encoder_decoder else slice(None, 2)  # the last token goes on
-    mask[1, gap] = 0
-    source[1, gap] = model.config.pad_token_id
-    steps = {"min_new_tokens": 6, "max_new_tokens": 6, "use_cache": True, "do_sample": False, "num_beams": 1}
-    found = model.generate(
-        input_ids=source, attention_mask=mask, return_dict_in_generate=True, output_logits=True, **steps
-    )
-    return torch.stack(found.logits, dim=1).float()
 
 
 class HeadPruning(Method):
@@ -100,11 +84,6 @@ def masks(layers: tuple[AttentionLayer, ...], rewrite: Rewrite) -> dict[str, Any
     }
 
 
-def tensors(directory: Path) -> dict[str, bytes]:
-    with open_model(directory) as opened:
-        return {name: opened.read(name).tobytes() for name in opened.tensors}
-
-
 CONTRACTED = (*(name for name in FAMILIES if name != "opt"), "t5-gated", "opt-narrow", "bert-classifier")
 
 
@@ -114,18 +93,8 @@ class TestEveryFamily(HeadPruning, MethodContract):
 
 
 @pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
-class TestEveryDecoder(HeadPruning):
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(tmp_path / "out")
-        whole = generated(original)
-        with open_model(source) as opened:
-            self.mask(original, self.reduce(opened))
-        masked = generated(original)
-        assert not torch.allclose(whole, masked)
-        torch.testing.assert_close(generated(reduced), masked, rtol=1e-5, atol=1e-5)
+class TestEveryDecoder(HeadPruning, CachedGeneration):
+    pass
 
 
 @pytest.mark.parametrize("case", own_layouts(CONTRACTED))

@@ -28,15 +28,16 @@ from prunecli.results.gates import GateStatistics, GateSums
 from prunecli.results.head_matching import numbered as numbered_heads
 from prunecli.results.heads import HeadScores
 from tests.contracts.method_contract import (
+    CachedGeneration,
     Method,
     MethodContract,
     WrittenFiles,
     load,
     logits,
     logits_of,
+    tensors,
     written,
 )
-from tests.contracts.test_heads_method import generated, tensors
 from tests.families import tiny_family
 from tests.families.records import CASES, FAMILIES, own_layouts
 
@@ -113,14 +114,8 @@ class TestEveryFamily(LayerPruning, MethodContract):
 
 
 @pytest.mark.parametrize("case", [case for case in own_layouts(CONTRACTED) if CASES[case].task != "mlm"])
-class TestEveryDecoder(LayerPruning):
-    def test_cached_generation_equals_that_of_the_masked_original(self, source: Path, tmp_path: Path) -> None:
-        import torch
-
-        out = written(source, self.reduce, tmp_path / "out")
-        original, reduced = self.original(source), load(out)
-        self.mask(original, None)
-        torch.testing.assert_close(generated(reduced), generated(original), rtol=1e-5, atol=1e-5)
+class TestEveryDecoder(LayerPruning, CachedGeneration):
+    pass
 
 
 @pytest.mark.parametrize("case", own_layouts(CONTRACTED))

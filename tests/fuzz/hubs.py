@@ -6,7 +6,8 @@ import json
 from random import Random
 from typing import Any
 
-from tests.fuzz.mutations import HOSTILE, damage_json
+from tests.fuzz.hostile import HOSTILE
+from tests.fuzz.mutations import damage_json
 from tests.hub_server import MAIN_COMMIT, Fault, HubServer
 
 HEADERS = ("ETag", "X-Linked-Etag", "X-Linked-Size", "X-Repo-Commit", "Content-Range", "Content-Encoding")

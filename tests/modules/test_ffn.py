@@ -20,8 +20,7 @@ from prunecli.model.checkpoint import open_model
 from prunecli.modules.ffn import Nothing
 from prunecli.modules.loading import load_model
 from prunecli.modules.saving import without_shared
-from tests.contracts.method_contract import load, logits_of
-from tests.contracts.test_heads_method import generated
+from tests.contracts.method_contract import generated, load, logits_of
 from tests.families.family import FfnLayout
 from tests.ffn_layouts import LAYOUTS, OWN_SHAPES, blocks_of, tiny, weights, write_changed, write_copy
 

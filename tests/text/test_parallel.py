@@ -50,7 +50,7 @@ def test_both_layouts_read_the_same(directory):
 
 
 def test_languages_come_in_the_order_asked_for_and_the_first_sentences_only(directory):
-    text = read_parallel(directory, "dev", ["fra_Latn", "eng_Latn"], max_sentences=1)
+    text = read_parallel(directory, "dev", ["fra_Latn", "eng_Latn"]).first(1)
     assert text.languages == ("fra_Latn", "eng_Latn")
     assert dict(text.sentences) == {"fra_Latn": ("un",), "eng_Latn": ("one",)}
 
@@ -220,7 +220,7 @@ def test_an_unknown_language_suggests_a_near_one(directory):
 
 def test_fewer_sentences_than_asked_for(directory):
     with pytest.raises(DataError, match="5 sentences were asked for, it holds 2"):
-        read_parallel(directory, "dev", max_sentences=5)
+        read_parallel(directory, "dev").first(5)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ DEMO = TextChoice(split="train", pairs="qba_Latn-qbo_Latn", max_sentences=3, dem
 def test_the_demo_validates_on_the_split_asked_for(asked, split):
     languages = ("qba_Latn", "qbo_Latn")
     data = read_training_data("translation", DEMO, TextChoice(split=asked, max_sentences=2))
-    assert data.train == read_parallel(demo.DATA, "train", languages, max_sentences=3)
-    assert data.valid == read_parallel(demo.DATA, split, languages, max_sentences=2)
+    assert data.train == read_parallel(demo.DATA, "train", languages).first(3)
+    assert data.valid == read_parallel(demo.DATA, split, languages).first(2)
 
 
 @pytest.mark.parametrize("data", [None, demo.DATA])

@@ -62,22 +62,6 @@ def test_kept_experts_are_renumbered_and_rows_follow(model: Path) -> None:
     assert structure.experts == {LAYERS[0]: (1, 4, 6)}
 
 
-def test_keeping_all_copies_every_tensor(model: Path) -> None:
-    with open_model(model) as checkpoint:
-        reduced = rewrite_experts(checkpoint, ExpertPlan(dict.fromkeys(LAYERS, EVERY)))
-        structure, outputs = reduced.structure, reduced.outputs
-        assert [output.name for output in outputs] == list(checkpoint.tensors)
-        assert all(output.expression == Copy(output.name) for output in outputs)
-        assert structure == checkpoint.structure
-
-
-@pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
-def test_types(asked: str | None, stored: str, model: Path) -> None:
-    with open_model(model) as checkpoint:
-        outputs = rewrite_experts(checkpoint, ExpertPlan({LAYERS[1]: (0, 7)}, asked)).outputs
-    assert {output.dtype for output in outputs} == {stored}
-
-
 @pytest.mark.parametrize(
     ("kept", "message"),
     [

@@ -115,22 +115,6 @@ def test_ranges_take_the_kept_heads_of_every_block(
     assert all(stop != start for (_, stop), (start, _) in pairwise(ranges))
 
 
-def test_keeping_all_copies_every_tensor(model: Path) -> None:
-    with open_model(model) as checkpoint:
-        reduced = rewrite_heads(checkpoint, HeadPlan(dict.fromkeys(NAMES, (0, 1, 2, 3))))
-        structure, outputs = reduced.structure, reduced.outputs
-        assert [output.name for output in outputs] == list(checkpoint.tensors)
-        assert all(output.expression == Copy(output.name) for output in outputs)
-        assert structure == checkpoint.structure
-
-
-@pytest.mark.parametrize(("asked", "stored"), [("float16", "F16"), ("BF16", "BF16"), (None, "F32")])
-def test_types(asked: str | None, stored: str, model: Path) -> None:
-    with open_model(model) as checkpoint:
-        outputs = rewrite_heads(checkpoint, HeadPlan({LAYER: (3,)}, asked)).outputs
-    assert {output.dtype for output in outputs} == {stored}
-
-
 @pytest.mark.parametrize(
     ("kept", "message"),
     [
