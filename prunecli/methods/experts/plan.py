@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from math import lcm
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prunecli.errors import UsageError
 from prunecli.methods.experts.aimer import aimer_values
-from prunecli.methods.experts.budget import (
-    MIN_PER_LAYER,
-    Request,
-    balance_text,
-    default_balance,
-    keep_count,
-    least_experts,
-    starved,
-)
+from prunecli.methods.experts.budget import Request, balance_text, starved
 from prunecli.methods.experts.decision import Chosen, by_file, by_values
 from prunecli.methods.experts.measured import (
     Measured,
@@ -29,7 +19,7 @@ from prunecli.methods.experts.measured import (
     read_all,
     scarcity_warning,
 )
-from prunecli.methods.experts.memory_fit import MemoryFit, smallest_ratio
+from prunecli.methods.experts.memory_fit import MemoryFit
 from prunecli.methods.experts.metrics import AIMER, RANDOM, WITHOUT_STATISTICS, random_values
 from prunecli.methods.experts.names import Predicting
 from prunecli.methods.experts.options import (
@@ -39,12 +29,13 @@ from prunecli.methods.experts.options import (
     default_ratio,
     of_language_model,
 )
+from prunecli.methods.experts.request import counted_request, layers_of
 from prunecli.methods.experts.select import Selection, select_experts
 from prunecli.methods.experts.selection import read_experts
 from prunecli.model.decision import Decision
 from prunecli.model.history import given as only_given
 from prunecli.model.history import history_step
-from prunecli.model.mixtures import SparseLayer, predicting_tensors
+from prunecli.model.mixtures import SparseLayer
 from prunecli.model.structure import STATISTICS_OF
 from prunecli.progress import Progress, silent
 from prunecli.results.gate_matching import other_form
@@ -110,11 +101,11 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
     checkpoint.refuse_constants()
     is_text = of_language_model(checkpoint)
     check_kind(options, is_text)
-    layers, dropped = _layers(checkpoint, options)
+    layers, dropped = layers_of(checkpoint, options)
     originals = [layer.original_experts for layer in layers]
     if options.experts is not None:
         return _from_ids(checkpoint, Path(options.experts), options, layers, originals, dropped)
-    request, fit = _request(checkpoint, options, layers)
+    request, fit = counted_request(checkpoint, options, layers)
     measured = _measured(checkpoint, options, layers, is_text, progress)
     if is_text and options.strategy != "per-layer" and any(layer.is_predicting for layer in layers):
         raise UsageError(
@@ -158,35 +149,6 @@ def plan_experts(checkpoint: Checkpoint, options: ExpertOptions, progress: Progr
         active=options.active,
         decision=decision,
     )
-
-
-def _layers(
-    checkpoint: Checkpoint, options: ExpertOptions
-) -> tuple[tuple[SparseLayer, ...], dict[str, tuple[int, ...]]]:
-    """The layers that experts are chosen in, with the experts per token of the result; and those that are dropped."""
-    layers = checkpoint.require_mixtures()
-    dropped: dict[str, tuple[int, ...]] = {}
-    if options.mtp == "drop":
-        dropped = {layer.name: () for layer in layers if layer.is_predicting}
-        layers = tuple(layer for layer in layers if not layer.is_predicting)
-        if not predicting_tensors(checkpoint, checkpoint.resolved.sizes):
-            raise UsageError(
-                f"{checkpoint.path} has no layers that predict further tokens.", "Leave --mtp drop out."
-            )
-    if options.active is None:
-        return layers, dropped
-    mixture, top_k = checkpoint.resolved.family.mixture, layers[0].top_k
-    if mixture is None or isinstance(mixture.top_k, int):
-        raise UsageError(
-            f"--active {options.active}: a router of type {checkpoint.model_type} always picks {top_k}.",
-            "Leave --active out.",
-        )
-    if not 1 <= options.active <= top_k:
-        raise UsageError(
-            f"--active {options.active}: the router picks {top_k} experts for each token.",
-            f"Give a number from 1 to {top_k}.",
-        )
-    return tuple(replace(layer, top_k=options.active) for layer in layers), dropped
 
 
 def _from_ids(
@@ -236,52 +198,6 @@ def _step(
         "after": sum(map(len, kept.values())),
     }
     return history_step(COMMAND, checkpoint, only_given(arguments), files, experts=counts)
-
-
-def request_of(checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]) -> Request:
-    """How experts are removed, but for how many.
-
-    Raises:
-        UsageError: a minimum that leaves the router too few.
-    """
-    groups = layers[0].groups.count
-    least = max(
-        least_experts(layer.top_k, layer.groups.count, layer.groups.chosen, layer.groups.least)
-        for layer in layers
-    )
-    minimum = options.minimum
-    if minimum is None:
-        minimum = least if options.strategy == "per-layer" else max(least, MIN_PER_LAYER)
-    if minimum < least:
-        raise UsageError(f"--min-per-layer {minimum}: the router picks {least} experts for each token.")
-    balance = options.balance or (
-        Fraction(1)
-        if of_language_model(checkpoint)
-        else default_balance(layer.original_experts for layer in layers)
-    )
-    step = lcm(groups, options.round_to)
-    return Request(None, None, options.strategy, balance, minimum, step=step, groups=groups)
-
-
-def _request(
-    checkpoint: Checkpoint, options: ExpertOptions, layers: Sequence[SparseLayer]
-) -> tuple[Request, MemoryFit | None]:
-    amount = options.amount
-    if sum(given is not None for given in (amount.ratio, amount.fit, amount.per_layer)) > 1:
-        raise UsageError(
-            "Give one of --ratio, --fit, --experts-per-layer.", "Each says how many experts stay."
-        )
-    request = replace(request_of(checkpoint, options, layers), per_layer=amount.per_layer)
-    if amount.per_layer is not None:
-        return request, None
-    held = sum(len(layer.experts) for layer in layers)
-    fit = None
-    if amount.fit is None:
-        keep = keep_count(default_ratio(checkpoint) if amount.ratio is None else amount.ratio, held)
-    else:
-        fit = smallest_ratio(checkpoint, amount.fit, dtype=options.dtype, request=request, **options.load)
-        keep = fit.keep
-    return replace(request, keep=keep), fit
 
 
 def _measured(
