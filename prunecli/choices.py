@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,18 +11,26 @@ from prunecli.errors import UsageError
 
 
 class Choices:
-    """A frozen dataclass whose fields of `Literal[…]`, and of tuples of it, hold no other word."""
+    """A frozen dataclass of options, as commands and programs give them.
+
+    A field of a path takes text, one of a tuple any sequence, or one name alone. Fields of `Literal[…]`, and of tuples
+    of it, hold no other word.
+    """
 
     def __post_init__(self) -> None:
-        """Check the fields.
+        """Take the fields, and check them.
 
         Raises:
-            UsageError: another word.
+            UsageError: another word; what is no path.
         """
-        for name, words in _words(type(self)).items():
-            value = getattr(self, name)
-            for word in value if isinstance(value, tuple | list) else (value,):
-                if word is not None and word not in words:
+        for name, hint in get_type_hints(type(self)).items():
+            given = getattr(self, name)
+            value = _taken(name, hint, given)
+            if value is not given:
+                object.__setattr__(self, name, value)
+            words = _of(hint)
+            for word in value if isinstance(value, tuple) else (value,):
+                if words and word is not None and word not in words:
                     raise UsageError(f"{name}={word!r}: no such choice", f"Choose one of {', '.join(words)}.")
 
 
@@ -31,10 +39,21 @@ def paths(files: Path | str | Sequence[Path | str]) -> tuple[Path, ...]:
     return (Path(files),) if isinstance(files, Path | str) else tuple(map(Path, files))
 
 
-def _words(kind: type) -> Mapping[str, tuple[str, ...]]:
-    """Field -> its words, of those that have some and nothing else."""
-    found = {name: _of(hint) for name, hint in get_type_hints(kind).items()}
-    return {name: words for name, words in found.items() if words}
+def _taken(name: str, hint: Any, value: Any) -> Any:
+    """`value` as a field of that type holds it."""
+    parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    if value is None or (isinstance(value, str) and str in parts):
+        return value
+    row = next((part for part in parts if get_origin(part) is tuple), None)
+    if row is not None and isinstance(value, Sequence | Path):
+        inner = get_args(row)
+        several = (value,) if isinstance(value, str | Path) else value
+        return tuple(_taken(name, inner[0], one) for one in several) if Ellipsis in inner else tuple(several)
+    if set(parts) <= {Path, type(None)} and not isinstance(value, Path):
+        if not isinstance(value, str):
+            raise UsageError(f"{name}={value!r}: no path", "Give a Path, or its text.")
+        return Path(value)
+    return value
 
 
 def _of(hint: Any) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from prunecli import demo
+from prunecli.choices import Choices
 from prunecli.errors import UsageError
 from prunecli.evaluation.decoding import DecodingOptions
 from prunecli.evaluation.significance import SAMPLES, SEED
@@ -17,7 +18,7 @@ LEVEL = 0.05
 
 
 @dataclass(frozen=True)
-class EvaluationOptions:
+class EvaluationOptions(Choices):
     """What an evaluation depends on beside the checkpoints and the text.
 
     Attributes:
@@ -52,6 +53,7 @@ class EvaluationOptions:
     spill_directory: Path | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not 0 < self.level < 1:
             raise UsageError(
                 f"a significance level of {self.level:g}", "Choose one between 0 and 1, such as 0.05 or 0.01."

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prunecli.choices import Choices
 from prunecli.evaluation.hardware import device_names, fit_together, model_sizes
 from prunecli.evaluation.workload import Phase, Workload
 from prunecli.model.checkpoint import Checkpoint
@@ -14,7 +15,7 @@ from prunecli.progress import Progress
 
 
 @dataclass(frozen=True)
-class LatencyOptions:
+class LatencyOptions(Choices):
     """How speed is measured.
 
     Attributes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from typing import TypeAlias
 
 from prunecli.errors import UsageError
 
@@ -78,15 +80,36 @@ def bytes_text(count: float) -> str:
     return f"{count:,.2f} GiB"
 
 
-def parse_names(option: str, text: str | None) -> tuple[str, ...]:
+Names: TypeAlias = str | Sequence[str | tuple[str, str]]
+"""Names as text, separated by commas, or one by one; a pair as `a-b` or (a, b)."""
+
+
+def as_text(names: Names) -> str:
+    """The names, separated by commas.
+
+    Raises:
+        UsageError: what is no name.
+    """
+    if isinstance(names, str):
+        return names
+    listed = names if isinstance(names, Sequence) else (names,)
+    words = ["-".join(map(str, name)) if isinstance(name, tuple) else name for name in listed]
+    for word in words:
+        if not isinstance(word, str):
+            raise UsageError(f"{word!r}: no name", "Give names as text: 'a,b' or ['a', 'b'].")
+    return ",".join(words)
+
+
+def parse_names(option: str, names: Names | None) -> tuple[str, ...]:
     """`a, b` -> (a, b), each once; None -> ().
 
     Raises:
-        UsageError: one of them is empty.
+        UsageError: one of them is empty, or no name.
     """
-    if text is None:
+    if names is None:
         return ()
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
-    if not all(names):
+    text = as_text(names)
+    listed = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if not all(listed):
         raise UsageError(f"{option} {text!r}: an empty name.", "Separate names by single commas.")
-    return names
+    return listed

@@ -9,7 +9,7 @@ from pathlib import Path
 from prunecli.choices import Choices, paths
 from prunecli.errors import UsageError
 from prunecli.progress import Say, unsaid
-from prunecli.tensors.quantities import parse_names
+from prunecli.tensors.quantities import Names, parse_names
 from prunecli.text.labelled import LabelledText, read_labelled
 from prunecli.text.parallel import (
     ParallelText,
@@ -93,7 +93,7 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class TextChoice:
+class TextChoice(Choices):
     """What names text; which of it is read depends on the task.
 
     Attributes:
@@ -114,8 +114,8 @@ class TextChoice:
     split: str | None = None
     source_file: Path | str | None = None
     target_file: Path | str | None = None
-    langs: str | None = None
-    pairs: str | None = None
+    langs: Names | None = None
+    pairs: Names | None = None
     files: Path | str | Sequence[Path | str] = ()
     names: tuple[str, ...] = ()
     whole_files: bool = False

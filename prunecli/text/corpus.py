@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from prunecli.choices import Choices
 from prunecli.errors import DataError, UsageError
 from prunecli.text.hub_data import is_hub_data, read_hub_data
 from prunecli.text.json_lines import Chat, is_json_lines, read_json_lines
@@ -21,7 +22,7 @@ AT_ONCE = 1 << 8
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(Choices):
     """What one name stands for.
 
     Attributes:

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from prunecli.errors import DataError, UsageError
+from prunecli.tensors.quantities import Names, as_text
 from prunecli.text.lines import PACKED, SHOWN, near_names, read_lines, require_count
 
 _LANGUAGE = re.compile(r"[A-Za-z]{2,8}([_-][A-Za-z0-9]+)*")
@@ -63,7 +64,7 @@ def pair_name(source: str, target: str) -> str:
 
 
 def parse_pairs(
-    pairs: str | None, langs: str | None, available: Sequence[str]
+    pairs: Names | None, langs: Names | None, available: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
     """Directions (source, target) from the options `--pairs` and `--langs`, each once, in the order given.
 
@@ -73,7 +74,7 @@ def parse_pairs(
         available: the languages that there are.
 
     Raises:
-        UsageError: both are given, a pair is not of the form a-b, or no pair is left.
+        UsageError: both are given, a pair is not of the form a-b, or no pair is left; as `as_text`.
         DataError: a language is not among `available`.
     """
     if pairs is not None and langs is not None:
@@ -92,8 +93,8 @@ def parse_pairs(
     return tuple(dict.fromkeys(directions))
 
 
-def _listed(text: str) -> list[str]:
-    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+def _listed(names: Names) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in as_text(names).split(",") if part.strip()))
 
 
 def _parse_pair(text: str, available: Sequence[str]) -> tuple[str, str]:
@@ -153,7 +154,7 @@ def read_parallel(directory: Path | str, split: str, languages: Sequence[str] | 
     return _aligned(split, {name: files[name] for name in names})
 
 
-def read_pair(source_file: Path | str, target_file: Path | str, pair: str) -> ParallelText:
+def read_pair(source_file: Path | str, target_file: Path | str, pair: Names) -> ParallelText:
     """Read the two files of one direction; `pair` names their languages (`eng_Latn-fra_Latn`).
 
     Raises:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prunecli.choices import Choices
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.rewrite import rewritten
@@ -32,7 +33,7 @@ from prunecli.training.train import Trained, train
 
 
 @dataclass(frozen=True)
-class Destination:
+class Destination(Choices):
     """Where the result goes, and how.
 
     Attributes:

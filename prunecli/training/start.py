@@ -19,6 +19,7 @@ from prunecli.architectures import (
     Architecture,
 )
 from prunecli.architectures.mixtures import IMAGES
+from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, UnsupportedModelError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
@@ -44,7 +45,7 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.spm")
 
 
 @dataclass(frozen=True)
-class Start:
+class Start(Choices):
     """What training begins with.
 
     Attributes:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from prunecli.choices import Choices
 from prunecli.errors import CheckpointError, DataError, UsageError
 from prunecli.methods.vocabulary.ids import Renumbering
 from prunecli.methods.vocabulary.measure import Text, TokenCounts
@@ -27,7 +28,7 @@ NO_TOKEN = "no token"
 
 
 @dataclass(frozen=True)
-class VocabularyOptions:
+class VocabularyOptions(Choices):
     """What `trim-vocabulary` is asked.
 
     Attributes:
