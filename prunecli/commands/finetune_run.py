@@ -53,7 +53,7 @@ def run(
     destination.check(start.checkpoint)
     if options.teacher is not None:
         options = replace(options, teacher=checkpoint_directory(options.teacher))
-    task = task or start.task()
+    task = task or start.task(console.note)
     if task in HEADLESS and of_logits:
         goes, them = ("goes", "it") if len(of_logits) == 1 else ("go", "them")
         raise UsageError(

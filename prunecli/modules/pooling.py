@@ -149,6 +149,15 @@ def read_pooling(directory: Path, say: Say = unsaid) -> Pooling:
     )
 
 
+def has_modules(directory: Path) -> bool:
+    """Whether a `modules.json` says how texts are pooled, of the model in `directory`.
+
+    Raises:
+        CheckpointError: one that cannot be read.
+    """
+    return _modules_of(directory) is not None
+
+
 def _modules_of(directory: Path) -> tuple[Path, list[Mapping[str, Any]]] | None:
     """The folder whose `modules.json` has the transformer in `directory`, and the modules."""
     for home in (directory, directory.parent):

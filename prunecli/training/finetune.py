@@ -121,7 +121,7 @@ def finetune(
         require_peft()
     destination.check(start.checkpoint)
     identity = start.identity()
-    task = task or start.task()
+    task = task or start.task(say)
     validating = {
         "--valid-split": valid.split is not None,
         "--valid-text": bool(valid.files),

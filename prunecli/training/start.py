@@ -25,6 +25,9 @@ from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.declared import class_names
 from prunecli.model.opening import WEIGHTS_KEY
 from prunecli.model.structure import KEY
+from prunecli.modules.pooling import has_modules
+from prunecli.progress import Say, unsaid
+from prunecli.tensors.side_files import MODULES_FILE
 from prunecli.text.tasks import TrainingTask, task_of_class, training_task_of
 from prunecli.text.tokens import Tokenizer, load_tokenizer
 
@@ -104,16 +107,33 @@ class Start(Choices):
             initial_checkpoint(self.config, self.tokenizer, state / "initial", self.seed)
         return open_model(state / "initial")
 
-    def task(self) -> TrainingTask:
-        """What the model is for."""
+    def task(self, say: Say = unsaid) -> TrainingTask:
+        """What the model is for; without a head, the vectors of texts where `modules.json` says how they are pooled.
+
+        Args:
+            say: hears what is chosen for a model without a head.
+        """
         if self.config is None:
             with open_model(self.path) as checkpoint:
-                return training_task_of(checkpoint)
+                task = training_task_of(checkpoint)
+                if task == "feature-extraction":
+                    task = _headless_task(checkpoint.path, say)
+                return task
         values = read_config(self.config)
         family = KNOWN[str(values["model_type"])]
         name = next(iter(class_names(values)), family.model_class)
         is_pair = len(family.stacks) > 1 or values.get("is_encoder_decoder") is True
         return task_of_class(name, is_pair=is_pair)
+
+
+def _headless_task(directory: Path, say: Say) -> TrainingTask:
+    if has_modules(directory):
+        say(f"{MODULES_FILE} says how texts are pooled: --task embedding, their vectors.")
+        return "embedding"
+    say(
+        "A model without a head: --task feature-extraction, all hidden states; --task embedding is for vectors."
+    )
+    return "feature-extraction"
 
 
 def initial_checkpoint(config: Path, tokenizer: Path | None, directory: Path, seed: int) -> None:

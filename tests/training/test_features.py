@@ -17,6 +17,7 @@ from prunecli.running.encoding import text_examples
 from prunecli.text.tokens import load_tokenizer
 from prunecli.training.loss import FeatureDistance, headless_loss
 from prunecli.training.options import LossOptions
+from prunecli.training.start import Start
 from prunecli.training.validation import Validation
 from tests.commands.calls import call, raising, refused
 from tests.families import tiny_family
@@ -26,7 +27,8 @@ from tests.training.runs import lines
 
 TEXTS = ["the hen", "in the nest", "a tin hat on the hen", "no"]
 SMALL = ("--batch-tokens", 60, "--eval-every", 10, "--warmup", 1, "--learning-rate", 1e-3, "--device", "cpu")
-RUN = ("--text", "text.txt", "--teacher", "model", *SMALL)
+TASK = ("--task", "feature-extraction")
+RUN = (*TASK, "--text", "text.txt", "--teacher", "model", *SMALL)
 
 
 def expected_distance(student: Path, teacher: Path) -> tuple[float, int]:
@@ -112,13 +114,15 @@ def test_options_of_a_loss_of_logits_are_refused(
 
 def test_it_needs_a_teacher_and_text(folder: Path) -> None:
     with pytest.raises(UsageError, match="a model without a head learns a teacher's hidden states"):
-        raising(finetune, "model", "--text", "text.txt", *SMALL, "-o", "out")
+        raising(finetune, "model", *TASK, "--text", "text.txt", *SMALL, "-o", "out")
     refused(
-        call(finetune, "model", "--teacher", "model", *SMALL, "-o", "out"), "feature-extraction needs text", 2
+        call(finetune, "model", *TASK, "--teacher", "model", *SMALL, "-o", "out"),
+        "feature-extraction needs text",
+        2,
     )
     Path("empty.tsv").write_text("0\tthe hen\n")
     refused(
-        call(finetune, "model", "--labelled", "empty.tsv", *SMALL, "-o", "out"),
+        call(finetune, "model", *TASK, "--labelled", "empty.tsv", *SMALL, "-o", "out"),
         "--labelled goes with --task classification, not feature-extraction",
         2,
     )
@@ -134,7 +138,7 @@ def test_it_needs_a_teacher_and_text(folder: Path) -> None:
 )
 def test_a_teacher_of_another_shape_is_refused(folder: Path, changes: dict[str, int], message: str) -> None:
     tiny_family("other", "bert", architectures=["BertModel"], **changes)
-    result = call(finetune, "model", "--text", "text.txt", "--teacher", "other", *SMALL, "-o", "out")
+    result = call(finetune, "model", *RUN, "--teacher", "other", "-o", "out")
     refused(result, message, 2)
     assert not Path("out").exists()
 
@@ -143,3 +147,18 @@ def test_text_without_tokens_is_refused(tmp_path: Path) -> None:
     path = tiny_family(tmp_path / "model", "gpt2", architectures=["GPT2Model"])
     with pytest.raises(DataError, match="no text has a token"):
         text_examples(load_tokenizer(path), load_model(path, device="cpu"), ["", ""])
+
+
+def test_without_a_word_modules_decide_what_a_model_without_a_head_learns(folder: Path) -> None:
+    said: list[str] = []
+    assert Start(Path("model")).task(said.append) == "embedding"
+    assert said.pop() == "modules.json says how texts are pooled: --task embedding, their vectors."
+    Path("model", "modules.json").unlink()
+    assert Start(Path("model")).task(said.append) == "feature-extraction"
+    assert "--task embedding is for vectors" in said.pop()
+
+
+def test_an_embedding_model_without_a_teacher_is_told_what_it_needs(folder: Path) -> None:
+    result = call(finetune, "model", "--text", "text.txt", *SMALL, "-o", "out")
+    refused(result, "--task embedding: a model without a head learns a teacher's vectors", 2)
+    assert "Name the model that it comes from with --teacher DIR." in result.err
