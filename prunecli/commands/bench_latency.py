@@ -176,7 +176,7 @@ def _show(latency: Latency) -> None:
     console.show(console.table("Size", ["checkpoint", *_SIZES], [_sizes(row) for row in latency.results]))
     console.out(
         f"Mean ± deviation of {_count(latency.runs, 'run')} after {latency.warm_up} of warm-up, "
-        f"{_count(latency.threads or 0, 'CPU thread')}, {latency.device}."
+        f"{_count(latency.threads or 0, 'CPU thread')}, {latency.device}; of speed-ups the median."
     )
     if not latency.interleaved:
         console.out("Not enough memory for all at once: the checkpoints were timed one after the other.")

@@ -229,6 +229,7 @@ def _timing(
         seconds=[round(value, 6) for value in seconds],
         tokens_per_second=Spread.of([tokens / value for value in seconds]),
         seconds_per_sentence=Spread.of([value / count for value in seconds]),
-        # Run i against run i of the baseline: what slows the machine for a while cancels out.
-        speedup=Spread.of([base / value for base, value in zip(baseline, seconds, strict=True)]),
+        # Run i against run i of the baseline: what slows the machine for a while cancels out, but for the runs in which
+        # it begins and ends, one ratio of which may be any number.
+        speedup=Spread.robust([base / value for base, value in zip(baseline, seconds, strict=True)]),
     )

@@ -114,7 +114,7 @@ def _latency(name: str, latency: Latency) -> Html:
             element("p", f"{about}{threads}."),
             row_of(*(_speeds(latency.results, setting) for setting in settings)),
             table(
-                f"{speed}; speed-up against {latency.results[0].checkpoint}",
+                f"{speed}; speed-up, median of the runs, against {latency.results[0].checkpoint}",
                 [(result.checkpoint, timing) for result in latency.results for timing in result.timings],
                 {
                     "checkpoint": lambda row: row[0],

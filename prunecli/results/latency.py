@@ -31,9 +31,19 @@ class Spread(Record):
         deviation = statistics.stdev(values) if len(values) > 1 else 0.0
         return cls(mean=round(statistics.fmean(values), 6), std=round(deviation, 6))
 
+    @classmethod
+    def robust(cls, values: Sequence[float]) -> Spread:
+        """Median, and 1.4826 times the median distance from it.
+
+        Of a normal distribution they are mean and standard deviation; a few values far off do not move them.
+        """
+        middle = statistics.median(values)
+        distance = statistics.median(abs(value - middle) for value in values)
+        return cls(mean=round(middle, 6), std=round(1.4826 * distance, 6))
+
 
 class Timing(Record):
-    """One checkpoint's speed at one batch size; `speedup` is run by run against the first checkpoint.
+    """One checkpoint's speed at one batch size.
 
     Attributes:
         beam: of translation.
@@ -41,6 +51,7 @@ class Timing(Record):
         examples_per_second: where nothing is generated.
         tokens_per_second: those that are generated, or else read.
         seconds_per_sentence: or per example, or prompt.
+        speedup: of each run over the same run of the first checkpoint, as `Spread.robust` has them.
     """
 
     batch_size: Count

@@ -71,6 +71,22 @@ def turns(monkeypatch):
     return seen
 
 
+def test_one_slow_run_does_not_make_a_speed_up(checkpoints, sentences, turns, monkeypatch):
+    spent = {"full": [4.0, 4.0, 4.2, 40.0, 4.1, 3.9], "pruned": [2.0] * 6}  # the first warms up
+    clock = [0.0]
+
+    def decode(model, *_):
+        clock[0] += spent[model.label].pop(0)
+
+    monkeypatch.setattr(workloads, "decode", decode)
+    monkeypatch.setattr(workloads.time, "perf_counter", lambda: clock[0])
+    options = replace(OPTIONS, beams=(1,), batch_sizes=(1,), runs=5, sentences=1)
+    _, pruned = bench_latency(checkpoints, sentences, options).results
+    # Run by run 2, 2.1, 20, 2.05, 1.95: the median is 2.05; from it they are 0.05, 0.05, 17.95, 0, 0.1: again 0.05.
+    assert pruned.timings[0].speedup.mean == pytest.approx(2.05)
+    assert pruned.timings[0].speedup.std == pytest.approx(1.4826 * 0.05, abs=1e-5)
+
+
 def test_results_by_hand(checkpoints, sentences, turns):
     payload = bench_latency(checkpoints, sentences, OPTIONS).to_json()
     assert payload["format"] == "prunecli.latency/1"
