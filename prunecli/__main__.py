@@ -1,8 +1,19 @@
-"""`python -m prunecli`: the same as the `prunecli` command."""
+"""The `prunecli` command, and `python -m prunecli`."""
 
 from __future__ import annotations
 
-from prunecli.commands.app import main
+import sys
+
+
+def main() -> None:
+    """Import the command line and run it; Ctrl-C in the course of the import is said in a line too."""
+    try:
+        from prunecli.commands.app import main as run
+    except KeyboardInterrupt:
+        sys.stderr.write("Interrupted: no output is half-written.\n")
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -42,8 +42,8 @@ def compare_heads(
 
     if first.resolve() == second.resolve():
         raise UsageError(f"{first} is given twice", "Name the scores on two texts or tasks.")
-    check_outputs(output, plot, table, force=force)
     scores = read_scores(first), read_scores(second)
+    check_outputs(output, plot, table, force=force)
 
     from prunecli.analysis.head_importance import compare_heads as compare
     from prunecli.analysis.head_importance import scatter_figure

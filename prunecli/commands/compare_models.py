@@ -29,6 +29,7 @@ from prunecli.commands.options import (
     TableOption,
     TargetFileOption,
     TextFilesOption,
+    refuse_absent,
 )
 from prunecli.commands.outputs import check_outputs, write_table, written
 from prunecli.errors import UsageError
@@ -51,6 +52,7 @@ def compare_models(
         typer.Argument(
             metavar="OTHER",
             parser=checkpoint_path,
+            callback=refuse_absent,
             help="The checkpoint to compare it with; default: CHECKPOINT is compared with itself, component by "
             "component.",
             show_default=False,
@@ -63,6 +65,7 @@ def compare_models(
             help="Checkpoints like CHECKPOINT from other seeds: their similarity to it is 100%; may be given again.",
             metavar="CHECKPOINT",
             parser=checkpoint_path,
+            callback=refuse_absent,
             show_default=False,
         ),
     ] = None,

@@ -35,6 +35,7 @@ from prunecli.commands.options import (
     TextFilesOption,
     TrainingDeviceOption,
     TrainingTaskOption,
+    refuse_absent,
 )
 from prunecli.errors import UsageError
 from prunecli.tensors.hub.names import checkpoint_path
@@ -70,6 +71,7 @@ def finetune(
             "--teacher",
             metavar="CHECKPOINT",
             parser=checkpoint_path,
+            callback=refuse_absent,
             help="Checkpoint to learn from, with the same vocabulary: the one that was reduced, say.",
             show_default=False,
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ import typer
 
 from prunecli.errors import UsageError
 from prunecli.methods.sharing import Order
-from prunecli.tensors.hub.names import checkpoint_path
+from prunecli.tensors.hub.names import checkpoint_path, hub_name, no_such_directory
 from prunecli.text.named import TextFile, parse_text_file
 from prunecli.text.tasks import TaskName, TrainingTask
 
@@ -36,11 +36,24 @@ def running_dtype(text: str) -> str:
     return parse_computed(text, also=("auto", "int8"))
 
 
+def refuse_absent(given: Path | Sequence[Path] | None) -> Path | Sequence[Path] | None:
+    """Checkpoints that the user names, as they are.
+
+    Raises:
+        CheckpointError: one is a path that leads nowhere, which is said before anything else is looked at.
+    """
+    for path in (given,) if isinstance(given, Path) else given or ():
+        if hub_name(path) is None and not path.exists():
+            raise no_such_directory(path)
+    return given
+
+
 CheckpointArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="CHECKPOINT",
         parser=checkpoint_path,
+        callback=refuse_absent,
         help="Checkpoint directory, or a hub model (org/name); default: the bundled demo model.",
         show_default=False,
     ),
@@ -50,6 +63,7 @@ CheckpointsArgument = Annotated[
     typer.Argument(
         metavar="CHECKPOINT",
         parser=checkpoint_path,
+        callback=refuse_absent,
         help="Checkpoint directories or hub models (org/name), the baseline first.",
         show_default=False,
     ),

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prunecli.commands import console
-from prunecli.commands.options import ForceOption, QuietOption
+from prunecli.commands.options import ForceOption, QuietOption, refuse_absent
 from prunecli.commands.outputs import check_outputs
 from prunecli.tensors.hub.names import checkpoint_path
 
@@ -28,6 +28,7 @@ def report(
             "--original",
             metavar="CHECKPOINT",
             parser=checkpoint_path,
+            callback=refuse_absent,
             help="Checkpoint that lies elsewhere, shown where a result or a history speaks of it; may be given again.",
         ),
     ] = None,
@@ -41,13 +42,15 @@ def report(
     loaded, nothing is fetched, and the page opens without a network.
     """
     from prunecli import demo
-    from prunecli.report.collect import collect
+    from prunecli.report.collect import collect, require_directory
     from prunecli.report.markup import counted
     from prunecli.report.page import report_page, write_page
 
+    directory = directory or Path()
+    require_directory(directory)
     check_outputs(output, force=force)
     bundled = {"demo": demo.CHECKPOINT, "demo-lm": demo.LM_CHECKPOINT}
-    data = collect(directory or Path(), bundled | _labelled(originals), console.progress(quiet))
+    data = collect(directory, bundled | _labelled(originals), console.progress(quiet))
     for one in data.unreadable:
         console.warn(f"Unreadable, left out: {one.name}: {one.reason}")
     write_page(output, report_page(data))

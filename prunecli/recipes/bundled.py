@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
-from prunecli.errors import UsageError
+from prunecli.errors import PruneError
 
 DIRECTORY = Path(__file__).parent / "files"
 """Of the recipes, and of the configurations that they train from random weights."""
@@ -30,7 +30,7 @@ def find_recipe(given: str) -> Path:
     """The file of this path, else the recipe of this name.
 
     Raises:
-        UsageError: there is neither; it says what there is.
+        PruneError: there is neither; it says what there is.
     """
     known, path = bundled_recipes(), Path(given)
     if path.is_file() or (given not in known and path.suffix in (".yaml", ".yml")):
@@ -39,7 +39,7 @@ def find_recipe(given: str) -> Path:
         return known[given]
     near = [name for name in known if path.stem and path.stem in name]
     near = near or difflib.get_close_matches(path.stem, known, n=1)
-    raise UsageError(
+    raise PruneError(
         f"{given}: no such file, and no recipe of this name",
         f"Did you mean {' or '.join(near)}?"
         if near

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from prunecli.errors import UsageError
+from prunecli.errors import PruneError, UsageError
 
 MOST_STEPS = 1000
 """Steps that one `for-each` may come to, and values of one list."""
@@ -99,16 +99,17 @@ def read_recipe(path: Path) -> RecipeText:
     """Read a recipe file.
 
     Raises:
-        UsageError: it is missing, is not YAML, or has fields that a recipe has not; all faults are listed.
+        PruneError: it is missing, or cannot be read.
+        UsageError: it is not YAML, or has fields that a recipe has not; all faults are listed.
     """
     if not path.is_file():
         wrong = "a directory, not a recipe" if path.is_dir() else "no such file"
-        raise UsageError(f"{path}: {wrong}", "Give the path of a recipe: a YAML file of steps.")
+        raise PruneError(f"{path}: {wrong}", "Give the path of a recipe: a YAML file of steps.")
     try:
         text = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"{path}: cannot read this recipe: {reason}") from error
+        raise PruneError(f"{path}: cannot read this recipe: {reason}") from error
     except yaml.MarkedYAMLError as error:
         line = "" if error.problem_mark is None else f", line {error.problem_mark.line + 1}"
         raise UsageError(f"{path}{line}: this is not YAML: {error.problem}") from error

@@ -53,6 +53,19 @@ def test_every_command_has_a_help_that_says_what_it_does(name: str, tmp_path: Pa
     assert len(result.out.splitlines()) > 8
 
 
+def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line() -> None:
+    code = (
+        "import sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'prunecli.commands.app': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "from prunecli.__main__ import main; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (130, f"{app.INTERRUPTED}\n")
+
+
 def test_version() -> None:
     assert run("--version").stdout.strip() == f"prunecli {__version__}"
 
@@ -66,6 +79,28 @@ def test_bad_usage_ends_with_2(arguments: tuple[str, ...], tmp_path: Path) -> No
     result = rounds.run(" ".join(arguments), tmp_path)
     assert result.status == 2
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "bench-latency nowhere -o there",
+        "collect-gates nowhere -o there",
+        "compare-heads nowhere there -o there",
+        "compare-models . nowhere -o there",
+        "evaluate . nowhere -o there",
+        "finetune . --teacher nowhere -o there",
+        "prune-heads nowhere --heads gone -o there",
+        "report nowhere -o there",
+        "score-heads nowhere -o there",
+        "trim-vocabulary nowhere",
+    ],
+)
+def test_a_name_that_leads_nowhere_is_said_first(line: str, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("{}")
+    result = rounds.run(line, tmp_path)
+    assert result.status == 1
+    assert re.match("Error: nowhere: no such (directory|file)", result.err), result.err
 
 
 @pytest.mark.parametrize(
@@ -134,7 +169,7 @@ def test_an_output_that_is_closed_is_no_fault() -> None:
         (("inspect", "nowhere", "--json"), "nowhere: no such directory", "Give a checkpoint directory", 1),
         (("inspect", "--json", "--fit-beam", "2"), "--fit-beam goes with --fit", "Give --fit SIZE", 2),
         (("inspect", "--json", "--no-such"), "No such option: --no-such", None, 2),
-        (("inspect", "a", "b", "--json"), "Got unexpected extra argument", None, 2),
+        (("inspect", ".", "b", "--json"), "Got unexpected extra argument", None, 2),
         (("no-such-command", "--json"), "No such command 'no-such-command'", None, 2),
     ],
 )

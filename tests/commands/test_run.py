@@ -15,7 +15,7 @@ import typer
 
 from prunecli.commands import run as command
 from prunecli.commands.signatures import signature, signatures
-from prunecli.errors import UsageError
+from prunecli.errors import PruneError, UsageError
 from prunecli.recipes.bundled import bundled_recipes, find_recipe
 from prunecli.recipes.engine import Step, resolve
 from prunecli.recipes.text import read_recipe
@@ -197,9 +197,9 @@ def test_faults_end_with_status_2_and_run_nothing(workplace):
     assert not (workplace / "made").exists()
 
 
-def test_a_missing_recipe_ends_with_status_2(tmp_path):
+def test_a_missing_recipe_ends_with_the_status_of_any_missing_file(tmp_path):
     result = prunecli(tmp_path, "nowhere.yaml")
-    assert result.returncode == 2
+    assert result.returncode == 1
     assert result.stderr.splitlines() == [
         "Error: nowhere.yaml: no such file",
         "Give the path of a recipe: a YAML file of steps.",
@@ -215,8 +215,9 @@ def test_a_missing_recipe_ends_with_status_2(tmp_path):
     ],
 )
 def test_an_unknown_name_is_refused(given, remedy):
-    with pytest.raises(UsageError) as refused:
+    with pytest.raises(PruneError) as refused:
         find_recipe(given)
+    assert refused.value.exit_status == 1
     assert str(refused.value).splitlines() == [f"{given}: no such file, and no recipe of this name", remedy]
 
 

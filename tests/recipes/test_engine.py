@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prunecli.errors import UsageError
+from prunecli.errors import PruneError, UsageError
 from prunecli.recipes.engine import lies_in, resolve
 from prunecli.recipes.text import parse_override, read_recipe
 from tests.recipes.example import COMMANDS, KEEPING, RECIPE, resolved
@@ -204,12 +204,12 @@ def test_files_that_are_no_recipe_are_refused(workplace, text, expected):
 
 
 def test_a_missing_recipe_is_refused(workplace):
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: no such file\nGive the path of a recipe"):
+    with pytest.raises(PruneError, match=r"nowhere\.yaml: no such file\nGive the path of a recipe"):
         read_recipe(workplace / "nowhere.yaml")
 
 
 def test_a_directory_is_no_recipe(workplace):
-    with pytest.raises(UsageError, match=r"a directory, not a recipe\nGive the path of a recipe"):
+    with pytest.raises(PruneError, match=r"a directory, not a recipe\nGive the path of a recipe"):
         read_recipe(workplace)
 
 
