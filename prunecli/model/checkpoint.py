@@ -227,7 +227,8 @@ class Checkpoint(TensorReader):
         if faults := layout.faults({name: info.shape for name, info in self.unquantised.items()}):
             raise CheckpointError(
                 f"{self.path}: tensors do not fit config.json: {faults}",
-                "config.json and the weights are not of one checkpoint; copy both again.",
+                layout.sizes.undeclared()
+                or "config.json and the weights are not of one checkpoint; copy both again.",
             )
         self._is_checked = True
 

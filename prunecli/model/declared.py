@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,13 @@ LARGEST = 1 << 48
 """A config.json that names a larger size is damaged."""
 MOST_LAYERS = 100_000
 """A config.json that names more is damaged; every walk over its layers would seem to hang."""
+
+_KNOWN_SETTINGS: Mapping[str, Any] = {
+    "add_cross_attention": False,
+    "position_embedding_type": "absolute",
+    "share_encoder_decoder_embeddings": True,
+}
+"""Keys of config.json with which a stock class has other tensors -> the value that the families' records go by."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,22 @@ class Sizes:
         if not self.family.loose or self.value(TIE_KEY):
             return self.family.tied
         return {alias: name for alias, name in self.family.tied.items() if alias not in self.family.loose}
+
+    def undeclared(self) -> str | None:
+        """What config.json asks for and the family's record does not know, as a sentence; None: nothing is found."""
+        family, names = self.family, class_names(self.config)
+        known = [known.name for known in family.classes]
+        if known and names and not {*known, family.model_class} & {*names}:
+            declared = ", ".join(known)
+            return (
+                f"Of models of type {family.model_type} the class {names[0]} is not declared: {declared} are."
+            )
+        settings = {**_KNOWN_SETTINGS, **({} if family.loose else {TIE_KEY: True})}
+        for key, value in settings.items():
+            if self.config.get(key, value) not in (value, None):
+                stated = json.dumps(self.config[key])
+                return f'Models of type {family.model_type} with "{key}": {stated} are not declared.'
+        return None
 
     def layers(self, stack: Stack) -> Iterator[tuple[int, str]]:
         """Number and name of each layer of a stack."""

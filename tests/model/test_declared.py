@@ -98,3 +98,28 @@ def test_more_layers_than_any_model_has() -> None:
     assert Sizes(bart, {"encoder_layers": 96}).depth(bart.stacks[0]) == 96
     with pytest.raises(CheckpointError, match=r"no model (has so many layers|is so large)"):
         Sizes(bart, {"encoder_layers": 10**400}).depth(bart.stacks[0])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "config", "says"),
+    [
+        (
+            "t5",
+            {"architectures": ["T5EncoderModel"]},
+            "the class T5EncoderModel is not declared: T5Model, T5For",
+        ),
+        (
+            "bert",
+            {"position_embedding_type": "relative_key"},
+            '"position_embedding_type": "relative_key" are not',
+        ),
+        ("gpt2", {"add_cross_attention": True}, '"add_cross_attention": true are not declared'),
+        ("bart", {"tie_word_embeddings": False}, '"tie_word_embeddings": false are not declared'),
+        ("bert", {"architectures": ["BertModel"], "position_embedding_type": None}, None),
+        ("t5", {"tie_word_embeddings": False, "architectures": ["PrunecliT5Model"]}, None),
+        ("nllb-moe", {"architectures": ["NllbMoeForConditionalGeneration"]}, None),
+    ],
+)
+def test_what_no_record_knows_is_named(model_type: str, config: dict[str, Any], says: str | None) -> None:
+    found = Sizes(FAMILIES[model_type], config).undeclared()
+    assert found is None if says is None else says in str(found)
