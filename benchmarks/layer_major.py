@@ -29,7 +29,7 @@ import torch
 from prunecli import demo
 from prunecli.model.checkpoint import Checkpoint, open_model
 from prunecli.model.cost import token_products
-from prunecli.modules.machine import disk_speed, forget, matrix_speed
+from prunecli.modules.speeds import disk_speed, forget, matrix_speed
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from prunecli.model.cost import model_dim, token_products
 
 if TYPE_CHECKING:
     from prunecli.model.checkpoint import Checkpoint
-    from prunecli.modules.machine import Multiplying, Reading
+    from prunecli.modules.speeds import Multiplying, Reading
     from prunecli.results.inspection import Pass
 
 SENTENCES = 997
@@ -69,7 +69,7 @@ def measure_pass(checkpoint: Checkpoint, *, sparse: bool) -> OnePass:
     Args:
         sparse: whether gates are collected, without logits; else the model makes them.
     """
-    from prunecli.modules.machine import disk_speed
+    from prunecli.modules.speeds import disk_speed
 
     tokens = SENTENCES * SENTENCE_TOKENS
     products = token_products(checkpoint.layout)
@@ -86,8 +86,8 @@ def _computing(checkpoint: Checkpoint) -> Iterator[Computing]:
 
     from prunecli.evaluation.hardware import device_name
     from prunecli.modules.devices import found_device
-    from prunecli.modules.machine import model_speed
     from prunecli.modules.precision import choose_dtype, dtype_name
+    from prunecli.modules.speeds import model_speed
 
     family = checkpoint.require_architecture()
     width = checkpoint.layout.sizes.count(model_dim(family))

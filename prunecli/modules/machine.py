@@ -1,20 +1,17 @@
-"""This machine: memory of the host and of a GPU and disk that are free, and how fast it reads and multiplies."""
+"""This machine: memory of the host and of a GPU, and disk, that are free."""
 
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from prunecli.errors import CheckpointError, OutputError
+from prunecli.errors import OutputError
 
 CGROUP = Path("/sys/fs/cgroup")
 GROUP_FILES = (
@@ -44,14 +41,6 @@ SPILL_SHARE = 0.9
 
 CONTEXT_BYTES = 512 << 20
 """Of a GPU, beside all tensors: CUDA's context, kernels, what libraries hold. Reckoned, as no call tells it."""
-
-CHUNK = 16 << 20
-MOST_WEIGHTS = 1 << 22
-"""Elements of the largest matrix that is multiplied; a larger one is as fast."""
-
-MIN_ROWS, MOST_ROWS = 64, 4096
-TRIES = 2
-"""One product alone may be held up by other work of the machine."""
 
 
 def resident_now() -> int:
@@ -227,126 +216,3 @@ def disk_room(directory: Path | None) -> int:
 def spill_directory(given: Path | None) -> Path:
     """`given`, or the folder for temporary files."""
     return Path(tempfile.gettempdir()) if given is None else given
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was read, and in how many seconds.
-
-    Attributes:
-        from_disk: whether the system was asked to forget these bytes first; else they may have come from its memory.
-    """
-
-    bytes: int
-    seconds: float
-    from_disk: bool
-
-    @property
-    def rate(self) -> float:
-        """Bytes a second; 0 where nothing was read."""
-        return self.bytes / self.seconds if self.bytes else 0.0
-
-
-@dataclass(frozen=True)
-class Multiplying:
-    """Operations (two a multiply-add) that were done, in how many seconds, and of processor time of all threads."""
-
-    operations: int
-    seconds: float
-    processor_seconds: float
-
-    @property
-    def speed(self) -> float:
-        """Operations a second."""
-        return self.operations / self.seconds
-
-
-def forget(file: Path, size: int = 0) -> bool:
-    """Ask for the first `size` bytes of a file (0: all) to leave the page cache; whether that could be asked.
-
-    Pages that are not yet written stay.
-    """
-    if not hasattr(os, "posix_fadvise"):
-        return False
-    try:
-        with file.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, size, os.POSIX_FADV_DONTNEED)
-    except OSError:
-        return False
-    return True
-
-
-def disk_speed(files: Sequence[Path], most_bytes: int, most_seconds: float) -> Reading:
-    """Read the files one after another, up to either limit, from the disk where the system can be asked for that.
-
-    Raises:
-        CheckpointError: one of them cannot be read.
-    """
-    buffer = bytearray(min(CHUNK, most_bytes))
-    view = memoryview(buffer)
-    done, seconds, fresh = 0, 0.0, True
-    for file in files:
-        if done >= most_bytes or seconds >= most_seconds:
-            break
-        fresh &= forget(file, most_bytes - done)
-        start = time.perf_counter()
-        try:
-            with file.open("rb", buffering=0) as opened:
-                while seconds + time.perf_counter() - start < most_seconds:
-                    got = opened.readinto(view[: most_bytes - done])
-                    done += got or 0
-                    if not got:
-                        break
-        except OSError as error:
-            raise CheckpointError(
-                f"{file}: cannot be read ({error.strerror})", "Copy the file again."
-            ) from error
-        seconds += time.perf_counter() - start
-    return Reading(done, seconds, fresh)
-
-
-def matrix_speed(
-    rows: int, inputs: int, outputs: int, dtype: torch.dtype, device: torch.device, seconds: float
-) -> Multiplying:
-    """Products of `[rows, inputs]` and `[inputs, outputs]`, one after another for so long; at least one."""
-    left = torch.randn(rows, inputs, device=device).to(dtype)
-    right = torch.randn(inputs, outputs, device=device).to(dtype)
-    with torch.inference_mode():
-        torch.mm(left, right)
-        _finish(device)
-        return _repeat(left, right, seconds)
-
-
-def model_speed(
-    model_dim: int, ffn_dim: int, dtype: torch.dtype, device: torch.device, seconds: float
-) -> Multiplying:
-    """`matrix_speed` of an FFN's first matrix and as many rows as a machine of this speed can do in the time."""
-    inputs = max(1, model_dim)
-    outputs = max(1, min(ffn_dim, MOST_WEIGHTS // inputs))
-    right = torch.randn(inputs, outputs, device=device).to(dtype)
-    rows = MIN_ROWS
-    with torch.inference_mode():
-        torch.mm(right.new_ones(rows, inputs), right)  # what is only done once
-        while True:
-            left = torch.randn(rows, inputs, device=device).to(dtype)
-            _finish(device)
-            once = min(_repeat(left, right, 0.0).seconds for _ in range(TRIES))
-            if rows == MOST_ROWS or once > seconds / 4:
-                return _repeat(left, right, seconds)
-            rows *= 2
-
-
-def _repeat(left: torch.Tensor, right: torch.Tensor, seconds: float) -> Multiplying:
-    products = 0
-    start, busy = time.perf_counter(), time.process_time()
-    while products == 0 or time.perf_counter() - start < seconds:
-        torch.mm(left, right)
-        _finish(left.device)
-        products += 1
-    done = 2 * products * left.shape[0] * right.numel()
-    return Multiplying(done, time.perf_counter() - start, time.process_time() - busy)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -12,8 +12,8 @@ from prunecli.commands.inspect_fit import duration
 from prunecli.errors import UsageError
 from prunecli.evaluation import capacity
 from prunecli.model.checkpoint import open_model
-from prunecli.modules import machine
-from prunecli.modules.machine import Multiplying, Reading
+from prunecli.modules import machine, speeds
+from prunecli.modules.speeds import Multiplying, Reading
 from prunecli.running.layerwise import budget
 from prunecli.running.layerwise.budget import Demand, plan_memory
 from tests.commands.test_inspect import as_json, run
@@ -26,8 +26,8 @@ LOAD = ("--fit-batch", 1, "--fit-beam", 1, "--fit-length", 4)
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk of 1,000 bytes and a processor of 1,000,000 operations a second."""
-    monkeypatch.setattr(machine, "disk_speed", lambda *_: Reading(500, 0.5, True))
-    monkeypatch.setattr(machine, "model_speed", lambda *_: Multiplying(500_000, 0.5, 0.5))
+    monkeypatch.setattr(speeds, "disk_speed", lambda *_: Reading(500, 0.5, True))
+    monkeypatch.setattr(speeds, "model_speed", lambda *_: Multiplying(500_000, 0.5, 0.5))
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_a_pass_takes_the_larger_of_reading_and_computing(
     computing = one["computing"][0]
     assert computing["computing_seconds"] == one["operations"] / 1e6
     assert computing["seconds"] == computing["computing_seconds"] > one["reading_seconds"]
-    monkeypatch.setattr(machine, "disk_speed", lambda *_: Reading(1, 1.0, False))
+    monkeypatch.setattr(speeds, "disk_speed", lambda *_: Reading(1, 1.0, False))
     one = fit(capsys, moe, "--fit", "1GiB")["pass"]
     assert one["computing"][0]["seconds"] == one["reading_seconds"] == one["bytes"]
     assert run(moe, "--fit", "1GiB") == 0
