@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from prunecli.report.charts import Bar, bars
-from prunecli.report.collect import ReportData
 from prunecli.report.grids import Scale, heat_map, scale_key
 from prunecli.report.markup import Html, counted, element, join, maybe, row_of, table
 from prunecli.report.trees import dendrogram
@@ -18,19 +17,8 @@ UNIT = Scale(0.0, 1.0)
 MEASURES = {"cka": "CKA", "lns": "LNS"}
 
 
-def languages_section(data: ReportData) -> Html | None:
-    """For each languages.json its trees, matrices and counts; None where there is none."""
-    files = data.of(Languages)
-    return join([_languages(name, languages) for name, languages in files]) if files else None
-
-
-def texts_section(data: ReportData) -> Html | None:
-    """For each texts.json its tree, matrix and experts by layer; None where there is none."""
-    files = data.of(Texts)
-    return join([_texts(name, texts) for name, texts in files]) if files else None
-
-
-def _texts(name: str, texts: Texts) -> Html:
+def texts_part(name: str, texts: Texts) -> Html:
+    """The tree, matrix and experts by layer of a texts.json."""
     said = f"{counted(len(texts.texts), 'text')}; {texts.ratio:.0%} of the experts removed by {texts.metric}."
     tree, names = texts.clustering, texts.texts
     trees = (
@@ -52,7 +40,8 @@ def _texts(name: str, texts: Texts) -> Html:
     )
 
 
-def _languages(name: str, languages: Languages) -> Html:
+def languages_part(name: str, languages: Languages) -> Html:
+    """Trees, matrices and counts of a languages.json."""
     clustering = languages.clustering
     said = (
         f"{counted(len(languages.pairs), 'pair')}; {languages.ratio:.0%} of the experts removed by {languages.metric}, "
@@ -125,13 +114,8 @@ def _per_layer(experts: ExpertsPerLayer) -> Html:
     return bars(caption, rows, "experts")
 
 
-def similarity_section(data: ReportData) -> Html | None:
-    """For each similarity.json its maps and means; None where there is none."""
-    files = data.of(Similarity)
-    return join([_similarity(name, similarity) for name, similarity in files]) if files else None
-
-
-def _similarity(name: str, similarity: Similarity) -> Html:
+def similarity_part(name: str, similarity: Similarity) -> Html:
+    """Maps and means of a similarity.json."""
     said = f"{' and '.join(similarity.checkpoints[:2])} on {_text(similarity)}."
     if similarity.benchmarks:
         said += f" Benchmarks: {', '.join(similarity.benchmarks)}."

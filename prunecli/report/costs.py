@@ -95,13 +95,8 @@ def _stacked_bar(entry: CheckpointEntry, parts: Sequence[str]) -> StackedBar:
     return StackedBar(entry.name, own, bytes_text(entry.inventory.total.bytes))
 
 
-def speed_section(data: ReportData) -> Html | None:
-    """For each latency.json a chart and tables; None where there is none."""
-    files = data.of(Latency)
-    return join([_latency(name, latency) for name, latency in files]) if files else None
-
-
-def _latency(name: str, latency: Latency) -> Html:
+def latency_part(name: str, latency: Latency) -> Html:
+    """A chart and tables of a latency.json."""
     runs = f"{counted(latency.runs, 'run')} after {latency.warm_up} of warm-up"
     about = f"{latency.described}; mean ± deviation of {runs}; {latency.device}"
     threads = "" if latency.threads is None else f", {counted(latency.threads, 'CPU thread')}"

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from prunecli import __version__
 from prunecli.report.collect import ReportData
-from prunecli.report.comparisons import languages_section, similarity_section, texts_section
-from prunecli.report.costs import sizes_section, speed_section, training_section
+from prunecli.report.comparisons import languages_part, similarity_part, texts_part
+from prunecli.report.costs import latency_part, sizes_section, training_section
 from prunecli.report.decisions import decisions_section
 from prunecli.report.history import history_section
-from prunecli.report.markup import Html, counted, element, table
+from prunecli.report.markup import Html, counted, element, join, table
 from prunecli.report.parts import experts_section, heads_section
 from prunecli.report.quality import quality_section
 from prunecli.report.style import style_sheet
+from prunecli.results.document import Document
+from prunecli.results.languages import Languages
+from prunecli.results.latency import Latency
+from prunecli.results.similarity import Similarity
+from prunecli.results.texts import Texts
 from prunecli.tensors.transaction import new_file
+
+T = TypeVar("T", bound=Document)
+Section = Callable[[ReportData], Html | None]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 """Nothing is fetched and no script runs, whatever a name in a file says."""
@@ -29,18 +38,28 @@ def unreadable_section(data: ReportData) -> Html | None:
     return table("Left out of this page", data.unreadable, columns, text_columns=2)
 
 
-SECTIONS: Mapping[str, Callable[[ReportData], Html | None]] = {
+def of_each(kind: type[T], part: Callable[[str, T], Html]) -> Section:
+    """A section with a part, of a file's name and content, for each result of this kind; None where there is none."""
+
+    def section(data: ReportData) -> Html | None:
+        files = data.of(kind)
+        return join([part(name, content) for name, content in files]) if files else None
+
+    return section
+
+
+SECTIONS: Mapping[str, Section] = {
     "Unreadable files": unreadable_section,
     "Quality, size and speed": quality_section,
     "Checkpoints": sizes_section,
     "Pruning history": history_section,
     "By what was chosen": decisions_section,
-    "Speed and memory": speed_section,
+    "Speed and memory": of_each(Latency, latency_part),
     "Experts": experts_section,
     "Attention heads": heads_section,
-    "Languages": languages_section,
-    "Texts": texts_section,
-    "Similarity of components": similarity_section,
+    "Languages": of_each(Languages, languages_part),
+    "Texts": of_each(Texts, texts_part),
+    "Similarity of components": of_each(Similarity, similarity_part),
     "Training": training_section,
 }
 """Heading -> what makes the section, in the order of the page."""
