@@ -15,6 +15,7 @@ from prunecli.methods.heads.select import (
     Request,
     random_importance,
     ranked_heads,
+    removed_count,
     select_heads,
 )
 from prunecli.methods.heads.selection import read_selection
@@ -121,10 +122,7 @@ def plan_heads(checkpoint: Checkpoint, options: HeadOptions) -> HeadPlan:
     files = () if scores is None else options.files
     reasons = _reasons(options, request, scores)
     if uniform is not None:
-        each = min(map(len, kept.values()))
-        reasons += (
-            f"{each} heads stay in every layer; a stock model may keep {', '.join(map(str, uniform))}.",
-        )
+        reasons += (_uniformly(layers, kept, uniform, request),)
     step = history_step(COMMAND, checkpoint, given(arguments), files)
     places = ranked_heads(layers, None if scores is None else importance, request, kept)
     return HeadPlan(kept, options.dtype, step, reasons, _decision(places, options, request, scores, step))
@@ -153,6 +151,18 @@ def _decision(
 
 def _removed(layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]]) -> int:
     return sum(layer.num_heads - len(kept[layer.name]) for layer in layers)
+
+
+def _uniformly(
+    layers: Sequence[AttentionLayer], kept: Mapping[str, Sequence[int]], able: Sequence[int], request: Request
+) -> str:
+    """How many stay, and how many go where that is more than was asked for."""
+    held = sum(len(layer.heads) for layer in layers if layer.kind in request.kinds)
+    gone = sum(len(layer.heads) - len(kept[layer.name]) for layer in layers)
+    asked = request.count if request.ratio is None else removed_count(request.ratio, held)
+    more = "" if gone == asked else f"{gone} of {held} heads go ({gone / held:.0%}), {asked} were asked for: "
+    each = min(map(len, kept.values()))
+    return f"{more}{each} heads stay in every layer; a stock model may keep {', '.join(map(str, able))}."
 
 
 def _uniform(checkpoint: Checkpoint) -> tuple[int, ...]:
