@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from prunecli import processes
 from prunecli.choices import Choices
 from prunecli.errors import OutputError, UsageError
 from prunecli.model.checkpoint import Checkpoint, open_model
@@ -28,7 +30,7 @@ from prunecli.training.options import TrainingOptions
 from prunecli.training.parts import require_peft
 from prunecli.training.result import finetune_step, outputs_of, stage
 from prunecli.training.start import Start
-from prunecli.training.state import state_directory
+from prunecli.training.state import sole_writer, state_directory
 from prunecli.training.train import Trained, train
 
 
@@ -149,19 +151,20 @@ def finetune(
             apply(weights, rewritten(weights, source.structure, outputs, taken), target, force=True)
         shutil.rmtree(state / "kept")
 
-    trained = train(
-        lambda: start.open(state),
-        data,
-        options,
-        state,
-        origin=identity,
-        origin_files=start.files(identity),
-        resume=resume,
-        progress=progress,
-        report=say,
-        keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
-    )
-    return _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
+    with sole_writer(destination.output) if processes.rank() == 0 else nullcontext():
+        trained = train(
+            lambda: start.open(state),
+            data,
+            options,
+            state,
+            origin=identity,
+            origin_files=start.files(identity),
+            resume=resume,
+            progress=progress,
+            report=say,
+            keep=Keep(destination.save_every, destination.keep_at, keep) if destination.keeps else None,
+        )
+        return _written(start, data, options, trained, state, destination, warn) if trained.is_main else None
 
 
 def _check_headless(task: TrainingTask, start: Start, options: TrainingOptions) -> None:

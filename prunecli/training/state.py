@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +27,11 @@ from prunecli.errors import CheckpointError, OutputError, PruneError, UsageError
 from prunecli.modules.saving import save_tensors
 from prunecli.tensors.documents import read_json, write_json
 
+try:
+    import fcntl
+except ImportError:
+    fcntl = None  # type: ignore[assignment]
+
 FORMAT = "prunecli.finetune-state/1"
 RUN, FINISHED = "run.json", "finished.json"
 WEIGHTS, TRAINER_STATE = "model.safetensors", "trainer_state.json"
@@ -33,6 +40,35 @@ WEIGHTS, TRAINER_STATE = "model.safetensors", "trainer_state.json"
 def state_directory(output: Path) -> Path:
     """Where the run that will make `output` keeps its state: OUTPUT.training beside it."""
     return output.absolute().with_name(f"{output.name}.training")
+
+
+@contextmanager
+def sole_writer(output: Path) -> Iterator[None]:
+    """Only one process at a time trains what becomes `output`; a process that ended, however it did, holds nothing.
+
+    Raises:
+        OutputError: another one does.
+    """
+    if fcntl is None:  # on Windows
+        yield
+        return
+    path = output.absolute().with_name(f".{output.name}.training.pid")
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise OutputError(
+                f"{output}: another run trains it now (process {file.read() or 'unknown'})",
+                "Wait until it has ended, or choose another --output.",
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 HASHED = {

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +27,7 @@ from prunecli.methods.experts.rewrite import rewrite_experts
 from prunecli.model.checkpoint import open_model
 from prunecli.model.opening import shim_classes
 from prunecli.pipeline import apply
+from prunecli.training.state import sole_writer
 from tests.commands.calls import raising
 from tests.families import tiny_config_of, tiny_family
 from tests.tiny import tiny_nllb_moe, write_json, write_tokenizer
@@ -248,6 +251,15 @@ def test_an_interrupt_says_how_to_go_on(folder, monkeypatch):
     assert values("out").keys() == values("whole").keys()
     one, other = values("out"), values("whole")
     assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_second_run_of_an_output_is_told_of_the_first(folder):
+    with sole_writer(Path("out")):
+        with pytest.raises(OutputError, match=rf"^out: another run trains it now .process {os.getpid()}.\n"):
+            _run("model", *PAIR, *SMALL, "-o", "out")
+        assert not Path("out.training").exists()
+    assert _run("model", *PAIR, *SMALL, "-o", "out").exit_code == 0
+    assert not list(folder.glob(".out*"))
 
 
 def test_the_kept_state_goes_further(folder):
