@@ -119,7 +119,7 @@ def _register(asked: Sequence[str]) -> None:
             module = import_module(f"prunecli.commands.{function_name}")
             function = getattr(module, function_name)
             described = _paragraphs(function.__doc__ or "")
-            app.command(name, cls=_Command, help=described, rich_help_panel=panel)(_interruptible(function))
+            app.command(name, cls=_Command, help=described, rich_help_panel=panel)(_heeding_quiet(function))
 
 
 def _paragraphs(text: str) -> str:
@@ -127,17 +127,13 @@ def _paragraphs(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
 
 
-def _interruptible(command: Callable[..., None]) -> Callable[..., None]:
-    """`command`, which says one line on Ctrl-C (typer ends it with status 130 but says nothing), and heeds --quiet."""
+def _heeding_quiet(command: Callable[..., None]) -> Callable[..., None]:
+    """`command`, whose notes --quiet silences."""
 
     @wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
-        try:
-            with console.hushed(bool(options.get("quiet"))):
-                command(*arguments, **options)
-        except KeyboardInterrupt:
-            console.warn(INTERRUPTED)
-            raise
+        with console.hushed(bool(options.get("quiet"))):
+            command(*arguments, **options)
 
     return run
 
@@ -278,6 +274,8 @@ def _end(error: BaseException, debug: bool, as_json: bool) -> NoReturn:
     text = console.plain(text)
     if as_json and status != 0:
         _print_error(text, status)
+    if any(isinstance(each.__cause__, KeyboardInterrupt) for each in _causes(error)):
+        console.warn(INTERRUPTED)  # of which typer makes an exit and says nothing
     if debug or isinstance(error, SystemExit):  # of which a line has been said
         raise error
     typer.echo(text if processes.rank() == 0 else f"process {processes.rank()}: {text}", err=True)

@@ -66,6 +66,17 @@ def test_an_interrupt_while_the_command_line_is_imported_is_said_in_a_line() -> 
     assert (result.returncode, result.stderr) == (130, f"{app.INTERRUPTED}\n")
 
 
+def test_an_interrupt_while_options_are_read_is_said_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("prunecli.commands.options.no_such_directory", interrupt)
+    result = rounds.run("inspect nowhere", tmp_path)
+    assert (result.status, result.err) == (130, f"{app.INTERRUPTED}\n")
+
+
 def test_version() -> None:
     assert run("--version").stdout.strip() == f"prunecli {__version__}"
 
@@ -288,9 +299,9 @@ def test_quiet_leaves_warnings_alone(capsys: pytest.CaptureFixture[str]) -> None
         console.note("No checkpoint given.")
         console.warn("This file is damaged.")
 
-    app._interruptible(command)(quiet=False)
+    app._heeding_quiet(command)(quiet=False)
     assert capsys.readouterr().err.splitlines() == ["No checkpoint given.", "This file is damaged."]
-    app._interruptible(command)(quiet=True)
+    app._heeding_quiet(command)(quiet=True)
     assert capsys.readouterr().err.splitlines() == ["This file is damaged."]
     console.note("Afterwards.")
     assert capsys.readouterr().err == "Afterwards.\n"
